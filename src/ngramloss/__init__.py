@@ -1,0 +1,46 @@
+"""N-gram training objectives at the price of cross-entropy.
+
+>>> import ngramloss as ng
+>>> loss_fn = ng.JointLoss("ce + matches(2,3,4)")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ngramloss.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from ngramloss.objectives import OBJECTIVES as OBJECTIVES
+    from ngramloss.objectives import JointLoss as JointLoss
+    from ngramloss.objectives import Objective as Objective
+    from ngramloss.objectives import Term as Term
+    from ngramloss.stats import IGNORE_INDEX as IGNORE_INDEX
+    from ngramloss.stats import TokenStats as TokenStats
+    from ngramloss.stats import token_stats as token_stats
+    from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
+
+_ROOMS = {
+    "JointLoss": "objectives",
+    "OBJECTIVES": "objectives",
+    "Objective": "objectives",
+    "Term": "objectives",
+    "IGNORE_INDEX": "stats",
+    "TokenStats": "stats",
+    "token_stats": "stats",
+    "token_stats_from_hidden": "stats",
+}
+
+__all__ = ["__version__", *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used, so that ``ngramloss --help`` needs no torch (PEP 562)."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'ngramloss' has no attribute {name!r}")
+    return getattr(import_module(f"ngramloss.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,51 @@
+"""an objective → what its n-gram part costs, as T grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from ngramloss.objectives import JointLoss
+from ngramloss.stats import TokenStats
+
+BASE = 512
+"""Costs are shown as a multiple of the cost at this T."""
+
+
+def ngram_part(objective: str, *, batch: int, longest: int, device: str) -> Iterator[str]:
+    """A line for each T: milliseconds from statistics to loss and gradient, and the multiple of T = 512."""
+    loss_fn = JointLoss(objective)
+    if "cross_logp" in loss_fn.needs:
+        raise ValueError(f"{objective!r} reads T² numbers a row by nature. Time matches, rewards or precision.")
+    yield f"{objective}, B={batch}, {device}, torch {torch.__version__}: statistics → loss → their gradient, median"
+    yield f"{'T':>7} {'ms':>9} {'× T=512':>8}"
+    base = _milliseconds(loss_fn, batch, BASE, device)
+    for T in (2**power for power in range(7, 40) if 2**power <= longest):
+        cost = base if T == BASE else _milliseconds(loss_fn, batch, T, device)
+        yield f"{T:>7,} {cost:>9.2f} {cost / base:>8.2f}"
+
+
+def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str, repeats: int = 20) -> float:
+    generator = torch.Generator().manual_seed(T)
+    labels = torch.randint(0, 50_000, (B, T), generator=generator)       # [B, T]
+    right = torch.rand(B, T, generator=generator) < 0.6                  # [B, T]
+    best_token = labels.where(right, 7).to(device)                       # [B, T]
+    logp = torch.rand(B, T, generator=generator).neg().to(device).requires_grad_()   # [B, T]
+    labels = labels.to(device)                                           # [B, T]
+    stats = TokenStats(logp.detach(), best_token, logp, logp)
+    times = []
+    for _ in range(repeats + 3):
+        _finish(device)
+        start = time.perf_counter()
+        loss_fn.from_stats(stats, labels)[0].backward()
+        _finish(device)
+        times.append(time.perf_counter() - start)
+    return 1e3 * median(times[3:])
+
+
+def _finish(device: str) -> None:
+    if device != "cpu":
+        torch.get_device_module(device).synchronize()

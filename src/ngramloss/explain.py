@@ -1,0 +1,250 @@
+"""a reference, a candidate and its confidence → a page that shows an objective at work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ngramloss.objectives import JointLoss, Term, bag, bleu, eisl, matches, ngrams, precision, rewards
+from ngramloss.stats import TokenStats, token_stats
+
+FILLER = "_"
+"""Stands in a candidate where a word is missing; it matches nothing."""
+
+
+class Sentence(NamedTuple):
+    """What is explained: words, and the statistics of a model that predicts them."""
+
+    reference: list[str]
+    candidate: list[str]
+    confidence: list[float]
+    labels: Tensor
+    stats: TokenStats
+
+    def candidate_window(self, t: int, n: int) -> str:
+        """The candidate's words from position t."""
+        return " ".join(self.candidate[t : t + n])
+
+    def reference_window(self, u: int, n: int) -> str:
+        """The reference's words from position u."""
+        return " ".join(self.reference[u : u + n])
+
+
+def explain(reference: str, candidate: str, objective: str, confidence: Sequence[float] = (0.9,)) -> str:
+    """The whole page.
+
+    Words are split at white space. A model sees one position for each word of the reference, so a candidate
+    that is too short is filled up with ``_`` and one that is too long is cut. The candidate's word at a
+    position has the given confidence; what is left is spread evenly over the other words and one unknown word.
+
+    Example:
+        >>> print(explain("a b c", "a b d", "matches(2)", [0.5]))
+        position      1    2    3
+        reference     a    b    c
+        candidate     a    b    d
+        confidence  0.5  0.5  0.5
+        <BLANKLINE>
+        matches(2) = 1 − what the windows of the candidate earn
+          at  candidate  in reference  copies  probability   earns
+           1  a b                  ×1       1       0.2500  0.1250
+           2  b d                   –       1       0.2500       –
+          value 0.8750
+        <BLANKLINE>
+        matches(2) = 0.8750
+    """
+    loss_fn = JointLoss(objective)
+    sentence, notes = read(reference, candidate, confidence)
+    loss, parts = loss_fn.from_stats(sentence.stats, sentence.labels)
+    blocks = [_header(sentence)]
+    for term in loss_fn.terms:
+        shown = _BLOCKS.get(term.name, _plain)(sentence, term)
+        for part, rows in zip(term.parts, shown, strict=True):
+            blocks.append([f"{part.name} = {rows.title}", *_columns(rows.table), f"  value {parts[part.name]:.4f}"])
+    weighted = " + ".join(
+        f"{value:.4f}" if part.weight == 1 else f"{part.weight:g}·{value:.4f}"
+        for part, value in zip(loss_fn.parts, parts.values(), strict=True)
+    )
+    total = f"{loss_fn} = {weighted}" + (f" = {loss:.4f}" if weighted != f"{loss:.4f}" else "")
+    return "\n\n".join("\n".join(block) for block in [*blocks, *([notes] if notes else []), [total]])
+
+
+def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[Sentence, list[str]]:
+    """The sentence pair as statistics, and what had to be changed to fit them together."""
+    wanted, given = reference.split(), candidate.split()
+    if not wanted or not given:
+        raise ValueError(f"the {'candidate' if wanted else 'reference'} has no words. Give a sentence in quotes.")
+    T, notes = len(wanted), []
+    if len(given) != T:
+        mended = "cut" if len(given) > T else f"filled with {FILLER!r}"
+        notes.append(
+            f"note: the reference has {T} words and the candidate {len(given)}. A model under teacher forcing predicts "
+            f"one word for each position, so the candidate was {mended}."
+        )
+    predicted = (given + [FILLER] * T)[:T]
+    sure = list(confidence) * T if len(confidence) == 1 else list(confidence)
+    if len(sure) != T:
+        raise ValueError(f"expected one confidence, or {T} of them, one for each word, got {len(sure)}.")
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*wanted, *predicted]))}
+    V = len(vocabulary) + 1
+    for position, given_share in enumerate(sure, 1):
+        if not 1 / V < given_share <= 1:
+            raise ValueError(
+                f"the confidence at position {position} must be above {1 / V:.3g} (all {V} words alike) and at most 1, "
+                f"got {given_share:g}: below it the candidate would not be the most probable word."
+            )
+    labels = torch.tensor([[vocabulary[word] for word in wanted]])       # [1, T]
+    best = torch.tensor([[vocabulary[word] for word in predicted]])      # [1, T]
+    share = torch.tensor([sure], dtype=torch.float64).unsqueeze(-1)      # [1, T, 1]
+    chosen = torch.nn.functional.one_hot(best, V).bool()                 # [1, T, V]
+    logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()     # [1, T, V]
+    stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp"))
+    return Sentence(wanted, predicted, sure, labels, stats), notes
+
+
+class _Block(NamedTuple):
+    title: str
+    table: list[list[str]]
+
+
+def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    (part,) = term.parts
+    table = [["at", "reference", "probability", "costs"]]
+    for t, word in enumerate(sentence.reference):
+        alone = torch.full_like(sentence.labels, -100)                   # [1, T]
+        alone[0, t] = sentence.labels[0, t]
+        cost = part.function(sentence.stats, alone).item() / len(sentence.reference)
+        table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", f"{cost:.4f}"])
+    yield _Block("mean of −log p over the words of the reference", table)
+
+
+def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
+    candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)   # [1, S] each
+    anywhere = torch.ones_like(candidate, dtype=torch.bool)              # [1, S]
+    occurs = ngrams.count(candidate, among=reference, where=anywhere)    # [1, S]
+    probability = ngrams.sums(sentence.stats.best_logp, n).exp()         # [1, S]
+    table = [["at", "candidate", how, "copies", "probability", "earns"]]
+    for t in range(candidate.shape[1]):
+        hit = bool(earned.hit[0, t])
+        seen = (f"×{occurs[0, t]}" if occurs[0, t] else "–") if how == "in reference" else ("yes" if hit else "–")
+        amount = f"{earned.amount[0, t]:.4f}" if hit else "–"
+        copies = str(int(earned.copies[0, t])) if earned.copies[0, t] else "–"
+        table.append([str(t + 1), sentence.candidate_window(t, n), seen, copies, f"{probability[0, t]:.4f}", amount])
+    return _Block("1 − what the windows of the candidate earn", table)
+
+
+def _matches(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for n in term.n:
+        most = 3 if term.variant == "released" and n >= 3 else None
+        earned = matches.matched(sentence.stats, sentence.labels, n=n, most=most)
+        yield _earning(sentence, n, earned, "in reference")
+
+
+def _rewards(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for n in term.n:
+        yield _earning(sentence, n, rewards.placed(sentence.stats, sentence.labels, n=n), "same place")
+
+
+def _precision(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    clipping = precision.covered_released if term.variant == "released" else precision.covered
+    for n in term.n:
+        share = clipping(sentence.stats, sentence.labels, n=n)           # [1, S]
+        probability = ngrams.sums(sentence.stats.best_logp, n).exp()     # [1, S]
+        candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)   # [1, S] each
+        anywhere = torch.ones_like(candidate, dtype=torch.bool)          # [1, S]
+        occurs = ngrams.count(candidate, among=reference, where=anywhere)   # [1, S]
+        table = [["at", "candidate", "in reference", "probability", "adds"]]
+        for t in range(candidate.shape[1]):
+            seen = f"×{occurs[0, t]}" if occurs[0, t] else "–"
+            window = sentence.candidate_window(t, n)
+            table.append([str(t + 1), window, seen, f"{probability[0, t]:.4f}", f"{share[0, t]:.4f}"])
+        yield _Block("− what the windows of the candidate add to the precision", table)
+
+
+def _bag(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for n in term.n:
+        expected = bag.expected(sentence.stats, sentence.labels, n=n)    # [1, S]
+        (reference,) = ngrams.kinds(sentence.labels, n=n)                # [1, S]
+        copies = ngrams.count(reference, among=reference, where=torch.ones_like(reference, dtype=torch.bool))   # [1, S]
+        W = max(reference.shape[1], 1)
+        amount, title = {
+            None: (bag.found(sentence.stats, sentence.labels, n=n) / 2, "1 − what the n-grams of the reference earn"),
+            "original": (bag.found(sentence.stats, sentence.labels, n=n), "1 − what the n-grams of the reference earn"),
+            "released": (expected.clamp_max(1) / W, "− what the n-grams of the reference earn"),
+        }[term.variant]                                                  # [1, S]
+        table = [["at", "reference", "copies", "expected", "earns"]]
+        for u in range(reference.shape[1]):
+            window, many = sentence.reference_window(u, n), str(int(copies[0, u]))
+            table.append([str(u + 1), window, many, f"{expected[0, u]:.4f}", f"{amount[0, u]:.4f}"])
+        yield _Block(title, table)
+
+
+def _bleu(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    table = [["n", "windows", "clipped share"]]
+    for n in term.n:
+        windows = int(ngrams.real(sentence.labels, n).sum())
+        share = bleu.clipped_share(sentence.stats, sentence.labels, n=n).item()
+        table.append([str(n), str(windows), f"{share:.4f}" if windows else "–"])
+    yield _Block("− geometric mean of the clipped shares", table)
+
+
+def _eisl(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for n in term.n:
+        fit = eisl.preferred(sentence.stats, sentence.labels, n=n)       # [1, S]
+        table = [["at", "reference", "log p where it fits", "costs"]]
+        for u in range(fit.shape[1]):
+            cost = -fit[0, u] / fit.shape[1]
+            table.append([str(u + 1), sentence.reference_window(u, n), f"{fit[0, u]:.4f}", f"{cost:.4f}"])
+        yield _Block("mean of −log p of the reference's n-grams, each where the model prefers it", table)
+
+
+def _lcs(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    (part,) = term.parts
+    share = part.function(sentence.stats, sentence.labels).neg().exp().item()
+    length = share * len(sentence.reference)
+    table = [["expected common words", "of"], [f"{length:.4f}", str(len(sentence.reference))]]
+    yield _Block("−log of the longest common subsequence's share of the reference", table)
+
+
+def _plain(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for _ in term.parts:
+        yield _Block("an objective of your own", [["windows are not shown for it"]])
+
+
+_BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
+    "ce": _ce,
+    "matches": _matches,
+    "rewards": _rewards,
+    "precision": _precision,
+    "bag": _bag,
+    "bleu": _bleu,
+    "eisl": _eisl,
+    "lcs": _lcs,
+}
+
+
+def _header(sentence: Sentence) -> list[str]:
+    table = [
+        ["position", *(str(t + 1) for t in range(len(sentence.reference)))],
+        ["reference", *sentence.reference],
+        ["candidate", *sentence.candidate],
+        ["confidence", *(f"{share:g}" for share in sentence.confidence)],
+    ]
+    return [line[2:] for line in _columns(table, names=1)]
+
+
+def _columns(table: list[list[str]], names: int = 2) -> list[str]:
+    """Lines with columns aligned: the first ``names`` to the left, numbers to the right."""
+    if len(table) == 1 and len(table[0]) > 1:
+        return ["  the reference is shorter than n: there is no window"]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    left = {1} if names == 2 and len(widths) > 2 else set(range(names)) if names == 1 else set()
+    return [
+        "  " + "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]

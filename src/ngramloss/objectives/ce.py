@@ -1,0 +1,40 @@
+"""TokenStats → cross-entropy, summed over the tokens of each sequence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ngramloss.stats import IGNORE_INDEX, TokenStats
+
+
+def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
+    r"""Negative log-likelihood of the reference tokens, summed over each sequence, [B].
+
+    .. math::
+        \ell_b = -\sum_t \Big[ (1-\varepsilon) \log p_t(y_t) + \frac{\varepsilon}{V} \sum_v \log p_t(v) \Big]
+
+    Divided by the number of tokens this is ``F.cross_entropy(logits, labels, label_smoothing=ε)``. Zhu et al.,
+    eq. 2, print the sum over t; their code averages over tokens, as the joint loss does here.
+
+    Args:
+        stats: predictions, summarised; with ``mean_logp`` if smoothing is not 0.
+        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
+        smoothing: share of the target spread evenly over the vocabulary, from 0 to 1.
+
+    Returns:
+        Sums, 0 or more; 0 for a row of padding alone.
+
+    Example:
+        >>> import torch
+        >>> from ngramloss import token_stats
+        >>> labels = torch.tensor([[1, 0, -100]])
+        >>> ce(token_stats(torch.zeros(1, 3, 4), labels), labels) / torch.tensor(4.0).log()
+        tensor([2.])
+    """
+    real = labels != IGNORE_INDEX                                        # [B, T]
+    logp = stats.label_logp                                              # [B, T]
+    if smoothing:
+        if stats.mean_logp is None:
+            raise ValueError("ce with smoothing needs `mean_logp`: make the stats with needs=('mean_logp',).")
+        logp = (1 - smoothing) * logp + smoothing * stats.mean_logp      # [B, T]
+    return -logp.where(real, 0.0).sum(-1)                                # [B]

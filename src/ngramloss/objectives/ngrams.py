@@ -1,0 +1,121 @@
+"""token ids → which n-gram windows are real, which are equal, and how often each occurs.
+
+Nothing here hashes: two windows are called equal only if they are. Shapes depend on shapes alone and no
+value reaches the host, so all of it runs inside ``torch.compile(fullgraph=True)``. S = max(T − n + 1, 0).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ngramloss.stats import IGNORE_INDEX
+
+
+def sums(values: Tensor, n: int) -> Tensor:
+    """Sum over each window of n positions along dimension 1, [B, S].
+
+    Example:
+        >>> sums(torch.tensor([[1, 2, 3, 4]]), 2)
+        tensor([[3, 5, 7]])
+        >>> sums(torch.tensor([[1]]), 2)
+        tensor([], size=(1, 0), dtype=torch.int64)
+    """
+    S = max(values.shape[1] - n + 1, 0)
+    return torch.stack([values[:, i : i + S] for i in range(n)]).sum(0)  # [B, S]
+
+
+def diagonal_sums(values: Tensor, n: int) -> Tensor:
+    """Sum of ``values[:, t+i, u+i]`` over i < n, for each pair of windows t and u, [B, S, S]."""
+    S = max(values.shape[1] - n + 1, 0)
+    total = values[:, :S, :S]                                            # [B, S, S]
+    for i in range(1, n):
+        total = total + values[:, i : i + S, i : i + S]                  # [B, S, S]
+    return total
+
+
+def real(labels: Tensor, n: int) -> Tensor:
+    """Whether all n labels of a window count, wherever the padding is, [B, S].
+
+    Example:
+        >>> real(torch.tensor([[4, -100, 5, 6]]), 2)
+        tensor([[False, False,  True]])
+    """
+    return sums((labels != IGNORE_INDEX).long(), n) == n                 # [B, S]
+
+
+def kinds(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
+    """Number the windows of several sequences so that equal windows of a row, and only they, share a number.
+
+    A window of a + b tokens is known by the kinds of its first a and last b tokens, so the length at most
+    doubles in each round: log₂ n rounds, each O(T log T). Numbers lie below the count of windows in a row.
+    Ids must be below 2³¹ in size; windows over padding get a number too: mask them with :func:`real`.
+
+    Args:
+        sequences: token ids, [B, T] each.
+        n: length of the windows.
+
+    Returns:
+        One tensor of numbers for each sequence, [B, S].
+
+    Example:
+        >>> one, other = kinds(torch.tensor([[7, 8, 7]]), torch.tensor([[8, 7, 8]]), n=2)
+        >>> one == other
+        tensor([[False, False]])
+        >>> one == other.flip(-1)
+        tensor([[True, True]])
+    """
+    ids = torch.stack(sequences, dim=1)                                  # [B, sequences, T]
+    length = 1
+    if n == 1:
+        return _numbered(ids).unbind(1)
+    while length < n:
+        step = min(length, n - length)
+        ids = _numbered(ids[..., :-step] * 2**32 + ids[..., step:])      # [B, sequences, T - length - step + 1]
+        length += step
+    return ids.unbind(1)
+
+
+def count(kind: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
+    """How many windows of ``among``, of those marked in ``where``, are of each window's kind, [B, S].
+
+    Example:
+        >>> (kind,) = kinds(torch.tensor([[5, 6, 5]]), n=1)
+        >>> count(kind, among=kind, where=torch.tensor([[True, True, True]]))
+        tensor([[2, 1, 2]])
+    """
+    return pooled(where.long(), kind=among).gather(-1, kind)             # [B, S]
+
+
+def pooled(amounts: Tensor, *, kind: Tensor) -> Tensor:
+    """Total amount of each kind, [B, 2S], for kinds numbered over at most two sequences.
+
+    Floating amounts are added by atomics on a GPU, in no fixed order unless PyTorch's deterministic mode is on.
+    """
+    empty = amounts.new_zeros(kind.shape[0], 2 * kind.shape[1])          # [B, 2S]
+    return empty.scatter_add(-1, kind, amounts)                          # [B, 2S]
+
+
+def earlier(kind: Tensor, *, where: Tensor) -> Tensor:
+    """How many windows marked in ``where`` stand before each window and are of its kind, [B, S].
+
+    Example:
+        >>> (kind,) = kinds(torch.tensor([[5, 6, 5, 5]]), n=1)
+        >>> earlier(kind, where=torch.tensor([[True, True, True, True]]))
+        tensor([[0, 0, 1, 2]])
+    """
+    ordered, order = kind.sort(dim=-1, stable=True)                      # [B, S] each
+    marked = where.long().gather(-1, order)                              # [B, S]
+    before = marked.cumsum(-1) - marked                                  # [B, S]
+    first = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)[:, : kind.shape[1]]   # [B, S]
+    base = before.where(first, 0).cummax(-1).values if kind.shape[1] else before   # [B, S]
+    return torch.zeros_like(kind).scatter(-1, order, before - base)      # [B, S]
+
+
+def _numbered(keys: Tensor) -> Tensor:
+    """Dense rank of every key among the keys of its row."""
+    flat = keys.flatten(1)                                               # [B, N]
+    ordered, order = flat.sort(dim=-1)                                   # [B, N] each
+    fresh = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (1, 0))[:, : flat.shape[1]]   # [B, N]
+    return torch.zeros_like(flat).scatter(-1, order, fresh.cumsum(-1)).view_as(keys)

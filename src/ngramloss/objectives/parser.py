@@ -1,0 +1,114 @@
+"""the written form of an objective, ``ce + 0.5*matches(2,3,4)`` → its terms."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, NoReturn
+
+from ngramloss.objectives.term import Term
+
+_TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\S))")
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+def parse(written: str) -> list[Term]:
+    """Read a joint objective.
+
+    A sum of terms; a term is a name, with ``weight*`` before it, ``(n, …)`` or ``(option=share)`` after it, and
+    ``:variant`` last, each where wanted.
+
+    Example:
+        >>> parse("ce(smoothing=0.1) + 0.5*matches(2, 3) + bag(2):original")[1]
+        Term(name='matches', n=(2, 3), weight=0.5, variant=None, options={})
+        >>> parse("ce + matches(2")
+        Traceback (most recent call last):
+        ...
+        ValueError: expected ',' or ')', got the end of the text:
+          ce + matches(2
+                        ^
+    """
+    return _Reader(written).terms()
+
+
+class _Reader:
+    def __init__(self, written: str) -> None:
+        self.written = written
+        self.tokens = [
+            _Token(match.lastgroup or "", match[match.lastgroup or 0], match.start(match.lastgroup or 0))
+            for match in _TOKEN.finditer(written)
+        ]
+        self.tokens.append(_Token("end", "", len(written)))
+
+    def terms(self) -> list[Term]:
+        terms = [self.term()]
+        while self.take("+"):
+            terms.append(self.term())
+        if self.tokens[0].kind != "end":
+            self.expected("'+' or the end")
+        return terms
+
+    def term(self) -> Term:
+        at = self.tokens[0].at
+        weight = 1.0
+        minus = self.tokens[0].text == "-" and self.tokens[1].kind == "number" and self.take("-")
+        if self.tokens[0].kind == "number":
+            weight = float(self.tokens.pop(0).text) * (-1 if minus else 1)
+            self.take("*") or self.expected("'*' after a weight")
+        name = self.word("an objective")
+        if name in ("nan", "inf") and self.take("*"):
+            weight, name = float(name), self.word("an objective")
+        n, options = self.arguments() if self.take("(") else ((), {})
+        variant = self.word("a variant") if self.take(":") else None
+        try:
+            return Term(name, n, weight, variant, options)
+        except (ValueError, TypeError) as mistake:
+            raise type(mistake)(f"{mistake}\n{self.pointed(at)}") from None
+
+    def arguments(self) -> tuple[tuple[int, ...], dict[str, float]]:
+        n: list[int] = []
+        options: dict[str, float] = {}
+        while True:
+            if self.tokens[0].kind == "name":
+                option = self.word("an option")
+                self.take("=") or self.expected("'=' after an option")
+                options[option] = float(self.number("a number"))
+            else:
+                n.append(self.whole())
+            if self.take(")"):
+                return tuple(n), options
+            self.take(",") or self.expected("',' or ')'")
+
+    def whole(self) -> int:
+        sign = -1 if self.take("-") else 1
+        if not self.tokens[0].text.isdecimal():
+            self.expected("a whole number for n")
+        return sign * int(self.tokens.pop(0).text)
+
+    def number(self, what: str) -> str:
+        if self.tokens[0].kind != "number":
+            self.expected(what)
+        return self.tokens.pop(0).text
+
+    def word(self, what: str) -> str:
+        if self.tokens[0].kind != "name":
+            self.expected(what)
+        return self.tokens.pop(0).text
+
+    def take(self, sign: str) -> bool:
+        if self.tokens[0].text != sign:
+            return False
+        self.tokens.pop(0)
+        return True
+
+    def expected(self, what: str) -> NoReturn:
+        got = repr(self.tokens[0].text) if self.tokens[0].text else "the end of the text"
+        raise ValueError(f"expected {what}, got {got}:\n{self.pointed(self.tokens[0].at)}")
+
+    def pointed(self, at: int) -> str:
+        line = self.written.replace("\n", " ").replace("\t", " ")
+        return f"  {line}\n  {' ' * at}^"

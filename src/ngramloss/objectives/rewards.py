@@ -1,0 +1,46 @@
+"""TokenStats → reward for n-grams predicted at their own reference position."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ngramloss.objectives import ngrams
+from ngramloss.objectives.matches import Earned, earned
+from ngramloss.stats import TokenStats
+
+
+def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
+    r"""One minus the mean probability of correctly placed n-grams, [B].
+
+    .. math::
+        \ell_b = 1 - \frac{1}{W} \sum_{t:\, c_{t:t+n} = y_{t:t+n}} \frac{1}{K_t} \prod_{i<n} \max_v p_{t+i}(v)
+
+    with c the most probable tokens and :math:`K_t` the number of correct placements of that same n-gram, so an
+    n-gram that repeats earns one reward in all: Zhu et al., eqs. 10 and 11 and Algorithm 1.
+
+    Args:
+        stats: predictions, summarised.
+        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
+        n: length of the n-grams, 2 or more; a reward for single tokens is cross-entropy again.
+
+    Returns:
+        Losses in [0, 1]. A reference shorter than n scores exactly 1, and its gradient is zero.
+
+    Example:
+        >>> import torch
+        >>> from ngramloss import token_stats
+        >>> reference, predicted = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 6, 6]])
+        >>> sure = 1e4 * torch.nn.functional.one_hot(predicted, 8).float()
+        >>> rewards(token_stats(sure, reference), reference, n=2)
+        tensor([0.5000])
+    """
+    return 1 - placed(stats, labels, n=n).amount.sum(-1)                 # [B]
+
+
+def placed(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:
+    """The windows of :func:`rewards`."""
+    real = ngrams.real(labels, n)                                        # [B, S]
+    candidate, reference = ngrams.kinds(stats.best_token, labels, n=n)   # [B, S] each
+    hit = real & (candidate == reference)                                # [B, S]
+    copies = ngrams.count(reference, among=reference, where=hit)         # [B, S]
+    return earned(stats, hit=hit, copies=copies, real=real, n=n)

@@ -1,0 +1,128 @@
+"""name, n, weight, variant, options of one objective → a checked Term and the parts it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from ngramloss.objectives.registry import Objective, nearest, objective
+
+
+@dataclass(frozen=True)
+class Part:
+    """One value of a joint loss, as it is logged."""
+
+    name: str
+    function: Callable[..., Tensor]
+    """``(stats, labels) → [B]``."""
+    weight: float
+    per: Literal["sequence", "token"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a joint objective: ``0.5*matches(2,3):released`` is ``Term("matches", (2, 3), 0.5, "released")``.
+
+    Example:
+        >>> print(Term("matches", (2, 3), weight=0.5))
+        0.5*matches(2,3)
+        >>> Term("rewards", (1,))
+        Traceback (most recent call last):
+        ...
+        ValueError: rewards needs n of at least 2, got 1: a reward for single tokens is cross-entropy again. Use ...
+    """
+
+    name: str
+    n: tuple[int, ...] = ()
+    weight: float = 1.0
+    variant: str | None = None
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, int):
+            object.__setattr__(self, "n", (self.n,))
+        spec = objective(self.name)
+        self._check_weight()
+        self._check_n(spec)
+        self._check_options(spec)
+        if self.variant is not None and self.variant not in spec.variants:
+            known = ", ".join(spec.variants)
+            raise ValueError(
+                f"{self.name} has no variant {self.variant!r}. {nearest(self.variant, spec.variants)}"
+                + (f"Choose from {known}, or leave it out." if known else "Leave it out: it has none.")
+            )
+
+    def __str__(self) -> str:
+        weight = "" if self.weight == 1 else f"{_number(self.weight)}*"
+        return weight + self._unweighted(self.n)
+
+    @property
+    def needs(self) -> set[str]:
+        """The optional statistics it reads."""
+        spec = objective(self.name)
+        return {*spec.needs, *(spec.options[name] for name, value in self.options.items() if value)}
+
+    @property
+    def parts(self) -> list[Part]:
+        """The values it computes: one for each n, or one in all."""
+        spec = objective(self.name)
+        function = partial(spec.variants[self.variant] if self.variant else spec.function, **self.options)
+        if spec.least_n is None:
+            return [Part(self._unweighted(()), function, self.weight, spec.per)]
+        if spec.joint:
+            return [Part(self._unweighted(self.n), partial(function, n=self.n), self.weight, spec.per)]
+        return [Part(self._unweighted((n,)), partial(function, n=n), self.weight, spec.per) for n in self.n]
+
+    def _unweighted(self, n: tuple[int, ...]) -> str:
+        inside = [str(length) for length in n] + [f"{name}={_number(value)}" for name, value in self.options.items()]
+        return self.name + (f"({','.join(inside)})" if inside else "") + (f":{self.variant}" if self.variant else "")
+
+    def _check_weight(self) -> None:
+        if not isinstance(self.weight, (int, float)) or isinstance(self.weight, bool):
+            raise TypeError(f"the weight of {self.name} must be a number, got {self.weight!r}.")
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise ValueError(
+                f"the weight of {self.name} must be finite and not negative, got {self.weight!r}: "
+                "every objective here is one to minimise. Leave the term out, or give it a positive weight."
+            )
+
+    def _check_n(self, spec: Objective) -> None:
+        if spec.least_n is None:
+            if self.n:
+                raise ValueError(f"{self.name} takes no n, got {_listed(self.n)}. Write {self.name} alone.")
+            return
+        if not self.n:
+            example = max(2, spec.least_n)
+            raise ValueError(f"{self.name} needs the length of its n-grams. Write {self.name}({example}), for example.")
+        for length in self.n:
+            if not isinstance(length, int) or isinstance(length, bool):
+                raise TypeError(f"{self.name} needs a whole number for n, got {length!r}. Write {self.name}(2).")
+            if length < spec.least_n:
+                raise ValueError(
+                    f"{self.name} needs n of at least {spec.least_n}, got {length}: {spec.why_least}"
+                )
+        if len(set(self.n)) < len(self.n):
+            raise ValueError(f"{self.name}({_listed(self.n)}) names an n twice. Name it once, and raise the weight.")
+
+    def _check_options(self, spec: Objective) -> None:
+        for name, value in self.options.items():
+            if name not in spec.options:
+                raise ValueError(
+                    f"{self.name} has no option {name!r}. {nearest(name, spec.options)}"
+                    f"It takes {', '.join([*spec.options, *(['n'] if spec.least_n else [])]) or 'none'}."
+                )
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} of {self.name} must be a share from 0 to 1, got {value!r}.")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e16 else repr(float(value))
+
+
+def _listed(n: tuple[int, ...]) -> str:
+    return ",".join(str(length) for length in n)

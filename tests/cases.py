@@ -1,0 +1,74 @@
+"""The objectives under test, each with its oracle and range, and the batches they are tested on."""
+
+from typing import NamedTuple
+
+import oracle
+import torch
+from hypothesis import strategies as st
+
+from ngramloss import Term
+
+
+class Case(NamedTuple):
+    term: Term
+    oracle: object
+    low: float
+    high: float
+
+    @property
+    def part(self):
+        (part,) = self.term.parts
+        return part
+
+    def __repr__(self):
+        return str(self.term)
+
+
+def case(name, function, low, high, n=(), variant=None, **options):
+    given = {"n": n if name == "bleu" else n[0]} if n else {}
+    return Case(Term(name, n, 1.0, variant, options), lambda p, labels: function(p, labels, **given, **options), low, high)
+
+
+INFINITY = float("inf")
+CASES = [
+    case("ce", oracle.ce, 0, INFINITY),
+    case("ce", oracle.ce, 0, INFINITY, smoothing=0.1),
+    *(case("matches", oracle.matches, 0, 1, (n,)) for n in (1, 2, 3, 5)),
+    *(case("matches", oracle.matches_released, 0, 1, (n,), "released") for n in (2, 3)),
+    *(case("rewards", oracle.rewards, 0, 1, (n,)) for n in (2, 3, 4)),
+    *(case("precision", oracle.precision, -1, 0, (n,)) for n in (1, 2, 3)),
+    *(case("precision", oracle.precision_released, -1, 0, (n,), "released") for n in (1, 2)),
+    *(case("bag", oracle.bag, 0.5, 1, (n,)) for n in (1, 2, 3)),
+    *(case("bag", oracle.bag_original, 0, 1, (n,), "original") for n in (1, 2)),
+    *(case("bag", oracle.bag_released, -1, 1, (n,), "released") for n in (1, 2)),
+    *(case("bleu", oracle.bleu, -1, 0, n) for n in ((2,), (1, 2, 3))),
+    case("lcs", oracle.lcs, 0, 69.1),
+    *(case("eisl", oracle.eisl, 0, INFINITY, (n,)) for n in (1, 2, 3)),
+]
+
+
+class Batch(NamedTuple):
+    logits: torch.Tensor
+    labels: torch.Tensor
+
+
+@st.composite
+def batches(draw, longest=8, rows=3):
+    """Few ids, so that n-grams repeat; a model that is often right; padding before, after and in the middle."""
+    B, T, V = draw(st.integers(1, rows)), draw(st.integers(1, longest)), draw(st.integers(2, 4))
+    labels = torch.tensor(draw(st.lists(st.integers(0, V - 1), min_size=B * T, max_size=B * T))).view(B, T)
+    for row in labels:
+        kind = draw(st.sampled_from(["full", "after", "before", "middle", "all"]))
+        cut, length = draw(st.integers(0, T)), draw(st.integers(1, T))
+        if kind == "after":
+            row[length:] = -100
+        elif kind == "before":
+            row[:cut] = -100
+        elif kind == "middle":
+            row[cut : cut + length] = -100
+        elif kind == "all":
+            row[:] = -100
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    logits = torch.randn(B, T, V, generator=generator, dtype=torch.float64)
+    right = torch.nn.functional.one_hot(labels.clamp_min(0), V) * draw(st.sampled_from([0.0, 1.0, 3.0]))
+    return Batch(logits + right, labels)

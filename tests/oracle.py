@@ -1,0 +1,161 @@
+"""Every objective again, in the dumbest Python that can express it.
+
+A probability is ``p[t][v]``, a 0-d fp64 tensor, so that autograd gives the oracle's own gradient. Labels are a
+list with −100 where they do not count. Written from Algorithms 1 and 2 and the equations; nothing is shared with
+the library.
+"""
+
+from collections import Counter
+from math import prod
+
+
+def windows(labels, n):
+    """Start of each window that is real."""
+    return [t for t in range(len(labels) - n + 1) if all(labels[t + i] != -100 for i in range(n))]
+
+
+def best(p):
+    """The most probable id of each position, and its probability."""
+    ids = [max(range(len(row)), key=lambda v: row[v].item()) for row in p]
+    return ids, [row[v] for row, v in zip(p, ids, strict=True)]
+
+
+def gram(ids, t, n):
+    return tuple(ids[t : t + n])
+
+
+def ce(p, labels, smoothing=0.0):
+    total = 0.0 * p[0][0]
+    for row, label in zip(p, labels, strict=True):
+        if label != -100:
+            V = len(row)
+            total = total - (1 - smoothing) * row[label].log() - smoothing * sum(x.log() for x in row) / V
+    return total
+
+
+def rewards(p, labels, n):
+    """Algorithm 1."""
+    spans, (ids, q) = windows(labels, n), best(p)
+    loss, kept = 1 + 0.0 * p[0][0], {}
+    for t in spans:
+        v = kept.setdefault(gram(labels, t, n), [])
+        if gram(ids, t, n) == gram(labels, t, n):
+            v.append(prod(q[t : t + n]))
+    for v in kept.values():
+        for probability in v:
+            loss = loss - 1 / len(spans) / len(v) * probability
+    return loss
+
+
+def matches(p, labels, n, most=None):
+    """Algorithm 2; with ``most``, as in the released code for n of 3 or more."""
+    spans, (ids, q) = windows(labels, n), best(p)
+    loss, kept = 1 + 0.0 * p[0][0], {gram(labels, t, n): [] for t in spans}
+    for t in spans:
+        v = kept.get(gram(ids, t, n))
+        if v is not None and (most is None or len(v) < most):
+            v.append(prod(q[t : t + n]))
+    for v in kept.values():
+        for probability in v:
+            loss = loss - 1 / len(spans) / len(v) * probability
+    return loss
+
+
+def matches_released(p, labels, n):
+    return matches(p, labels, n, most=3 if n >= 3 else None)
+
+
+def precision(p, labels, n, last_only=False):
+    spans, (ids, q) = windows(labels, n), best(p)
+    zero = 0.0 * p[0][0]
+    if not spans:
+        return zero
+    reference = Counter(gram(labels, t, n) for t in spans)
+    counts, everything = {}, zero
+    for t in spans:
+        g, probability = gram(ids, t, n), prod(q[t : t + n])
+        counts[g] = probability if last_only else counts.get(g, zero) + probability
+        everything = everything + probability
+    matched = zero
+    for g, expected in counts.items():
+        matched = matched + (expected if expected.item() < reference[g] else zero + reference[g])
+    return -matched / everything
+
+
+def precision_released(p, labels, n):
+    return precision(p, labels, n, last_only=True)
+
+
+def expected_count(p, spans, g):
+    return sum((prod(p[t + i][g[i]] for i in range(len(g))) for t in spans), 0.0 * p[0][0])
+
+
+def overlap(p, labels, n):
+    """Σ_g min(B(g), C(g)) over the distinct n-grams of the reference."""
+    spans = windows(labels, n)
+    total = 0.0 * p[0][0]
+    for g, count in Counter(gram(labels, t, n) for t in spans).items():
+        b = expected_count(p, spans, g)
+        total = total + (b if b.item() < count else 0.0 * b + count)
+    return total
+
+
+def bag(p, labels, n):
+    W = len(windows(labels, n))
+    return (2 * W - overlap(p, labels, n)) / (2 * W) if W else 1 + 0.0 * p[0][0]
+
+
+def bag_original(p, labels, n):
+    W = len(windows(labels, n))
+    return 1 - overlap(p, labels, n) / W if W else 1 + 0.0 * p[0][0]
+
+
+def bag_released(p, labels, n):
+    spans = windows(labels, n)
+    if not spans:
+        return 1 + 0.0 * p[0][0]
+    total = 0.0 * p[0][0]
+    for u in spans:
+        b = expected_count(p, spans, gram(labels, u, n))
+        total = total + (b if b.item() < 1 else 0.0 * b + 1)
+    return -total / len(spans)
+
+
+def bleu(p, labels, n):
+    logs = []
+    for order in n:
+        spans = windows(labels, order)
+        if not spans:
+            continue
+        total = 0.0 * p[0][0]
+        for g, count in Counter(gram(labels, t, order) for t in spans).items():
+            P = {t: prod(p[t + i][g[i]] for i in range(order)) for t in spans}
+            for t in spans:
+                cap = count / (1 + sum((P[s] for s in spans if s != t), 0.0 * p[0][0]))
+                total = total + P[t] * (cap if cap.item() < 1 else 1.0)
+        share = total / len(spans)
+        logs.append(share.log() if share.item() > 1e-12 else (0.0 * share + 1e-12).log())
+    return -(sum(logs) / len(logs)).exp() if logs else 0.0 * p[0][0]
+
+
+def lcs(p, labels):
+    spans = windows(labels, 1)
+    T, zero = len(spans), 0.0 * p[0][0]
+    S = [[zero] * (T + 1) for _ in range(T + 1)]
+    for i in range(1, T + 1):
+        for j in range(1, T + 1):
+            x = p[spans[i - 1]][labels[spans[j - 1]]]
+            longer = S[i - 1][j] if S[i - 1][j].item() > S[i][j - 1].item() else S[i][j - 1]
+            S[i][j] = x * (S[i - 1][j - 1] + 1) + (1 - x) * longer
+    return -(S[T][T] / T).log() if T else zero
+
+
+def eisl(p, labels, n):
+    spans = windows(labels, n)
+    total = 0.0 * p[0][0]
+    for u in spans:
+        A = [sum(p[t + i][labels[u + i]].log() for i in range(n)) / n for t in spans]
+        weights = [a.exp() for a in A]
+        for a, w in zip(A, weights, strict=True):
+            total = total - w / sum(weights) * a
+    return total / max(len(spans), 1)

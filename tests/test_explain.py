@@ -1,0 +1,65 @@
+"""The page that explains: every figure on it is the library's own."""
+
+import re
+
+import pytest
+from cases import CASES
+
+from ngramloss import OBJECTIVES, JointLoss, Objective
+from ngramloss.explain import explain, read
+
+REFERENCE, CANDIDATE = "a b a b c a b d", "a b a b a b a d"
+
+
+def earnings(page, block):
+    lines = page.split("\n\n")[block].splitlines()
+    cells = [line.split()[-1] for line in lines[2:-1]]
+    return sum(0 if cell == "–" else float(cell) for cell in cells), float(lines[-1].split()[-1])
+
+
+@pytest.mark.parametrize(
+    ("written", "start", "sign"),
+    [
+        ("matches(2)", 1, -1), ("matches(3):released", 1, -1), ("rewards(2)", 1, -1), ("precision(2)", 0, -1),
+        ("precision(1):released", 0, -1), ("bag(2)", 1, -1), ("bag(2):original", 1, -1), ("bag(1):released", 0, -1),
+        ("eisl(2)", 0, 1), ("ce", 0, 1), ("ce(smoothing=0.1)", 0, 1),
+    ],
+)  # fmt: skip
+def test_what_the_windows_earn_adds_up_to_the_value(written, start, sign):
+    earned, value = earnings(explain(REFERENCE, CANDIDATE, written, [0.8]), 1)
+    assert start + sign * earned == pytest.approx(value, abs=5e-4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_every_objective_is_explained_with_the_librarys_value(case):
+    page = explain(REFERENCE, CANDIDATE, str(case.term), [0.8])
+    sentence, _ = read(REFERENCE, CANDIDATE, [0.8])
+    value, _ = JointLoss([case.term]).from_stats(sentence.stats, sentence.labels)
+    assert page.endswith(f"\n{case.term} = {value:.4f}")
+
+
+def test_confidence_is_the_probability_of_the_candidate():
+    sentence, _ = read("a b c", "a c c", [0.9, 0.5, 0.7])
+    assert sentence.stats.best_logp.exp().tolist() == [pytest.approx([0.9, 0.5, 0.7])]
+    assert sentence.stats.label_logp.exp().tolist() == [pytest.approx([0.9, 0.5 / 3, 0.7])]
+
+
+@pytest.mark.parametrize(("candidate", "mended"), [("a", "filled with '_'"), ("a b c d", "cut")])
+def test_a_candidate_of_another_length_is_mended_with_a_note(candidate, mended):
+    page = explain("a b c", candidate, "matches(1)")
+    assert re.search(rf"note: the reference has 3 words and the candidate \d\. .* the candidate was {mended}\.", page)
+
+
+def test_a_reference_shorter_than_n_says_so():
+    assert "the reference is shorter than n: there is no window" in explain("a b", "a b", "matches(3)")
+
+
+def test_certainty_is_allowed():
+    assert explain("a b", "a b", "ce + matches(2)", [1.0]).endswith("ce + matches(2) = 0.0000 + 0.0000 = 0.0000")
+
+
+def test_an_objective_of_ones_own_is_explained_by_its_value(monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "half", Objective(lambda stats, labels: stats.lse[:, 0] * 0 + 0.5, least_n=None))
+    page = explain("a b", "a b", "ce + 2*half")
+    assert "half = an objective of your own\n  windows are not shown for it\n  value 0.5000" in page
+    assert page.endswith("2·0.5000 = 1.1054")

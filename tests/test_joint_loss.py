@@ -1,0 +1,325 @@
+"""The joint loss: its written form, its denominators, its parts and its checks."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import CASES, batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ngramloss as ng
+from ngramloss import JointLoss, Term
+
+EVERYTHING = (
+    "ce(smoothing=0.1) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
+    "+ bag(2) + bag(2):original + bag(2):released + bleu(1,2) + lcs + eisl(2)"
+)
+
+
+def example(B=4, T=9, V=6, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, V, (B, T), generator=generator)
+    labels[0, 3:], labels[1, :4] = -100, -100
+    logits = torch.randn(B, T, V, generator=generator, dtype=dtype)
+    return logits + 2 * F.one_hot(labels.clamp_min(0), V), labels
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@given(batch=batches())
+@settings(max_examples=50, deadline=None)
+def test_cross_entropy_alone_is_pytorchs(smoothing, batch):
+    ours, theirs = batch.logits.clone().requires_grad_(), batch.logits.clone().requires_grad_()
+    loss = JointLoss(f"ce(smoothing={smoothing})")(ours, batch.labels)
+    loss.backward()
+    if (batch.labels == -100).all():
+        assert loss.item() == 0
+        return
+    expected = F.cross_entropy(theirs.flatten(0, 1), batch.labels.flatten(), label_smoothing=smoothing)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@given(batch=batches(longest=7, rows=6), size=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_micro_batches_add_up_to_the_whole_batch(batch, size):
+    loss_fn = JointLoss(EVERYTHING)
+    whole, pieces = batch.logits.clone().requires_grad_(), batch.logits.clone().requires_grad_()
+    loss = loss_fn(whole, batch.labels)
+    loss.backward()
+    real = batch.labels != -100
+    counts = {"num_tokens": real.sum(), "num_sequences": int(real.any(-1).sum())}
+    split = zip(pieces.split(size), batch.labels.split(size), strict=True)
+    total = sum(loss_fn(logits, labels, **counts) for logits, labels in split)
+    total.backward()
+    torch.testing.assert_close(total, loss)
+    torch.testing.assert_close(pieces.grad, whole.grad)
+
+
+def test_a_row_of_padding_counts_in_no_denominator():
+    logits, labels = example()
+    padded = torch.cat([labels, torch.full((2, 9), -100)])
+    more = torch.cat([logits, torch.zeros(2, 9, 6)])
+    torch.testing.assert_close(JointLoss(EVERYTHING)(more, padded), JointLoss(EVERYTHING)(logits, labels))
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts():
+    logits, labels = example()
+    loss_fn = JointLoss("ce + 0.5*matches(2,3) + 0*bag(2)")
+    loss, parts = loss_fn(logits.requires_grad_(), labels, return_parts=True)
+    assert list(parts) == ["ce", "matches(2)", "matches(3)", "bag(2)"]
+    assert all(part.ndim == 0 and not part.requires_grad for part in parts.values())
+    torch.testing.assert_close(loss, parts["ce"] + 0.5 * parts["matches(2)"] + 0.5 * parts["matches(3)"])
+    assert torch.equal(loss, loss_fn(logits, labels))
+
+
+def test_matches_of_several_n_is_the_sum_over_n():
+    logits, labels = example()
+    together = JointLoss("matches(2,3,4)")(logits, labels)
+    torch.testing.assert_close(together, sum(JointLoss(f"matches({n})")(logits, labels) for n in (2, 3, 4)))
+
+
+@pytest.mark.parametrize("head", [{}, {"bias": True}, {"scale": 0.3}, {"softcap": 2.0}, {"bias": True, "scale": 2.0, "softcap": 5.0}])
+def test_from_hidden_equals_the_loss_of_the_heads_logits(head):
+    generator = torch.Generator().manual_seed(2)
+    _, labels = example()
+    hidden = torch.randn(4, 9, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(1, 6, generator=generator, dtype=torch.float64) if head.get("bias") else None
+    scale, softcap = head.get("scale", 1.0), head.get("softcap")
+    loss_fn = JointLoss(EVERYTHING)
+    loss, parts = loss_fn.from_hidden(
+        hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, return_parts=True
+    )
+    logits = scale * hidden @ weight.T + (bias if bias is not None else 0)
+    logits = softcap * (logits / softcap).tanh() if softcap else logits
+    expected = loss_fn(logits, labels)
+    torch.testing.assert_close(loss, expected)
+    assert set(parts) == {part.name for part in loss_fn.parts}
+    got, wanted = (torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected))
+    torch.testing.assert_close(got, wanted)
+    assert torch.equal(loss_fn.from_hidden(hidden, weight, labels, bias=bias, scale=scale, softcap=softcap), loss)
+
+
+def test_from_hidden_follows_autocast():
+    generator = torch.Generator().manual_seed(2)
+    _, labels = example()
+    hidden, weight = torch.randn(4, 9, 5, generator=generator), torch.randn(6, 5, generator=generator)
+    loss_fn = JointLoss("ce + matches(2)")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_fn.from_hidden(hidden, weight, labels)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, loss_fn((hidden.bfloat16() @ weight.bfloat16().T), labels))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert loss_fn.from_hidden(hidden.bfloat16(), weight, labels) == loss
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [1.0, 50.0, 1e3])   # fp16 overflows beyond
+def test_log_probabilities_never_exceed_zero(dtype, scale):
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.randint(0, 500, (8, 16), generator=generator)
+    logits = (scale * torch.randn(8, 16, 500, generator=generator)).to(dtype)
+    hidden = torch.randn(8, 16, 12, generator=generator).to(dtype)
+    weight = (scale * torch.randn(500, 12, generator=generator)).to(dtype)
+    needs = ("cross_logp", "mean_logp")
+    for stats in (ng.token_stats(logits, labels, needs=needs), ng.token_stats_from_hidden(hidden, weight, labels, needs=needs)):
+        for name in ("best_logp", "label_logp", *needs):
+            assert (getattr(stats, name) <= 0).all(), name
+        assert stats.lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_ties_go_to_the_lowest_id():
+    logits = torch.zeros(1, 3, 1000)
+    logits[0, 1, [400, 600, 999]] = 1
+    assert ng.token_stats(logits, torch.zeros(1, 3, dtype=torch.long)).best_token.tolist() == [[0, 400, 0]]
+
+
+def test_optional_statistics_are_computed_only_when_asked():
+    logits, labels = example()
+    assert ng.token_stats(logits, labels).cross_logp is None
+    assert ng.token_stats(logits, labels).mean_logp is None
+    assert JointLoss("ce + matches(2)").needs == frozenset()
+    assert JointLoss("ce(smoothing=0.1) + bag(2)").needs == {"cross_logp", "mean_logp"}
+
+
+def test_cross_logp_is_the_log_probability_of_each_reference_token_at_each_position():
+    logits, labels = example()
+    logp, ids = logits.log_softmax(-1), labels.clamp_min(0)
+    stats = ng.token_stats(logits, labels, needs=("cross_logp", "mean_logp"))
+    for t in range(9):
+        for u in range(9):
+            torch.testing.assert_close(stats.cross_logp[2, t, u], logp[2, t, ids[2, u]])
+    torch.testing.assert_close(stats.mean_logp, logp.mean(-1))
+    torch.testing.assert_close(stats.lse, logits.logsumexp(-1))
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("ce", "ce"),
+        ("ce+matches(2,3,4)", "ce + matches(2,3,4)"),
+        (" 1.0*ce +  .5 * matches( 2 ,3 )", "ce + 0.5*matches(2,3)"),
+        ("ce(smoothing=0.1) + bag(2):original", "ce(smoothing=0.1) + bag(2):original"),
+        ("2*lcs + 1e-3*eisl(4) + bleu(1,2,3,4)", "2*lcs + 0.001*eisl(4) + bleu(1,2,3,4)"),
+        ("0*rewards(2)", "0*rewards(2)"),
+        (EVERYTHING, EVERYTHING),
+    ],
+)
+def test_repr_gives_the_written_form_back(written, canonical):
+    assert repr(JointLoss(written)) == canonical
+    assert str(JointLoss(canonical)) == canonical
+    assert JointLoss(canonical).terms == JointLoss(written).terms
+
+
+@given(st.lists(st.sampled_from(CASES), min_size=1, max_size=4, unique_by=repr), st.floats(0, 1e9))
+@settings(max_examples=60, deadline=None)
+def test_every_list_of_terms_survives_being_written_and_read(cases, weight):
+    terms = tuple(Term(c.term.name, c.term.n, weight, c.term.variant, c.term.options) for c in cases)
+    assert JointLoss(repr(JointLoss(terms))).terms == terms
+
+
+def test_terms_and_text_build_the_same_loss():
+    logits, labels = example()
+    built = JointLoss([Term("ce"), Term("matches", (2, 3), weight=0.5), Term("bag", 2, variant="original")])
+    written = JointLoss("ce + 0.5*matches(2,3) + bag(2):original")
+    assert repr(built) == repr(written)
+    assert torch.equal(built(logits, labels), written(logits, labels))
+    assert repr(JointLoss(Term("ce"))) == "ce"
+
+
+def test_copies_and_pickles():
+    logits, labels = example()
+    loss_fn = JointLoss(EVERYTHING)
+    for other in (copy.deepcopy(loss_fn), pickle.loads(pickle.dumps(loss_fn))):
+        assert torch.equal(other(logits, labels), loss_fn(logits, labels))
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("cee", r"unknown objective 'cee'\. Did you mean 'ce'\? Choose from ce, matches"),
+        ("ce + matchs(2)", r"unknown objective 'matchs'\. Did you mean 'matches'\?(.|\n)*\n  ce \+ matchs\(2\)\n {7}\^"),
+        ("rewards(1)", r"rewards needs n of at least 2, got 1: a reward for single tokens is .* Use matches\(1\), or raise n"),
+        ("matches(0)", r"matches needs n of at least 1, got 0: an n-gram has at least one token\. Raise n"),
+        ("matches(-2)", r"matches needs n of at least 1, got -2"),
+        ("matches", r"matches needs the length of its n-grams\. Write matches\(2\), for example"),
+        ("matches(2,2)", r"matches\(2,2\) names an n twice"),
+        ("matches(2.5)", r"expected a whole number for n, got '2\.5':\n  matches\(2\.5\)\n {10}\^"),
+        ("ce(2)", r"ce takes no n, got 2\. Write ce alone"),
+        ("-1*ce", r"the weight of ce must be finite and not negative, got -1\.0(.|\n)*give it a positive weight"),
+        ("nan*ce", r"the weight of ce must be finite and not negative, got nan"),
+        ("inf*ce", r"the weight of ce must be finite and not negative, got inf"),
+        ("1e999*ce", r"the weight of ce must be finite and not negative, got inf"),
+        ("matches(2):relased", r"matches has no variant 'relased'\. Did you mean 'released'\? Choose from released"),
+        ("rewards(2):released", r"rewards has no variant 'released'\. Leave it out: it has none"),
+        ("ce(smoothin=0.1)", r"ce has no option 'smoothin'\. Did you mean 'smoothing'\? It takes smoothing"),
+        ("matches(2,smoothing=1)", r"matches has no option 'smoothing'\. It takes n\."),
+        ("lcs(x=1)", r"lcs has no option 'x'\. It takes none\."),
+        ("ce(smoothing=2)", r"smoothing of ce must be a share from 0 to 1, got 2\.0"),
+        ("ce(smoothing 1)", r"expected '=' after an option, got '1'"),
+        ("ce(smoothing=x)", r"expected a number, got 'x'"),
+        ("ce + matches(2) + matches(3,2)", r"matches\(2\) is given twice in .*Write it once, with the sum of the weights"),
+        ("", r"expected an objective, got the end of the text"),
+        ("ce +", r"expected an objective, got the end of the text:\n  ce \+\n {6}\^"),
+        ("ce ce", r"expected '\+' or the end, got 'ce':\n  ce ce\n {5}\^"),
+        ("ce - matches(2)", r"expected '\+' or the end, got '-':\n  ce - matches\(2\)\n {5}\^"),
+        ("2 ce", r"expected '\*' after a weight, got 'ce'"),
+        ("matches(2", r"expected ',' or '\)', got the end of the text"),
+        ("bag(2):", r"expected a variant, got the end of the text"),
+        ("ce + $", r"expected an objective, got '\$':\n  ce \+ \$\n {7}\^"),
+    ],
+)
+def test_a_mistake_in_the_written_form_is_explained(written, message):
+    with pytest.raises(ValueError, match=message):
+        JointLoss(written)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: JointLoss([]), TypeError, r"objective must be text such as 'ce \+ matches\(2\)' or Terms, got \[\]"),
+        (lambda: JointLoss(["ce"]), TypeError, r"objective must be text .* got \['ce'\]"),
+        (lambda: JointLoss(3), TypeError, r"objective must be text .* got 3"),
+        (lambda: Term("ce", weight="1"), TypeError, r"the weight of ce must be a number, got '1'"),
+        (lambda: Term("matches", (2.0,)), TypeError, r"matches needs a whole number for n, got 2\.0"),
+    ],
+)
+def test_a_mistake_in_terms_is_explained(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+GOOD = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "error", "message"),
+    [
+        (GOOD[0], GOOD[1][:, :2], ValueError, r"labels must be \[B, T\] = \[2, 3\] .* got \[2, 2\]\. One label belongs"),
+        (GOOD[0], GOOD[1].flatten(), ValueError, r"labels must be \[B, T\] = \[2, 3\] .* got \[6\]"),
+        (GOOD[0], GOOD[1].float(), TypeError, r"labels must be integer ids, got torch\.float32\. Convert them with"),
+        (GOOD[0], GOOD[1].bool(), TypeError, r"labels must be integer ids, got torch\.bool"),
+        (GOOD[0], GOOD[1] + 5, ValueError, r"labels must be -100 or an id from 0 to 4, got 5 at row 0, position 0\. Mark"),
+        (GOOD[0], GOOD[1] - 1, ValueError, r"labels must be -100 or an id from 0 to 4, got -1 at row 0, position 0"),
+        (GOOD[0][0], GOOD[1], ValueError, r"logits must be \[B, T, V\] with V of at least 1, got \[3, 5\]"),
+        (GOOD[0][..., :0], GOOD[1], ValueError, r"logits must be \[B, T, V\] with V of at least 1, got \[2, 3, 0\]"),
+        (GOOD[0].long(), GOOD[1], TypeError, r"logits must be floating point, got torch\.int64"),
+        (torch.zeros(1).expand(1, 1, 2**31 + 1), torch.zeros(1, 1).long(), ValueError, r"a vocabulary may have 2147483648 ids"),
+    ],
+)
+def test_bad_logits_or_labels_are_explained(logits, labels, error, message):
+    with pytest.raises(error, match=message):
+        JointLoss("ce")(logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"hidden": torch.zeros(3, 4)}, ValueError, r"hidden must be \[B, T, D\], got \[3, 4\]"),
+        ({"weight": torch.zeros(4, 5)}, ValueError, r"weight must be \[V, D\] with D = 4 .* got \[4, 5\]\. .* not its transpose"),
+        ({"bias": torch.zeros(4)}, ValueError, r"bias must hold V = 5 numbers, got \[4\]"),
+        ({"weight": torch.zeros(5, 4).double()}, TypeError, r"hidden is torch.float32 and weight is torch.float64\. Run under"),
+        ({"scale": float("nan")}, ValueError, r"scale must be a finite number, got nan"),
+        ({"softcap": 0.0}, ValueError, r"softcap must be a positive finite number or None, got 0\.0"),
+        ({"softcap": float("inf")}, ValueError, r"softcap must be a positive finite number or None, got inf"),
+        ({"num_tokens": -1}, ValueError, r"num_tokens must be a count of 0 or more, got -1"),
+        ({"num_sequences": float("nan")}, ValueError, r"num_sequences must be a count of 0 or more, got nan"),
+        ({"num_tokens": torch.ones(2)}, ValueError, r"num_tokens must be one number, got a tensor of shape \[2\]"),
+    ],
+)
+def test_a_bad_head_or_count_is_explained(change, error, message):
+    given = {"hidden": torch.zeros(2, 3, 4), "weight": torch.zeros(5, 4), "labels": GOOD[1]} | change
+    with pytest.raises(error, match=message):
+        JointLoss("ce").from_hidden(**given)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_any_integer_kind_are_taken(dtype):
+    logits = torch.randn(2, 3, 5)
+    assert torch.equal(JointLoss("ce + matches(2)")(logits, GOOD[1].to(dtype)), JointLoss("ce + matches(2)")(logits, GOOD[1]))
+
+
+def test_check_names_the_place_of_a_nan():
+    logits = torch.zeros(2, 3, 5)
+    logits[1, 2, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"the logits at row 1, position 2 hold NaN or infinity .*Look for an overflow"):
+        JointLoss("matches(2)", check=True)(logits, GOOD[1])
+    assert JointLoss("matches(2)", check=True)(logits, torch.tensor([[0, 0, 0], [0, 0, -100]])).isfinite()
+
+
+def test_check_names_the_part_that_a_masked_label_makes_infinite():
+    logits = torch.zeros(1, 2, 5)
+    logits[..., 3] = -torch.inf
+    with pytest.raises(ValueError, match=r"^ce is inf though .* some reference token has a logit of -inf"):
+        JointLoss("matches(2) + ce", check=True)(logits, torch.tensor([[3, 1]]))
+
+
+def test_counts_of_zero_give_zero_not_nan():
+    logits, labels = example()
+    nothing = torch.full_like(labels, -100)
+    for zero in (0, torch.tensor(0)):
+        assert JointLoss(EVERYTHING)(logits, nothing, num_tokens=zero, num_sequences=zero) == 0

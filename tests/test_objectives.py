@@ -1,0 +1,226 @@
+"""What every objective must do, whichever it is."""
+
+import pytest
+import torch
+from cases import CASES, batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ngramloss import OBJECTIVES, JointLoss, TokenStats, token_stats
+from ngramloss.objectives import ngrams
+
+each = pytest.mark.parametrize("case", CASES, ids=repr)
+NEEDS = ("cross_logp", "mean_logp")
+
+
+def values(case, logits, labels):
+    return case.part.function(token_stats(logits, labels, needs=case.term.needs), labels)
+
+
+@each
+@given(batch=batches())
+@settings(max_examples=60, deadline=None)
+def test_value_and_gradient_agree_with_the_oracle(case, batch):
+    logits = batch.logits.clone().requires_grad_()
+    computed = values(case, logits, batch.labels)
+    again = batch.logits.clone().requires_grad_()
+    probabilities = [[list(row) for row in sequence.softmax(-1).unbind()] for sequence in again.unbind()]
+    for row, labels in enumerate(batch.labels.tolist()):
+        if any(label != -100 for label in labels):
+            expected = case.oracle(probabilities[row], labels)
+            assert abs(computed[row].item() - expected.item()) < 1e-9
+            (got,) = torch.autograd.grad(computed[row], logits, retain_graph=True)
+            (wanted,) = torch.autograd.grad(expected, again, retain_graph=True)
+            assert (got - wanted).abs().max() < 1e-9
+
+
+@each
+def test_gradcheck(case):
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.tensor([[0, 1, 0, 1, 2, 0], [2, 2, -100, 1, 1, 1], [1, -100, -100, -100, -100, -100]])
+    right = torch.nn.functional.one_hot(labels.clamp_min(0), 3) * 2.0
+    logits = (torch.randn(3, 6, 3, generator=generator, dtype=torch.float64) + right).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: values(case, x, labels), (logits,))
+
+
+@each
+@given(batch=batches(), more=st.integers(1, 4), before=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_more_padding_changes_nothing(case, batch, more, before):
+    B, _, V = batch.logits.shape
+    noise, nothing = torch.full((B, more, V), 3.0).double(), torch.full((B, more), -100)
+    order = -1 if before else 1
+    logits = torch.cat([batch.logits, noise][::order], 1)
+    labels = torch.cat([batch.labels, nothing][::order], 1)
+    some = (batch.labels != -100).any(-1)
+    torch.testing.assert_close(values(case, logits, labels)[some], values(case, *batch)[some])
+
+
+@each
+@given(batch=batches())
+@settings(max_examples=25, deadline=None)
+def test_a_batch_equals_its_rows_one_by_one(case, batch):
+    rows = [values(case, logits[None], labels[None]) for logits, labels in zip(*batch, strict=True)]
+    torch.testing.assert_close(values(case, *batch), torch.cat(rows))
+
+
+@each
+@given(batch=batches(longest=12))
+@settings(max_examples=40, deadline=None)
+def test_values_stay_in_their_stated_range(case, batch):
+    for scale in (1.0, 100.0, 1e4):
+        computed = values(case, batch.logits * scale, batch.labels)
+        assert (computed >= case.low - 1e-12).all()
+        assert (computed <= case.high + 1e-12).all()
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_low_precision_is_as_close_to_the_truth_as_cross_entropy_is(case, dtype):
+    generator = torch.Generator().manual_seed(3)
+    B, T, V = 32, 24, 50
+    labels = torch.randint(0, 6, (B, T), generator=generator)
+    labels[:, 20:] = -100
+    exact = 2 * torch.randn(B, T, V, generator=generator, dtype=torch.float64)
+    exact.scatter_add_(-1, labels.clamp_min(0)[..., None], torch.full((B, T, 1), 3.0).double())
+    top = exact.topk(2).indices[..., :1]
+    exact.scatter_add_(-1, top, torch.full((B, T, 1), 0.1).double())   # a margin that rounding cannot cross
+    rounded = exact.to(dtype)
+    assert torch.equal(rounded.argmax(-1), exact.argmax(-1))
+    loss_fn = JointLoss([case.term])
+    error = (loss_fn(rounded, labels) - loss_fn(exact, labels)).abs()
+
+    def cross_entropy(logits):
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    allowed = (cross_entropy(rounded).double() - cross_entropy(exact)).abs()
+    assert loss_fn(rounded, labels).dtype == torch.float32
+    assert error <= allowed + 3e-6   # fp32 itself: sums of 640 numbers near 3
+
+
+@each
+def test_backward_works_where_there_is_no_window_and_gives_zero(case):
+    for labels in ([[-100, -100, -100]], [[]]):
+        labels = torch.tensor(labels, dtype=torch.long)
+        logits = torch.randn(*labels.shape, 5, requires_grad=True)
+        loss = JointLoss([case.term])(logits, labels)
+        loss.backward()
+        assert loss.item() == 0
+        assert not logits.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("matches(4)", 1), ("rewards(4)", 1), ("precision(4)", 0), ("precision(4):released", 0), ("bag(4)", 1),
+     ("bag(4):original", 1), ("bag(4):released", 1), ("bleu(4)", 0), ("eisl(4)", 0)],
+)  # fmt: skip
+def test_a_reference_shorter_than_n_gives_the_stated_value_and_no_gradient(written, value):
+    logits = torch.randn(2, 5, 7, requires_grad=True)
+    loss = JointLoss(written)(logits, torch.tensor([[1, 2, 3, -100, -100], [1, 2, -100, 3, 4]]))
+    loss.backward()
+    assert loss.item() == value
+    assert not logits.grad.any()
+
+
+@each
+def test_a_label_of_probability_zero_gives_no_nan(case):
+    logits = torch.zeros(1, 4, 5)
+    logits[..., 3] = -torch.inf
+    logits.requires_grad_()
+    loss = JointLoss([case.term])(logits, torch.tensor([[1, 3, 1, 2]]))
+    loss.backward()
+    assert not loss.isnan()
+    if case.term.name != "ce":
+        assert logits.grad.isfinite().all()
+
+
+@each
+def test_nan_goes_through_to_the_loss(case):
+    logits = torch.zeros(2, 4, 5)
+    logits[1, 2, 0] = torch.nan
+    assert JointLoss([case.term])(logits, torch.tensor([[1, 3, 1, 2], [0, 4, 4, 3]])).isnan()
+    ignored = torch.tensor([[1, 3, 1, 2], [0, 4, -100, 3]])
+    assert JointLoss([case.term])(logits, ignored).isfinite()
+
+
+@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if "cross_logp" in objective.needs])
+def test_missing_cross_logp_is_named(name):
+    labels = torch.tensor([[1, 2]])
+    stats = token_stats(torch.zeros(1, 2, 3), labels)
+    given = {"lcs": {}, "bleu": {"n": (1,)}}.get(name, {"n": 1})
+    with pytest.raises(ValueError, match=r"need.* `cross_logp`: make the stats with needs="):
+        OBJECTIVES[name].function(stats, labels, **given)
+
+
+def test_missing_mean_logp_is_named():
+    labels = torch.tensor([[1, 2]])
+    with pytest.raises(ValueError, match="ce with smoothing needs `mean_logp`"):
+        OBJECTIVES["ce"].function(token_stats(torch.zeros(1, 2, 3), labels), labels, smoothing=0.1)
+
+
+@pytest.mark.parametrize("written", ["ce + matches(2,3,4)", "rewards(2) + precision(2)", "matches(3):released"])
+def test_compiles_into_one_graph(written):
+    torch._dynamo.reset()
+    loss_fn = JointLoss(written)
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, 4, (3, 9), generator=generator)
+    labels[0, 5:] = -100
+    eager = torch.randn(3, 9, 4, generator=generator).requires_grad_()
+    compiled = eager.detach().clone().requires_grad_()
+    loss = torch.compile(loss_fn, fullgraph=True, backend="aot_eager")(compiled, labels)
+    loss.backward()
+    expected = loss_fn(eager, labels)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(compiled.grad, eager.grad)
+
+
+def test_repeated_ngram_is_rewarded_once():
+    labels = torch.tensor([[5, 6, 5, 6, 7, 5, 6]])
+    logp = torch.full((1, 7), 0.9).double().log()
+    stats = TokenStats(logp, labels, logp, logp)
+    for written in ("matches(2)", "rewards(2)"):
+        (part,) = JointLoss(written).parts
+        assert part.function(stats, labels).item() == pytest.approx(1 - 4 * 0.81 / 6)   # 5 6, 6 5, 6 7 and 7 5
+
+
+def test_one_more_match_below_its_types_mean_raises_matches():
+    labels = torch.tensor([[5, 6, 9, 5, 6]])
+    sure = torch.tensor([[0.9, 0.9, 0.9, 0.4, 0.4]]).double().log()
+    once, twice = torch.tensor([[5, 6, 1, 1, 1]]), torch.tensor([[5, 6, 1, 5, 6]])
+    (part,) = JointLoss("matches(2)").parts
+    fewer, more = (part.function(TokenStats(sure, best, sure, sure), labels) for best in (once, twice))
+    assert more > fewer
+
+
+@given(batch=batches(longest=10), n=st.integers(1, 6))
+@settings(max_examples=150, deadline=None)
+def test_windows_have_one_kind_if_and_only_if_they_are_equal(batch, n):
+    candidate = batch.logits.argmax(-1)
+    both = ngrams.kinds(candidate, batch.labels, n=n)
+    for row in range(len(candidate)):
+        spans = [tuple(s[row, t : t + n].tolist()) for s in (candidate, batch.labels) for t in range(both[0].shape[1])]
+        numbers = [int(kind[row, t]) for kind in both for t in range(both[0].shape[1])]
+        assert all((a == b) == (x == y) for a, x in zip(spans, numbers, strict=True) for b, y in zip(spans, numbers, strict=True))
+        assert all(0 <= number < len(numbers) for number in numbers)
+
+
+def test_ids_at_the_edge_of_the_packing_are_told_apart():
+    top = 2**31 - 1
+    tokens = torch.tensor([[0, top, 1, 0, top, top, 0, 0, top, -100, top, 1]])
+    for n in (1, 2, 3, 4, 7):
+        (kind,) = ngrams.kinds(tokens, n=n)
+        spans = [tuple(tokens[0, t : t + n].tolist()) for t in range(12 - n + 1)]
+        assert len(set(spans)) == len(kind.unique())
+
+
+@given(batch=batches(longest=10))
+@settings(max_examples=60, deadline=None)
+def test_earlier_counts_the_marked_windows_before(batch):
+    (kind,) = ngrams.kinds(batch.labels, n=1)
+    marked = ngrams.real(batch.labels, 1)
+    got = ngrams.earlier(kind, where=marked)
+    for row in range(len(kind)):
+        for t in range(kind.shape[1]):
+            before = [s for s in range(t) if marked[row, s] and kind[row, s] == kind[row, t]]
+            assert got[row, t] == len(before)
