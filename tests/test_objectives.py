@@ -205,6 +205,17 @@ def test_windows_have_one_kind_if_and_only_if_they_are_equal(batch, n):
         assert all(0 <= number < len(numbers) for number in numbers)
 
 
+@given(batch=batches(longest=10), n=st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_comparing_pairs_and_sorting_find_the_same_kinds(batch, n):
+    ranked = ngrams.kinds(batch.labels, n=n)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ngrams, "_dense_rank", ngrams._first_equal)
+        paired = ngrams.kinds(batch.labels, n=n)[0]
+    assert torch.equal(ranked[:, :, None] == ranked[:, None], paired[:, :, None] == paired[:, None])
+    assert (paired < max(paired.shape[1], 1)).all()
+
+
 def test_ids_at_the_edge_of_the_packing_are_told_apart():
     top = 2**31 - 1
     tokens = torch.tensor([[0, top, 1, 0, top, top, 0, 0, top, -100, top, 1]])
