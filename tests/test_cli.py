@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 import ngramloss
 from ngramloss.cli import main
@@ -36,10 +37,10 @@ def test_version_and_missing_command():
     assert run().returncode == 2
 
 
-@pytest.mark.parametrize("command", ["explain", "bench"])
+@pytest.mark.parametrize("command", ["explain", "doctor", "bench head", "bench step", "bench ngrams"])
 def test_help_has_examples_that_can_be_pasted(command, capsys):
     with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert stop.value.code == 0
     assert f"examples:\n  ngramloss {command}" in capsys.readouterr().out
 
@@ -69,9 +70,70 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(more, message, capsys):
     assert captured.out == ""
 
 
-def test_bench_shows_the_curve(capsys):
-    assert main(["bench", "ngrams", "--longest", "1024", "--batch", "1"]) == 0
+def test_bench_ngrams_shows_the_curve(capsys):
+    assert main(["bench", "ngrams", "--longest", "1024", "--batch", "1", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["128", "256", "512", "1,024"]
-    assert main(["bench", "ngrams", "--objective", "bag(2)"]) == 2
-    assert "reads T² numbers a row by nature" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ngrams", "--objective", "bag(2)"], "reads more than [B, T] numbers. Time matches, rewards or precision."),
+        (["ngrams", "--longest", "64"], "expected T of at least 128 and a batch of at least 1, got 64 and 4."),
+        (["head", "--sizes", "huge"], "unknown size 'huge'. Choose from bart-16, "),
+        pytest.param(
+            ["step", "--device", "cuda"], "there is no CUDA device here. Leave --device out",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)  # fmt: skip
+def test_bench_refuses_what_it_cannot_measure(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch):
+    from ngramloss.bench import head
+
+    monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 8, 101, 16))
+    written, drawn = tmp_path / "head.json", tmp_path / "head.png"
+    arguments = ["bench", "head", "--sizes", "tiny", "--loops", "--device", "cpu", "--json", str(written), "--plot", str(drawn)]
+    assert main(arguments) == 0
+    rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
+    assert rows[head.STOCK]["to_stock"] == rows[head.FLOOR]["to_floor"] == 1
+    assert {f"ngramloss chunked fast, {objective}" for objective in head.OBJECTIVES} <= set(rows)
+    assert "the paper's loops, ce + rewards(2,3,4)" in rows
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert "three matrix products (the floor)" in capsys.readouterr().out
+
+
+def test_bench_step_counts_documents_a_second(tmp_path, capsys):
+    written = tmp_path / "step.json"
+    arguments = ["--model", "bart-tiny", "--batch", "2", "--source", "16", "--target", "8", "--loops", "--device", "cpu"]
+    assert main(["bench", "step", *arguments, "--json", str(written)]) == 0
+    rows = json.loads(written.read_text())["rows"]
+    assert [row["what"] for row in rows][:3] == ["the model's own cross-entropy", "ce", "ce + matches(2,3,4)"]
+    assert all(row["docs_per_second"] > 0 for row in rows)
+
+
+def test_the_papers_loops_are_the_objectives():
+    from ngramloss import JointLoss
+    from ngramloss.bench import peers
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 4, (3, 9), generator=generator)
+    labels[1, 6:] = -100
+    weight = torch.randn(4, 8, generator=generator)
+    hidden = torch.randn(3, 9, 8, generator=generator) + weight[labels.clamp_min(0)]
+    for placed, name in ((False, "matches"), (True, "rewards")):
+        loops = peers.papers_loops(hidden, weight, labels, placed=placed, lengths=(2, 3))
+        torch.testing.assert_close(loops, JointLoss(f"ce + {name}(2,3)").from_hidden(hidden, weight, labels))
+
+
+def test_doctor_names_the_backend_and_the_reason(capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "torch " in shown
+    assert "→" in shown
+    assert "plain" in shown

@@ -50,6 +50,15 @@ def test_a_candidate_of_another_length_is_mended_with_a_note(candidate, mended):
     assert re.search(rf"note: the reference has 3 words and the candidate \d\. .* the candidate was {mended}\.", page)
 
 
+def test_a_filler_matches_nothing_not_even_its_own_sign():
+    assert explain("a _ b", "a", "matches(1)").endswith("matches(1) = 0.7000")
+
+
+def test_rewards_show_no_copies_beside_a_window_out_of_place():
+    page = explain("a b c a b", "a b a b d", "rewards(2)")
+    assert "   4  b d                 –       –       0.8100       –" in page
+
+
 def test_a_reference_shorter_than_n_says_so():
     assert "the reference is shorter than n: there is no window" in explain("a b", "a b", "matches(3)")
 

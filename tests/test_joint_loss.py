@@ -153,8 +153,8 @@ def test_cross_logp_is_the_log_probability_of_each_reference_token_at_each_posit
     for t in range(9):
         for u in range(9):
             torch.testing.assert_close(stats.cross_logp[2, t, u], logp[2, t, ids[2, u]])
-    torch.testing.assert_close(stats.mean_logp, logp.mean(-1))
-    torch.testing.assert_close(stats.lse, logits.logsumexp(-1))
+    torch.testing.assert_close(stats.mean_logp[2], logp[2].mean(-1))
+    torch.testing.assert_close(stats.lse[2], logits[2].logsumexp(-1))
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,21 @@ def test_copies_and_pickles():
     [
         ("cee", r"unknown objective 'cee'\. Did you mean 'ce'\? Choose from ce, matches"),
         ("ce + matchs(2)", r"unknown objective 'matchs'\. Did you mean 'matches'\?(.|\n)*\n  ce \+ matchs\(2\)\n {7}\^"),
-        ("rewards(1)", r"rewards needs n of at least 2, got 1: a reward for single tokens is .* Use matches\(1\), or raise n"),
+        ("rewards(1)", r"rewards needs n of at least 2, got 1: a reward for single tokens repeats .* Use matches\(1\), or raise n"),
         ("matches(0)", r"matches needs n of at least 1, got 0: an n-gram has at least one token\. Raise n"),
         ("matches(-2)", r"matches needs n of at least 1, got -2"),
         ("matches", r"matches needs the length of its n-grams\. Write matches\(2\), for example"),
-        ("matches(2,2)", r"matches\(2,2\) names an n twice"),
+        ("matches(2,2)", r"matches\(2,2\) names an n twice\. Name each n once"),
+        ("matches(n=2)", r"matches has no option 'n'\. Write matches\(2\)\."),
+        ("-ce", r"the weight of ce must be finite and not negative, got -1\.0"),
+        ("-inf*ce", r"the weight of ce must be finite and not negative, got -inf"),
+        ("NaN*ce", r"the weight of ce must be finite and not negative, got nan"),
+        ("ce*0.5", r"expected '\+' or the end \(a weight goes before its term, as in 0\.5\*ce\), got '\*'"),
+        ("0.5*(ce+lcs)", r"expected an objective \(a weight goes before each term by itself\), got '\('"),
+        ("ce(smoothing=0.1,smoothing=0.2)", r"expected each option once, got 'smoothing'"),
+        ("ce(smoothing=-0.1)", r"smoothing of ce must be a share from 0 to 1, got -0\.1"),
+        ("matches(²)", r"expected a whole number for n, got '²'"),
+        ("ce +\n$", r"expected an objective, got '\$':\n  ce \+ \$\n {7}\^"),
         ("matches(2.5)", r"expected a whole number for n, got '2\.5':\n  matches\(2\.5\)\n {10}\^"),
         ("ce(2)", r"ce takes no n, got 2\. Write ce alone"),
         ("-1*ce", r"the weight of ce must be finite and not negative, got -1\.0(.|\n)*give it a positive weight"),
@@ -245,6 +255,9 @@ def test_a_mistake_in_the_written_form_is_explained(written, message):
         (lambda: JointLoss(["ce"]), TypeError, r"objective must be text .* got \['ce'\]"),
         (lambda: JointLoss(3), TypeError, r"objective must be text .* got 3"),
         (lambda: Term("ce", weight="1"), TypeError, r"the weight of ce must be a number, got '1'"),
+        (lambda: Term("ce", weight=True), TypeError, r"the weight of ce must be a number, got True"),
+        (lambda: Term("matches", True), TypeError, r"matches needs a whole number for n, got True"),
+        (lambda: Term("ce", options={"smoothing": "0.1"}), ValueError, r"smoothing of ce must be a share .* got '0\.1'"),
         (lambda: Term("matches", (2.0,)), TypeError, r"matches needs a whole number for n, got 2\.0"),
     ],
 )
@@ -299,8 +312,51 @@ def test_a_bad_head_or_count_is_explained(change, error, message):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
 def test_labels_of_any_integer_kind_are_taken(dtype):
-    logits = torch.randn(2, 3, 5)
-    assert torch.equal(JointLoss("ce + matches(2)")(logits, GOOD[1].to(dtype)), JointLoss("ce + matches(2)")(logits, GOOD[1]))
+    logits, labels = torch.randn(2, 3, 200), torch.tensor([[156, 3, 4], [3, 4, 3]])
+    if dtype == torch.int16:
+        labels[1, 2] = -100
+    for loss_fn in (JointLoss(EVERYTHING), JointLoss("ce")):
+        assert torch.equal(loss_fn(logits, labels.to(dtype)), loss_fn(logits, labels))
+        watched = loss_fn.diagnose(logits, labels.to(dtype))
+        assert all(torch.equal(watched[name], value) for name, value in loss_fn.diagnose(logits, labels).items())
+
+
+def test_counts_may_be_fractions():
+    logits, labels = example()
+    whole = JointLoss("ce + matches(2)")(logits, labels, num_tokens=1, num_sequences=1)
+    for half in (0.5, torch.tensor([0.5])):
+        loss = JointLoss("ce + matches(2)")(logits, labels, num_tokens=half, num_sequences=half)
+        torch.testing.assert_close(loss, 2 * whole)
+        assert loss.ndim == 0
+
+
+def test_a_part_of_weight_zero_is_watched_and_adds_nothing_even_if_infinite():
+    logits = torch.zeros(1, 2, 5)
+    logits[..., 3] = -torch.inf
+    loss, parts = JointLoss("matches(1) + 0*ce")(logits.requires_grad_(), torch.tensor([[3, 1]]), return_parts=True)
+    assert parts["ce"].isinf()
+    assert loss == parts["matches(1)"]
+
+
+def test_smoothing_of_zero_needs_no_mean():
+    assert JointLoss("ce(smoothing=0)").needs == frozenset()
+
+
+def test_terms_compare_and_hash_by_what_they_say():
+    assert Term("matches", [2, 3]) == Term("matches", (2, 3))
+    assert len({Term("ce"), Term("ce"), Term("lcs")}) == 2
+
+
+def test_training_after_an_evaluation_in_inference_mode():
+    logits, labels = example()
+    loss_fn = JointLoss("0.25*ce + 0.75*matches(2)")
+    with torch.inference_mode():
+        first = loss_fn(logits, labels)
+        loss_fn.diagnose(logits, labels)
+    leaf = logits.clone().requires_grad_()
+    loss_fn(leaf, labels).backward()
+    assert leaf.grad.any()
+    torch.testing.assert_close(loss_fn(logits, labels), first.clone())
 
 
 def test_check_names_the_place_of_a_nan():
@@ -314,7 +370,7 @@ def test_check_names_the_place_of_a_nan():
 def test_check_names_the_part_that_a_masked_label_makes_infinite():
     logits = torch.zeros(1, 2, 5)
     logits[..., 3] = -torch.inf
-    with pytest.raises(ValueError, match=r"^ce is inf though .* some reference token has a logit of -inf"):
+    with pytest.raises(ValueError, match=r"^ce is inf though .* some logit is -inf\. A token that may be a label must not be masked"):
         JointLoss("matches(2) + ce", check=True)(logits, torch.tensor([[3, 1]]))
 
 

@@ -11,7 +11,7 @@ import ngramloss
 
 ROOT = Path(ngramloss.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-ORDER = ["version", "stats", "objectives", "explain", "bench", "cli", "__init__", "__main__"]
+ORDER = ["version", "stats", "objectives", "heads", "attachment", "explain", "doctor", "bench", "cli", "__init__", "__main__"]
 LAZY = {"cli"}   # imports the rooms inside its functions
 
 

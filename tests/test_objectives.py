@@ -175,6 +175,49 @@ def test_compiles_into_one_graph(written):
     torch.testing.assert_close(compiled.grad, eager.grad)
 
 
+@pytest.mark.parametrize("case", [c for c in CASES if c.term.variant == "released"], ids=repr)
+def test_released_variants_on_many_copies_of_one_ngram(case):
+    labels = torch.tensor([[0] * 9, [0, 0, 0, 0, 0, -100, 0, 0, 0], [0, 1] * 4 + [0]])
+    generator = torch.Generator().manual_seed(3)
+    right = 3.0 * torch.nn.functional.one_hot(labels.clamp_min(0), 2)
+    logits = torch.randn(3, 9, 2, generator=generator, dtype=torch.float64) / 4 + right
+    computed = values(case, logits, labels)
+    for row in range(3):
+        p = [list(x) for x in logits[row].softmax(-1).unbind()]
+        assert computed[row].item() == pytest.approx(case.oracle(p, labels[row].tolist()).item(), abs=1e-12)
+
+
+def test_an_impossible_reference_stops_at_the_stated_floor():
+    logits, labels = torch.zeros(1, 3, 5, dtype=torch.float64), torch.tensor([[3, 3, 3]])
+    logits[..., 3] = -torch.inf
+    needs = ("cross_logp",)
+    stats = token_stats(logits, labels, needs=needs)
+    assert OBJECTIVES["bleu"].function(stats, labels, n=(1,)).item() == pytest.approx(-1e-12)
+    assert OBJECTIVES["lcs"].function(stats, labels).item() == pytest.approx(69.0776, abs=1e-3)
+    assert OBJECTIVES["eisl"].function(stats, labels, n=2).item() == pytest.approx(1e30)
+
+
+def test_log_probabilities_are_zero_without_gradient_where_a_label_does_not_count():
+    labels = torch.tensor([[1, -100, 2]])
+    logits = torch.randn(1, 3, 4)
+    logits[0, 1] = torch.nan
+    logits.requires_grad_()
+    stats = token_stats(logits, labels, needs=NEEDS)
+    assert stats.best_logp[0, 1] == stats.label_logp[0, 1] == stats.mean_logp[0, 1] == 0
+    assert not stats.cross_logp[0, 1].any()
+    assert not stats.cross_logp[0, :, 1].any()
+    for written in ("matches(1)", "bag(1)", "ce"):
+        (gradient,) = torch.autograd.grad(JointLoss(written)(logits, labels), logits)
+        assert gradient[0, [0, 2]].isfinite().all()
+
+
+def test_a_bad_label_is_refused_inside_compiled_code():
+    torch._dynamo.reset()
+    loss_fn = torch.compile(JointLoss("ce"), fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="labels must be -100 or an id below the vocabulary size"):
+        loss_fn(torch.zeros(1, 2, 5), torch.tensor([[1, 9]]))
+
+
 def test_repeated_ngram_is_rewarded_once():
     labels = torch.tensor([[5, 6, 5, 6, 7, 5, 6]])
     logp = torch.full((1, 7), 0.9).double().log()
@@ -210,7 +253,7 @@ def test_windows_have_one_kind_if_and_only_if_they_are_equal(batch, n):
 def test_comparing_pairs_and_sorting_find_the_same_kinds(batch, n):
     ranked = ngrams.kinds(batch.labels, n=n)[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngrams, "_dense_rank", ngrams._first_equal)
+        patch.setattr(ngrams, "_compares_pairs", lambda keys: keys.shape[1] > 0)
         paired = ngrams.kinds(batch.labels, n=n)[0]
     assert torch.equal(ranked[:, :, None] == ranked[:, None], paired[:, :, None] == paired[:, None])
     assert (paired < max(paired.shape[1], 1)).all()

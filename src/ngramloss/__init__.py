@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ngramloss.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from ngramloss.attachment import attach as attach
+    from ngramloss.attachment import compute_loss_func as compute_loss_func
+    from ngramloss.attachment import detach as detach
+    from ngramloss.attachment import last_parts as last_parts
     from ngramloss.objectives import OBJECTIVES as OBJECTIVES
     from ngramloss.objectives import JointLoss as JointLoss
     from ngramloss.objectives import Objective as Objective
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
 
 _ROOMS = {
+    "attach": "attachment",
+    "compute_loss_func": "attachment",
+    "detach": "attachment",
+    "last_parts": "attachment",
     "JointLoss": "objectives",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",

@@ -12,7 +12,7 @@ from ngramloss.objectives import JointLoss, Term, bag, bleu, eisl, matches, ngra
 from ngramloss.stats import TokenStats, token_stats
 
 FILLER = "_"
-"""Stands in a candidate where a word is missing; it matches nothing."""
+"""Stands in a candidate where a word is missing, as an id of its own; it matches nothing, not even a real ``_``."""
 
 
 class Sentence(NamedTuple):
@@ -83,11 +83,11 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
             f"note: the reference has {T} words and the candidate {len(given)}. A model under teacher forcing predicts "
             f"one word for each position, so the candidate was {mended}."
         )
-    predicted = (given + [FILLER] * T)[:T]
+    predicted = (given + [FILLER] * T)[:T]                               # shown; a filler's id is the unknown word's
     sure = list(confidence) * T if len(confidence) == 1 else list(confidence)
     if len(sure) != T:
         raise ValueError(f"expected one confidence, or {T} of them, one for each word, got {len(sure)}.")
-    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*wanted, *predicted]))}
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*wanted, *given[:T]]))}
     V = len(vocabulary) + 1
     for position, given_share in enumerate(sure, 1):
         if not 1 / V < given_share <= 1:
@@ -96,7 +96,7 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
                 f"got {given_share:g}: below it the candidate would not be the most probable word."
             )
     labels = torch.tensor([[vocabulary[word] for word in wanted]])       # [1, T]
-    best = torch.tensor([[vocabulary[word] for word in predicted]])      # [1, T]
+    best = torch.tensor([[vocabulary[word] for word in given[:T]] + [V - 1] * (T - len(given))])   # [1, T]
     share = torch.tensor([sure], dtype=torch.float64).unsqueeze(-1)      # [1, T, 1]
     chosen = torch.nn.functional.one_hot(best, V).bool()                 # [1, T, V]
     logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()     # [1, T, V]
@@ -117,7 +117,8 @@ def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
         alone[0, t] = sentence.labels[0, t]
         cost = part.function(sentence.stats, alone).item() / len(sentence.reference)
         table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", f"{cost:.4f}"])
-    yield _Block("mean of −log p over the words of the reference", table)
+    smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
+    yield _Block(f"mean of −log p over the words of the reference{smoothed}", table)
 
 
 def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
@@ -130,7 +131,7 @@ def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _B
         hit = bool(earned.hit[0, t])
         seen = (f"×{occurs[0, t]}" if occurs[0, t] else "–") if how == "in reference" else ("yes" if hit else "–")
         amount = f"{earned.amount[0, t]:.4f}" if hit else "–"
-        copies = str(int(earned.copies[0, t])) if earned.copies[0, t] else "–"
+        copies = "–" if how == "same place" and not hit else str(int(earned.copies[0, t]))
         table.append([str(t + 1), sentence.candidate_window(t, n), seen, copies, f"{probability[0, t]:.4f}", amount])
     return _Block("1 − what the windows of the candidate earn", table)
 
@@ -204,7 +205,7 @@ def _lcs(sentence: Sentence, term: Term) -> Iterator[_Block]:
     (part,) = term.parts
     share = part.function(sentence.stats, sentence.labels).neg().exp().item()
     length = share * len(sentence.reference)
-    table = [["expected common words", "of"], [f"{length:.4f}", str(len(sentence.reference))]]
+    table = [["soft common words", "of"], [f"{length:.4f}", str(len(sentence.reference))]]
     yield _Block("−log of the longest common subsequence's share of the reference", table)
 
 
@@ -240,7 +241,7 @@ def _columns(table: list[list[str]], names: int = 2) -> list[str]:
     if len(table) == 1 and len(table[0]) > 1:
         return ["  the reference is shorter than n: there is no window"]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    left = {1} if names == 2 and len(widths) > 2 else set(range(names)) if names == 1 else set()
+    left = {0} if names == 1 else {1} if table[0][0] == "at" else set()
     return [
         "  " + "  ".join(
             cell.ljust(width) if column in left else cell.rjust(width)

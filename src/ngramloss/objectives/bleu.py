@@ -21,8 +21,8 @@ def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:
         P_t(g) = \prod_{i<n} p_{t+i}(g_i)
 
     over the distinct n-grams g of the reference, after Zhukov and Kretov (2017); a lower bound of the expected
-    count only where C(g) = 1. There is no brevity penalty: under teacher forcing lengths are equal.
-    Time and memory grow with T², as ``cross_logp`` does.
+    count only where C(g) = 1 and g cannot overlap itself. There is no brevity penalty: under teacher forcing lengths
+    are equal. Time and memory grow with T², memory to about 25 times ``cross_logp`` for n = 1, 2, 3, 4.
 
     Args:
         stats: predictions, summarised, with ``cross_logp``.

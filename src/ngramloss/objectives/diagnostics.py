@@ -39,7 +39,7 @@ def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Te
         {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
          'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
     """
-    logits = logits.detach()
+    labels = labels.long()                                               # [B, T]
     with torch.no_grad():
         stats = token_stats(logits, labels)
         lengths = dict.fromkeys(n for term in loss_fn.terms for n in term.n)
@@ -61,14 +61,16 @@ def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tens
 
 def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
     """``floor/part`` of each part but cross-entropy."""
-    values = loss_fn.values(certain(labels), labels)
-    parts = zip(loss_fn.parts, values, strict=True)
+    values = loss_fn.values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
+    parts = zip(loss_fn.parts, values.unbind(), strict=True)
     return {f"floor/{part.name}": value for part, value in parts if part.per == "sequence"}
 
 
-def certain(labels: Tensor) -> TokenStats:
+def certain(labels: Tensor, *, cross: bool) -> TokenStats:
     """The statistics of a model that predicts exactly the reference, with certainty."""
     sure = torch.zeros(labels.shape, device=labels.device)               # [B, T]
+    if not cross:
+        return TokenStats(sure, labels, sure, sure, mean_logp=sure)
     same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
     cross_logp = torch.full(same.shape, -1e30, device=labels.device).masked_fill(same, 0.0)   # [B, T, T]
     return TokenStats(sure, labels, sure, sure, cross_logp, sure)
@@ -77,10 +79,10 @@ def certain(labels: Tensor) -> TokenStats:
 def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """``gradient/part`` of each part."""
     norms = {}
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()                          # [B, T, V]
-        values = loss_fn.values(token_stats(leaf, labels, needs=loss_fn.needs), labels)
-        for part, value in zip(loss_fn.parts, values, strict=True):
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = (logits.clone() if logits.is_inference() else logits.detach()).requires_grad_()   # [B, T, V]
+        values = loss_fn.values(token_stats(leaf, labels, needs=loss_fn.needs), labels)   # [parts]
+        for part, value in zip(loss_fn.parts, values.unbind(), strict=True):
             (gradient,) = torch.autograd.grad(part.weight * value, leaf, retain_graph=True)   # [B, T, V]
             norms[part.name] = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(leaf.dtype, torch.float32))
     total = torch.stack(list(norms.values())).sum()                      # []
@@ -100,6 +102,6 @@ def raise_unless_finite(stats: TokenStats, labels: Tensor, values: Mapping[str, 
     for name, value in values.items():
         if not value.isfinite():
             raise ValueError(
-                f"{name} is {value.item()} though every row has a finite log-sum-exp: some reference token has a "
-                "logit of -inf. A token that may be a label must not be masked out of the vocabulary."
+                f"{name} is {value.item()} though every row has a finite log-sum-exp: some logit is -inf. A token that "
+                "may be a label must not be masked out of the vocabulary, and with smoothing no token may."
             )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from ngramloss.objectives import diagnostics
+from ngramloss.objectives import diagnostics, replay
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import Part, Term
 from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats, token_stats_from_hidden
@@ -28,6 +29,8 @@ class JointLoss(torch.nn.Module):
         objective: the written form, such as ``"ce + 0.5*matches(2,3,4)"``, or :class:`Term` objects.
         check: raise where a logit is not finite or a label out of range, on any device, at the price of a
             synchronisation. For debugging, in eager mode.
+        backend: how :meth:`from_hidden` sweeps the vocabulary, ``"auto"`` or one of ``ngramloss.stats.BACKENDS``.
+        memory: ``"fast"``, or ``"lean"`` for the least memory at one more matrix product; for :meth:`from_hidden`.
 
     Example:
         >>> loss_fn = JointLoss("ce + matches(2,3,4)")
@@ -40,10 +43,13 @@ class JointLoss(torch.nn.Module):
         ce + matches(2,3,4)
     """
 
-    def __init__(self, objective: str | Iterable[Term] | Term, *, check: bool = False) -> None:
+    def __init__(
+        self, objective: str | Iterable[Term] | Term, *, check: bool = False, backend: str = "auto",
+        memory: str = "fast",
+    ) -> None:
         super().__init__()
         self.terms = _terms(objective)
-        self.check = check
+        self.check, self.backend, self.memory = check, backend, memory
         self.parts: tuple[Part, ...] = tuple(part for term in self.terms for part in term.parts)
         names = [part.name for part in self.parts]
         for name in names:
@@ -114,8 +120,9 @@ class JointLoss(torch.nn.Module):
             return_parts: as in :meth:`forward`.
         """
         stats = token_stats_from_hidden(
-            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check
-        )
+            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
+            backend=self.backend, memory=self.memory,
+        )  # fmt: skip
         loss, parts = self.from_stats(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)
         return (loss, parts) if return_parts else loss
 
@@ -123,30 +130,41 @@ class JointLoss(torch.nn.Module):
         self, stats: TokenStats, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and its parts, unweighted and detached, of statistics made elsewhere."""
-        values = self.values(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)
-        loss = torch.stack([part.weight * value for part, value in zip(self.parts, values, strict=True)]).sum()   # []
-        return loss, {part.name: value.detach() for part, value in zip(self.parts, values, strict=True)}
+        labels = labels.long()                                           # [B, T]
+        if not self.check and replay.suits(stats):
+            return replay.replayed(self, stats, labels, num_tokens, num_sequences)
+        values = self.values(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)   # [parts]
+        parts = zip(self.parts, values.detach().unbind(), strict=True)
+        return self.weighted(values), {part.name: value for part, value in parts}
 
     def values(
         self, stats: TokenStats, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None
-    ) -> list[Tensor]:
-        """Each part's value, unweighted, with its gradient, [] each."""
+    ) -> Tensor:
+        """Each part's value, unweighted, with its gradient, [parts]."""
         real = labels != IGNORE_INDEX                                    # [B, T]
         sequence = real.any(-1)                                          # [B]
         divisors = {
-            "token": _divisor("num_tokens", num_tokens, real),
-            "sequence": _divisor("num_sequences", num_sequences, sequence),
+            "token": _divisor("num_tokens", num_tokens, real, stats.lse.dtype),
+            "sequence": _divisor("num_sequences", num_sequences, sequence, stats.lse.dtype),
         }
+        each = torch.stack([replay.fastest(part.function, stats)(stats, labels) for part in self.parts])   # [parts, B]
+        divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
         # Zero, but an objective that looks at matched windows alone would hide a NaN elsewhere, and a gradient scaler
-        # must see it; and one that looks at no position at all would leave nothing for backward() to walk.
-        zero = (stats.lse.detach() * 0).where(real, 0.0).sum() + stats.lse[:0].sum()   # []
-        values = []
-        for part in self.parts:
-            each = part.function(stats, labels).where(sequence, 0.0)     # [B]
-            values.append(each.sum() / divisors[part.per] + zero)        # []
+        # must see it.
+        zero = (stats.lse.detach() * 0).where(real, 0.0).sum()           # []
+        values = each.where(sequence, 0.0).sum(-1) / divisor + zero      # [parts]
+        if not values.requires_grad:   # no position was looked at: leave backward() something to walk
+            values = values + stats.lse[:0].sum()
         if self.check:
-            diagnostics.raise_unless_finite(stats, labels, {p.name: v for p, v in zip(self.parts, values, strict=True)})
+            names = [part.name for part in self.parts]
+            diagnostics.raise_unless_finite(stats, labels, dict(zip(names, values.unbind(), strict=True)))
         return values
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """The loss of the parts' values, []. A part of weight 0 is only watched: it adds nothing, not even NaN."""
+        weights = tuple(part.weight for part in self.parts)
+        weight = _numbers(weights, values.dtype, values.device)          # [parts]
+        return (values * weight if all(weights) else (values * weight).masked_fill(weight == 0, 0.0)).sum()   # []
 
     def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """What a practitioner watches, without touching any gradient: see :func:`diagnostics.diagnose`."""
@@ -164,13 +182,28 @@ def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
     return terms
 
 
-def _divisor(name: str, given: Count | None, counted: Tensor) -> Count | Tensor:
+def _numbers(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return _sent_once(numbers, dtype, device)
+
+
+@cache
+def _sent_once(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A graph that is being captured may not copy from the host, and a step should not."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def _divisor(name: str, given: Count | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
+    """A count as a number on the device, [], 1 where it is 0."""
     if given is None:
-        return counted.sum().clamp_min(1)
-    if isinstance(given, Tensor):
-        if given.numel() != 1:
-            raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
-        return given.reshape(()).to(counted.device).clamp_min(1)
-    if not 0 <= given < float("inf"):
-        raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
-    return max(given, 1)
+        return counted.sum().clamp_min(1).to(dtype)
+    if not isinstance(given, Tensor):
+        if not 0 <= given < float("inf"):
+            raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
+        return torch.full((), float(given or 1), dtype=dtype, device=counted.device)
+    if given.numel() != 1:
+        raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
+    count = given.detach().reshape(()).to(counted.device, dtype, non_blocking=True)   # []
+    return count.where(count != 0, 1.0)

@@ -18,7 +18,8 @@ def lcs(stats: TokenStats, labels: Tensor) -> Tensor:
 
     with zero borders, after Yavuz et al. (2018). Positions that do not count are stepped over: with p = 0 a cell
     hands on its larger neighbour, and S never falls along a row or a column. The table is filled a diagonal at a
-    time, 2T − 1 steps one after the other: linear in launches, quadratic in time and memory.
+    time, 2T − 1 steps one after the other: linear in launches, quadratic in time, memory some 20 times ``cross_logp``.
+    ``torch.compile`` unrolls the steps and compiles again for every T.
 
     Args:
         stats: predictions, summarised, with ``cross_logp``.

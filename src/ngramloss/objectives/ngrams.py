@@ -85,6 +85,8 @@ def count(kind: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
         >>> count(kind, among=kind, where=torch.tensor([[True, True, True]]))
         tensor([[2, 1, 2]])
     """
+    if _compares_pairs(kind):
+        return ((kind.unsqueeze(2) == among.unsqueeze(1)) & where.unsqueeze(1)).sum(-1)   # [B, S]
     return pooled(where.long(), kind=among).gather(-1, kind)             # [B, S]
 
 
@@ -114,17 +116,21 @@ def earlier(kind: Tensor, *, where: Tensor) -> Tensor:
 
 
 def _numbered(keys: Tensor) -> Tensor:
-    """A number below N for each of the N keys of a row, the same for equal keys and only for them.
-
-    Sorting is the rule. On a GPU comparing all pairs takes fewer launches and is faster for rows of up to 1,024
-    keys (T = 512); on a CPU it never gained more than a tenth of a millisecond (docs/log.md has the figures).
-    """
+    """A number below N for each of the N keys of a row, the same for equal keys and only for them."""
     flat = keys.flatten(1)                                               # [B, N]
-    pairs = flat.device.type != "cpu" and flat.shape[1] <= MOST_KEYS_IN_PAIRS
-    return (_first_equal(flat) if pairs else _dense_rank(flat)).view_as(keys)
+    return (_first_equal(flat) if _compares_pairs(flat) else _dense_rank(flat)).view_as(keys)
 
 
 MOST_KEYS_IN_PAIRS = 1024
+
+
+def _compares_pairs(keys: Tensor) -> bool:
+    """Whether comparing all pairs of a row beats sorting it.
+
+    On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512); on a CPU it never gained
+    more than a tenth of a millisecond (docs/log.md has the figures).
+    """
+    return keys.device.type != "cpu" and 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS
 
 
 def _dense_rank(keys: Tensor) -> Tensor:
@@ -134,6 +140,6 @@ def _dense_rank(keys: Tensor) -> Tensor:
 
 
 def _first_equal(keys: Tensor) -> Tensor:
-    if keys.shape[1] == 0:
-        return keys
-    return (keys.unsqueeze(2) == keys.unsqueeze(1)).byte().argmax(-1)    # [B, N]
+    place = torch.arange(keys.shape[1], device=keys.device)              # [N]
+    equal = keys.unsqueeze(2) == keys.unsqueeze(1)                       # [B, N, N]
+    return place.where(equal, keys.shape[1]).amin(-1)                    # [B, N]

@@ -54,29 +54,34 @@ class _Reader:
 
     def term(self) -> Term:
         at = self.tokens[0].at
-        weight = 1.0
-        minus = self.tokens[0].text == "-" and self.tokens[1].kind == "number" and self.take("-")
-        if self.tokens[0].kind == "number":
-            weight = float(self.tokens.pop(0).text) * (-1 if minus else 1)
+        weight = -1.0 if self.take("-") else 1.0
+        if self.tokens[0].kind == "number" or self.tokens[0].text.lower() in ("nan", "inf"):
+            weight *= float(self.tokens.pop(0).text)
             self.take("*") or self.expected("'*' after a weight")
+        if self.tokens[0].text == "(":
+            self.expected("an objective (a weight goes before each term by itself)")
         name = self.word("an objective")
-        if name in ("nan", "inf") and self.take("*"):
-            weight, name = float(name), self.word("an objective")
         n, options = self.arguments() if self.take("(") else ((), {})
         variant = self.word("a variant") if self.take(":") else None
+        if self.tokens[0].text == "*":
+            self.expected("'+' or the end (a weight goes before its term, as in 0.5*ce)")
         try:
             return Term(name, n, weight, variant, options)
-        except (ValueError, TypeError) as mistake:
-            raise type(mistake)(f"{mistake}\n{self.pointed(at)}") from None
+        except ValueError as mistake:
+            raise ValueError(f"{mistake}\n{self.pointed(at)}") from None
 
     def arguments(self) -> tuple[tuple[int, ...], dict[str, float]]:
         n: list[int] = []
         options: dict[str, float] = {}
+        if self.take(")"):
+            return (), {}
         while True:
             if self.tokens[0].kind == "name":
+                if self.tokens[0].text in options:
+                    self.expected("each option once")
                 option = self.word("an option")
                 self.take("=") or self.expected("'=' after an option")
-                options[option] = float(self.number("a number"))
+                options[option] = (-1 if self.take("-") else 1) * float(self.number("a number"))
             else:
                 n.append(self.whole())
             if self.take(")"):

@@ -17,7 +17,9 @@ def precision(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         \tilde C(g) = \sum_{t:\, c_{t:t+n} = g} \prod_{i<n} \max_v p_{t+i}(v)
 
     over the distinct n-grams g of the most probable tokens c; C(g) is the count in the reference. Shao et al.
-    (2018), as in Zhu et al., eqs. 3 to 6. Once an n-gram's count reaches C(g), more of it lowers the precision.
+    (2018), as in Zhu et al., eqs. 3 to 6. Once an n-gram's count reaches C(g), more of it lowers the precision; where
+    every window matches and nothing is clipped, the value is −1 at any confidence and there is no gradient. Products
+    that underflow in fp32 (n of 9 or more at uniform predictions over 50,000 ids) count as 0.
 
     Args:
         stats: predictions, summarised.

@@ -40,7 +40,7 @@ class Objective:
     """What the joint loss divides the sum over the batch by."""
 
 
-ONE_TOKEN = "a reward for single tokens is cross-entropy again. Use matches(1), or raise n."
+ONE_TOKEN = "a reward for single tokens repeats what cross-entropy does. Use matches(1), or raise n."
 
 OBJECTIVES: dict[str, Objective] = {
     "ce": Objective(ce, least_n=None, options={"smoothing": "mean_logp"}, per="token"),

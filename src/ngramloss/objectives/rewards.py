@@ -21,7 +21,7 @@ def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     Args:
         stats: predictions, summarised.
         labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 2 or more; a reward for single tokens is cross-entropy again.
+        n: length of the n-grams, 2 or more; a reward for single tokens repeats what cross-entropy does.
 
     Returns:
         Losses in [0, 1]. A reference shorter than n scores exactly 1, and its gradient is zero.

@@ -34,22 +34,21 @@ class Term:
         >>> Term("rewards", (1,))
         Traceback (most recent call last):
         ...
-        ValueError: rewards needs n of at least 2, got 1: a reward for single tokens is cross-entropy again. Use ...
+        ValueError: rewards needs n of at least 2, got 1: a reward for single tokens repeats what ...
     """
 
     name: str
     n: tuple[int, ...] = ()
     weight: float = 1.0
     variant: str | None = None
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, int):
-            object.__setattr__(self, "n", (self.n,))
+        object.__setattr__(self, "n", (self.n,) if isinstance(self.n, int) else tuple(self.n))
         spec = objective(self.name)
         self._check_weight()
-        self._check_n(spec)
         self._check_options(spec)
+        self._check_n(spec)
         if self.variant is not None and self.variant not in spec.variants:
             known = ", ".join(spec.variants)
             raise ValueError(
@@ -107,16 +106,17 @@ class Term:
                     f"{self.name} needs n of at least {spec.least_n}, got {length}: {spec.why_least}"
                 )
         if len(set(self.n)) < len(self.n):
-            raise ValueError(f"{self.name}({_listed(self.n)}) names an n twice. Name it once, and raise the weight.")
+            raise ValueError(f"{self.name}({_listed(self.n)}) names an n twice. Name each n once.")
 
     def _check_options(self, spec: Objective) -> None:
         for name, value in self.options.items():
             if name not in spec.options:
+                hint = f"Write {self.name}(2). " if name == "n" else nearest(name, spec.options)
                 raise ValueError(
-                    f"{self.name} has no option {name!r}. {nearest(name, spec.options)}"
+                    f"{self.name} has no option {name!r}. {hint}"
                     f"It takes {', '.join([*spec.options, *(['n'] if spec.least_n else [])]) or 'none'}."
                 )
-            if not 0 <= value <= 1:
+            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
                 raise ValueError(f"{name} of {self.name} must be a share from 0 to 1, got {value!r}.")
 
 

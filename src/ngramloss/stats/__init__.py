@@ -1,7 +1,10 @@
 """logits or hidden states, with labels → TokenStats. Knows the vocabulary and the device, not n-grams."""
 
+from ngramloss.stats.backends import BACKENDS as BACKENDS
+from ngramloss.stats.backends import MEMORY as MEMORY
+from ngramloss.stats.backends import chosen_backend as chosen_backend
+from ngramloss.stats.backends import token_stats_from_hidden as token_stats_from_hidden
 from ngramloss.stats.labels import IGNORE_INDEX as IGNORE_INDEX
 from ngramloss.stats.labels import legal_labels as legal_labels
 from ngramloss.stats.token_stats import TokenStats as TokenStats
 from ngramloss.stats.token_stats import token_stats as token_stats
-from ngramloss.stats.token_stats import token_stats_from_hidden as token_stats_from_hidden

@@ -9,7 +9,9 @@ IGNORE_INDEX = -100
 """The label of a position that does not count: padding, or a masked prompt."""
 
 
-def legal_labels(labels: Tensor, predictions: Tensor, vocabulary: int, *, check: bool = False) -> Tensor:
+def legal_labels(
+    labels: Tensor, predictions: Tensor, vocabulary: int, *, check: bool = False, guarded: bool = False
+) -> Tensor:
     """The labels as int64, checked against the predictions they belong to, [B, T].
 
     Shape and kind are always checked. The range is checked at once on a CPU in eager mode, where looking
@@ -21,6 +23,7 @@ def legal_labels(labels: Tensor, predictions: Tensor, vocabulary: int, *, check:
         predictions: logits or hidden states, [B, T, anything]; only the shape is read.
         vocabulary: ids must be below this.
         check: look at the values on any device, at the price of a synchronisation.
+        guarded: a kernel that reads the labels next asserts their range itself.
 
     Example:
         >>> legal_labels(torch.tensor([[1, 9]]), torch.zeros(1, 2, 4), 4)
@@ -37,6 +40,8 @@ def legal_labels(labels: Tensor, predictions: Tensor, vocabulary: int, *, check:
             "pad labels with -100, and for a decoder-only model shift them first."
         )
     labels = labels.long()                                               # [B, T]
+    if guarded and not check:
+        return labels
     legal = (labels == IGNORE_INDEX) | ((labels >= 0) & (labels < vocabulary))   # [B, T]
     if torch.compiler.is_compiling() or not (check or labels.device.type == "cpu"):
         torch._assert_async(legal.all(), f"labels must be {IGNORE_INDEX} or an id below the vocabulary size")

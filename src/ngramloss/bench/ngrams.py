@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from ngramloss.bench.clock import finish
 from ngramloss.objectives import JointLoss
 from ngramloss.stats import TokenStats
 
@@ -15,11 +16,13 @@ BASE = 512
 """Costs are shown as a multiple of the cost at this T."""
 
 
-def ngram_part(objective: str, *, batch: int, longest: int, device: str) -> Iterator[str]:
+def measured(objective: str, *, batch: int, longest: int, device: str) -> Iterator[str]:
     """A line for each T: milliseconds from statistics to loss and gradient, and the multiple of T = 512."""
     loss_fn = JointLoss(objective)
-    if "cross_logp" in loss_fn.needs:
-        raise ValueError(f"{objective!r} reads T² numbers a row by nature. Time matches, rewards or precision.")
+    if loss_fn.needs:
+        raise ValueError(f"{objective!r} reads more than [B, T] numbers. Time matches, rewards or precision.")
+    if longest < 128 or batch < 1:
+        raise ValueError(f"expected T of at least 128 and a batch of at least 1, got {longest} and {batch}.")
     yield f"{objective}, B={batch}, {device}, torch {torch.__version__}: statistics → loss → their gradient, median"
     yield f"{'T':>7} {'ms':>9} {'× T=512':>8}"
     base = _milliseconds(loss_fn, batch, BASE, device)
@@ -38,14 +41,9 @@ def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str, repeats: int 
     stats = TokenStats(logp.detach(), best_token, logp, logp)
     times = []
     for _ in range(repeats + 3):
-        _finish(device)
+        finish(device)
         start = time.perf_counter()
         loss_fn.from_stats(stats, labels)[0].backward()
-        _finish(device)
+        finish(device)
         times.append(time.perf_counter() - start)
     return 1e3 * median(times[3:])
-
-
-def _finish(device: str) -> None:
-    if device != "cpu":
-        torch.get_device_module(device).synchronize()

@@ -1,0 +1,343 @@
+"""a Hugging Face model and an objective → the same model, whose ``labels`` now give the joint loss."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module
+
+from ngramloss.heads import Head, bare, head_module, head_of, raise_unless_equal
+from ngramloss.objectives import JointLoss, Term
+from ngramloss.stats import IGNORE_INDEX
+
+ModelT = TypeVar("ModelT", bound=Module)
+Outputs = Any
+"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. transformers itself is never imported here."""
+
+
+def attach(
+    model: ModelT, objective: str | Iterable[Term] | Term, *,
+    logits: bool = False, shift: bool | None = None, **options: Any,
+) -> ModelT:
+    """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
+
+    The model's own forward runs as before, but its head is handed one position, and the loss is computed from
+    the head's whole input. So ``outputs.logits`` is ``None`` where labels are given. Attaching again replaces
+    the objective.
+
+    Args:
+        model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
+        objective: as in :class:`JointLoss`.
+        logits: keep ``outputs.logits`` in evaluation, made by the model's own head.
+        shift: whether position t predicts label t + 1. Known from the model by default: no for an
+            encoder-decoder, yes for a decoder-only one.
+        options: of :class:`JointLoss`.
+
+    Returns:
+        The model given. One that cannot be served raises ``TypeError`` or ``ValueError`` with the reason.
+    """
+    inner = bare(model)
+    module = head_module(inner)
+    head_of(inner, module)
+    state = _State(JointLoss(objective, **options), logits=logits, shift=_shifts(inner) if shift is None else shift)
+    if not hasattr(type(inner), "_ngramloss_base"):
+        if "forward" in vars(inner):
+            raise ValueError(
+                f"the forward of this {type(inner).__name__} was replaced on the object itself (accelerate does that "
+                "in `prepare` and with a `device_map`), so attach would have no effect. Attach first, then prepare."
+            )
+        inner.__class__ = _attached_class(inner.__class__)
+    previous = _state(inner)
+    if previous is not None:
+        previous.watch(None)
+    state.watch(module)
+    inner._ngramloss = state
+    return model
+
+
+def detach(model: ModelT) -> ModelT:
+    """Give the model its own loss back. One that was never attached is left as it is."""
+    inner = bare(model)
+    state = _state(inner)
+    if state is not None:
+        state.watch(None)
+        del inner._ngramloss
+        # FSDP may have put a class of its own above ours. Without a state ours does nothing, so it may stay.
+        inner.__class__ = vars(type(inner)).get("_ngramloss_base", type(inner))
+    return model
+
+
+def last_parts(model: Module) -> dict[str, Tensor]:
+    """Each term of the last loss, unweighted and detached, as ``{"ce": ..., "matches(2)": ...}``, for a log.
+
+    Under a Trainer they are this micro-batch's share of the step's terms, and add up over the step.
+    """
+    state = _state(bare(model))
+    if state is None:
+        raise ValueError(f"this {type(bare(model)).__name__} has no objective. Call attach(model, ...) first.")
+    return state.loss.parts
+
+
+def compute_loss_func(
+    objective: str | Iterable[Term] | Term, *, shift: bool | None = None, **options: Any
+) -> Callable[..., Tensor]:
+    """The ``compute_loss_func=`` of a stock Trainer, for those who keep their model and its logits.
+
+    Args:
+        objective: as in :class:`JointLoss`.
+        shift: whether position t predicts label t + 1. Known from the outputs by default: no for an
+            encoder-decoder, yes for a causal model.
+        options: of :class:`JointLoss`.
+
+    Returns:
+        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``.
+    """
+    return functools.partial(_loss_of_outputs, StepLoss(JointLoss(objective, **options)), shift)
+
+
+def shifted(labels: Tensor) -> Tensor:
+    """Labels for a decoder-only model: position t predicts token t + 1, the last one nothing, [B, T]."""
+    return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+
+
+class StepLoss:
+    """A joint loss under a trainer that counts the tokens of a step, and perhaps its sequences."""
+
+    def __init__(self, loss_fn: JointLoss) -> None:
+        self.loss_fn = loss_fn
+        self.parts: dict[str, Tensor] = {}
+        self.warned = all(part.per == "token" for part in loss_fn.parts)
+
+    def __call__(
+        self, score: Callable[..., tuple[Tensor, dict[str, Tensor]]], labels: Tensor, *,
+        num_items_in_batch: Any = None, num_tokens: Any = None, num_sequences: Any = None,
+    ) -> Tensor:
+        """The loss that ``score`` gives the labels under the step's denominators. Its parts are remembered.
+
+        Denominators given are used as they are. Else, with N tokens in the step, ``ce`` is divided by N, and the
+        other terms by (sequences here · N / tokens here): they are scaled by this micro-batch's share of the tokens.
+        """
+        if num_items_in_batch is not None and num_sequences is None:
+            self._warn()
+            real = labels != IGNORE_INDEX                                # [B, T]
+            step = num_items_in_batch
+            items = step.to(labels.device) if isinstance(step, Tensor) else step   # []
+            num_sequences = real.any(-1).sum() * items / real.sum().clamp_min(1)   # []
+        num_tokens = num_items_in_batch if num_tokens is None else num_tokens
+        loss, self.parts = score(labels=labels, num_tokens=num_tokens, num_sequences=num_sequences, return_parts=True)
+        return loss
+
+    def _warn(self) -> None:
+        if self.warned or torch.compiler.is_compiling():
+            return
+        self.warned = True
+        warnings.warn(
+            "a stock Trainer counts the tokens of a step, not its sequences, so the sequence terms of "
+            f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens: exact where the mean length "
+            "is the same in all of them. NgramTrainer counts both and is always exact. Silence this with "
+            "warnings.filterwarnings('ignore', message='a stock Trainer').",
+            stacklevel=2,
+        )
+
+
+def _loss_of_outputs(
+    loss: StepLoss, shift: bool | None, outputs: Outputs, labels: Tensor | None, num_items_in_batch: Any = None
+) -> Tensor:
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits   # [B, T, V]
+    if labels is None or logits.shape[:2] != labels.shape:
+        came = "no labels" if labels is None else f"labels {list(labels.shape)}"
+        raise ValueError(
+            f"one label belongs to one position, got logits {list(logits.shape)} and {came}. Trainer takes the labels "
+            "away before the model's forward, so the batch must carry `decoder_input_ids`: use "
+            "DataCollatorForSeq2Seq(tokenizer, model=model)."
+        )
+    kind = type(outputs).__name__
+    if shift is None and "Seq2Seq" not in kind and "Causal" not in kind:
+        raise ValueError(
+            f"cannot tell from outputs of type {kind} whether position t predicts label t or t + 1. "
+            "Say compute_loss_func(..., shift=False) or shift=True."
+        )
+    aligned = shifted(labels) if shift or (shift is None and "Causal" in kind) else labels   # [B, T]
+    score: Any = functools.partial(loss.loss_fn, logits)
+    return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)
+
+
+class _Capture:
+    """A forward pre-hook on the head: while asked, it keeps the head's input and hands on one position of it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.hidden: Tensor | None = None
+
+    def __call__(self, module: Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self.asked or not args:
+            return None
+        self.hidden = args[0]                                            # [B, T, D], ProphetNet's [B, n, T, D]
+        return (args[0][..., :1, :], *args[1:])
+
+    def take(self) -> Tensor | None:
+        hidden, self.hidden, self.asked = self.hidden, None, False
+        return hidden
+
+
+class _State:
+    """What an attached model remembers, in one attribute that is no module, parameter or buffer."""
+
+    def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool) -> None:
+        self.loss = StepLoss(loss_fn)
+        self.logits = logits
+        self.shift = shift
+        self.checked = False
+        self.capture = _Capture()
+        self.head: Module | None = None
+        self.handle: Any = None
+
+    def watch(self, head: Module | None) -> None:
+        """Hook this head instead of the last one."""
+        if head is not self.head:
+            if self.handle is not None:
+                self.handle.remove()
+            self.head, self.handle = head, head and head.register_forward_pre_hook(self.capture)
+
+    def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
+        """The model's own forward, with the joint loss in place of its own."""
+        labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
+        counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
+        wants_dict = inputs.pop("return_dict", None)
+        _refuse_router_loss(model, inputs)
+        if aligned is None:
+            aligned = shifted(labels) if self.shift else labels          # [B, T]
+        if getattr(model.config, "is_encoder_decoder", False):
+            _add_decoder_inputs(model, inputs, labels)
+        if self.logits and not model.training:
+            outputs = forward(model, **inputs, return_dict=True)
+            fields = dict(outputs)
+            score: Any = functools.partial(self.loss.loss_fn, outputs.logits)
+            aligned = aligned.to(outputs.logits.device)                  # [B, T]
+        else:
+            outputs, hidden, head = self._captured(model, forward, inputs)
+            fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
+            score = functools.partial(self.loss.loss_fn.from_hidden, hidden, **head._asdict())
+            aligned = aligned.to(hidden.device)                          # [B, T]
+        replaced = type(outputs)(**{**fields, "loss": self.loss(score, aligned, **counts)})
+        if wants_dict is None:
+            wants_dict = getattr(model.config, "return_dict", True)
+        return replaced if wants_dict else replaced.to_tuple()
+
+    def _captured(
+        self, model: Module, forward: Callable[..., Outputs], inputs: dict[str, Any]
+    ) -> tuple[Outputs, Tensor, Head]:
+        """The model's outputs, with logits of one position only; the head's whole input, [B, T, D]; the head."""
+        if getattr(model, "_is_replica", False):
+            raise ValueError(
+                "torch.nn.DataParallel runs copies of the model in threads, which attach does not serve. Start one "
+                "process for each GPU with torchrun, or show the program one GPU (CUDA_VISIBLE_DEVICES=0)."
+            )
+        module = head_module(model)
+        self.watch(module)
+        self.capture.asked = True
+        try:
+            outputs = forward(model, **inputs, return_dict=True)
+        finally:
+            hidden = self.capture.take()
+        if hidden is None:
+            raise ValueError(
+                f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so its "
+                "input was not seen. Keep its logits and use compute_loss_func(...), or JointLoss on them."
+            )
+        head = head_of(model, module)
+        hidden = hidden[:, 0] if hidden.ndim == 4 else hidden            # [B, T, D], ProphetNet's first stream
+        if not self.checked and not torch.compiler.is_compiling():
+            raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
+            self.checked = True
+        return outputs, hidden.to(head.weight.device), head
+
+
+def _state(model: Module) -> _State | None:
+    state = getattr(model, "_ngramloss", None)
+    return state if isinstance(state, _State) else None
+
+
+@functools.cache
+def _attached_class(base: Any) -> Any:
+    """A subclass that passes for the model's own class: the same name, signature of forward, and checkpoints."""
+    names = tuple(inspect.signature(base.forward).parameters)[1:]
+
+    @functools.wraps(base.forward)
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Outputs:
+        state = _state(self)
+        inputs = dict(zip(names[: len(args)], args, strict=True)) | kwargs
+        if state is None or inputs.get("labels") is None:
+            return base.forward(self, *args, **kwargs)
+        return state.forward(self, base.forward, inputs)
+
+    def reduce(self: Module, protocol: Any) -> tuple[Any, ...]:
+        _, (_, *arguments), *state = base.__reduce_ex__(self, 2)
+        return (_unpickled, (base, *arguments), *state)
+
+    return type(base.__name__, (base,), {
+        "forward": forward, "__reduce_ex__": reduce, "_ngramloss_base": base,
+        "__module__": base.__module__, "__qualname__": base.__qualname__,
+    })
+
+
+def _unpickled(base: Any, *arguments: Any) -> Module:
+    """An empty attached model for pickle and deepcopy to fill: its class cannot be found by its name."""
+    attached = _attached_class(base)
+    empty: Module = attached.__new__(attached, *arguments)
+    return empty
+
+
+def _shifts(model: Any) -> bool:
+    """Whether the model's own loss compares position t with label t + 1."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return False
+    forwards = [inspect.unwrap(vars(kind)["forward"]) for kind in type(model).__mro__ if "forward" in vars(kind)]
+    usual = any("loss_function" in forward.__code__.co_names for forward in forwards)
+    if usual and model.loss_type in (None, "ForCausalLM", "ForConditionalGeneration"):
+        return True
+    raise ValueError(
+        f"cannot tell whether position t of {type(model).__name__} predicts label t or t + 1: it is neither an "
+        "encoder-decoder nor a causal model with the usual loss. Say attach(..., shift=True) if the labels are the "
+        "input ids, or shift=False if they are aligned with the predictions already."
+    )
+
+
+def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
+    asked = inputs.get("output_router_logits")
+    if getattr(model.config, "output_router_logits", False) if asked is None else asked:
+        raise ValueError(
+            f"{type(model).__name__} adds the loss of its router to its own where `output_router_logits` is on, and "
+            "attach would drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
+        )
+
+
+def _add_decoder_inputs(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
+    """Whatever an encoder-decoder makes of its labels besides a loss, as they are not handed to it."""
+    if inputs.get("use_cache") is None:
+        inputs["use_cache"] = False
+    if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
+        return
+    config = model.config
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
+    shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
+    if prepare is not None:
+        ids = prepare(labels)                                            # [B, T]
+    elif shift is not None and shift.__code__.co_argcount == 3:
+        ids = shift(labels, config.pad_token_id, config.decoder_start_token_id)   # [B, T]
+    else:
+        raise ValueError(
+            f"{type(model).__name__} does not say how it makes `decoder_input_ids` of labels. Pass them: the labels "
+            "moved right by one, with the start token first and padding in place of -100."
+        )
+    inputs["decoder_input_ids"] = ids
+    if config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
+        inputs["decoder_attention_mask"] = (ids != config.pad_token_id).to(ids.dtype)   # [B, T]

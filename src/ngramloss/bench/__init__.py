@@ -1,0 +1,1 @@
+"""a machine → what things cost on it, beside their peers in the same run."""

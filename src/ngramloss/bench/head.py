@@ -1,0 +1,156 @@
+"""sizes → what hidden states → loss → gradients costs, for each objective and backend, beside its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import ngramloss
+from ngramloss.bench import peers
+from ngramloss.bench.clock import Cost, cost
+from ngramloss.objectives import JointLoss
+from ngramloss.stats import chosen_backend
+
+
+class Size(NamedTuple):
+    """A head's input."""
+
+    B: int
+    T: int
+    V: int
+    D: int
+
+    def __str__(self) -> str:
+        return f"B={self.B} T={self.T:,} V={self.V:,} D={self.D:,}"
+
+
+SIZES = {
+    "bart-16": Size(16, 128, 50_265, 768),
+    "bart-64": Size(64, 128, 50_265, 768),
+    "bart-short": Size(64, 64, 50_265, 768),
+    "bart-long": Size(2, 4_096, 50_265, 768),
+    "llama": Size(4, 1_024, 128_256, 2_048),
+    "cpu": Size(2, 128, 50_265, 768),
+}
+OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
+FLOOR, STOCK = "three matrix products (the floor)", "cross-entropy, stock"
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    size: str
+    what: str
+    milliseconds: float
+    gibibytes: float
+    to_stock: float
+    to_floor: float
+    why_not: str = ""
+
+
+def measured(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -> Iterator[Row]:
+    """Every contestant at every size; the floor and stock come first, to compare with."""
+    for name in sizes:
+        size = SIZES[name]
+        hidden, weight, labels = example(size, device, dtype)
+        costs: dict[str, Cost] = {}
+        for what, run in contestants(hidden, weight, labels, loops=loops):
+            try:
+                costs[what] = cost(run, device)
+            except Exception as reason:   # a peer that cannot run here is a line that says so
+                nothing = float("nan")
+                why_not = f"{type(reason).__name__}: {str(reason)[:120]}"
+                yield Row(name, what, nothing, nothing, nothing, nothing, why_not)
+                continue
+            spent = costs[what]
+            to_stock = spent.milliseconds / costs[STOCK].milliseconds if STOCK in costs else float("nan")
+            yield Row(name, what, *spent, to_stock, spent.milliseconds / costs[FLOOR].milliseconds)
+
+
+def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states that make a model right about half the time, as a fine-tuned one is."""
+    generator = torch.Generator().manual_seed(0)
+    B, T, V, D = size
+    labels = torch.randint(0, V, (B, T), generator=generator)            # [B, T]
+    weight = torch.randn(V, D, generator=generator) * D**-0.5            # [V, D]
+    hidden = torch.randn(B, T, D, generator=generator)                   # [B, T, D]
+    hidden += 4.5 * weight[labels]
+    hidden, weight = (x.to(device, dtype).requires_grad_() for x in (hidden, weight))
+    return hidden, weight, labels.to(device)
+
+
+def contestants(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, loops: bool
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each way, as a function to call."""
+
+    def step(loss: Callable[..., Tensor], parameter: Tensor = weight) -> Callable[[], None]:
+        def run() -> None:
+            hidden.grad = parameter.grad = None
+            loss(hidden, parameter, labels).backward()
+
+        return run
+
+    round_number = -(-weight.shape[0] // 128) * 128
+    padded = torch.zeros(round_number, weight.shape[1], device=weight.device, dtype=weight.dtype)   # [V', D]
+    padded[: weight.shape[0]] = weight.detach()
+    padded.requires_grad_()
+    yield FLOOR, partial(_three_products, hidden.detach().flatten(0, 1), padded.detach())
+    yield STOCK, step(peers.stock)
+    yield "cross-entropy, torch.compile", step(torch.compile(peers.stock))
+    yield "cross-entropy, vocabulary padded", step(peers.stock, padded)
+    yield "cross-entropy, padded and torch.compile", step(torch.compile(peers.stock), padded)
+    for name, peer in (("Liger-Kernel, cross-entropy", peers.liger()), ("cut-cross-entropy", peers.cut())):
+        if peer is not None:
+            yield name, step(peer)
+    if loops:
+        for name, placed in (("matches", False), ("rewards", True)):
+            loop = partial(peers.papers_loops, placed=placed, lengths=(2, 3, 4))
+            yield f"the paper's loops, ce + {name}(2,3,4)", step(loop)
+    best = chosen_backend(hidden.device, hidden.dtype).backend
+    for backend in dict.fromkeys([best, "chunked", "plain"]):
+        for objective in OBJECTIVES if backend == best else OBJECTIVES[:2]:
+            for memory in ("fast", "lean") if backend != "plain" and objective in OBJECTIVES[:2] else ("fast",):
+                loss_fn = JointLoss(objective, backend=backend, memory=memory)
+                yield f"ngramloss {backend} {memory}, {objective}", step(loss_fn.from_hidden)
+
+
+def _three_products(rows: Tensor, weight: Tensor) -> None:
+    logits = rows @ weight.t()                                           # [N, V']
+    logits @ weight
+    logits.t() @ rows
+
+
+def machine(device: str) -> str:
+    """The machine and the versions, in words."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    return f"{name}, torch {torch.__version__}, ngramloss {ngramloss.__version__}"
+
+
+def plot(rows: list[Row], path: str, title: str) -> None:
+    """Bars of time for each size, ours and the others' in two colours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(row.size for row in rows))
+    figure, axes = plt.subplots(1, len(names), figsize=(7 * len(names), 6), squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        shown = [row for row in rows if row.size == name and row.milliseconds == row.milliseconds]
+        shown = [row for row in shown if "loops" not in row.what and "plain" not in row.what][::-1]
+        colours = ["#c8541f" if "ngramloss" in row.what else "#8a8f98" for row in shown]
+        bars = axis.barh([row.what for row in shown], [row.milliseconds for row in shown], color=colours)
+        axis.bar_label(bars, [f"{row.milliseconds:.2f} ms" for row in shown], padding=3, fontsize=8)
+        axis.set_title(str(SIZES[name]), fontsize=10)
+        axis.set_xlabel("milliseconds, hidden states → loss → gradients")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(axis="y", labelsize=8)
+        axis.margins(x=0.15)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,100 @@
+"""a model, an objective, lengths → documents a second of whole training steps, beside the model's own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ngramloss.bench.clock import cost
+from ngramloss.bench.peers import papers_loops
+
+
+class Step(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    docs_per_second: float
+    milliseconds: float
+    gibibytes: float
+    to_stock: float
+
+
+STOCK = "the model's own cross-entropy"
+
+
+def measured(
+    model_name: str, objectives: list[str], *, batch: int, source: int, target: int, precision: str, device: str,
+    loops: bool,
+) -> Iterator[Step]:
+    """Docs/s of forward, backward and optimiser: the model's own loss first, then each objective attached."""
+    from ngramloss.attachment import attach, detach
+
+    model: Any = built(model_name).to(device)
+    if precision.endswith("pure"):
+        model = model.to(dtype_of(precision))
+    inputs = example(model, batch, source, target, device)
+    optimiser = torch.optim.AdamW(model.parameters(), 3e-5, fused=device == "cuda")
+    scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+    first: float | None = None
+    contestants: list[str] = [STOCK, *objectives, *(["the paper's loops, ce + matches(2,3,4)"] if loops else [])]
+    for what in contestants:
+        loss_of: Callable[[], Tensor] = lambda: model(**inputs).loss   # noqa: E731
+        if what in objectives:
+            attach(model, what)
+        elif what != STOCK:
+            loss_of = lambda: _loops(model, inputs)   # noqa: E731
+
+        def run(loss_of: Callable[[], Tensor] = loss_of) -> None:
+            with torch.autocast(device, dtype_of(precision), enabled=precision in ("bf16", "fp16")):
+                loss = loss_of()
+            scaler.scale(loss).backward()
+            scaler.step(optimiser)
+            scaler.update()
+            optimiser.zero_grad(set_to_none=True)
+
+        spent = cost(run, device, repeats=15, warm_up=5)
+        if what in objectives:
+            detach(model)
+        first = first or spent.milliseconds
+        yield Step(what, 1e3 * batch / spent.milliseconds, *spent, first / spent.milliseconds)
+
+
+def built(name: str) -> Any:
+    """``bart-base`` and ``bart-tiny`` with random weights; any other name as a folder or a hub id."""
+    import transformers
+
+    shapes = {"bart-base": (50_265, 768, 6, 12), "bart-tiny": (1_000, 32, 1, 2)}
+    if name not in shapes:
+        return transformers.AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.float32)
+    V, D, layers, heads = shapes[name]
+    config = transformers.BartConfig(
+        vocab_size=V, d_model=D, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
+        decoder_attention_heads=heads, encoder_ffn_dim=4 * D, decoder_ffn_dim=4 * D, max_position_embeddings=1024,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.BartForConditionalGeneration(config)
+
+
+def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:
+    """A batch of random ids at full length."""
+    generator = torch.Generator().manual_seed(0)
+    V = model.get_output_embeddings().weight.shape[0]
+    ids = torch.randint(4, V, (batch, source), generator=generator).to(device)
+    labels = torch.randint(4, V, (batch, target), generator=generator).to(device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The precision that products run in."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision.removesuffix("-pure")]
+
+
+def _loops(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    hidden = model.model(
+        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
+        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(inputs["labels"]),
+    ).last_hidden_state   # [B, T, D]  # fmt: skip
+    return papers_loops(hidden, model.lm_head.weight, inputs["labels"], placed=False, lengths=(2, 3, 4))

@@ -1,0 +1,142 @@
+"""a Hugging Face model → its output head: weight, bias, scale and soft-cap, or the reason it cannot be served."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+ADAPTER_SIGNS = ("base_layer", "lora_A", "modules_to_save", "original_module")
+"""Attributes by which PEFT's layers and wrappers are known without importing PEFT."""
+
+SHARD_SIGNS = ("placements", "ds_id", "tensor_model_parallel")
+"""Attributes of a DTensor, of a ZeRO-3 parameter and of Megatron's vocabulary-parallel weight."""
+
+
+class Head(NamedTuple):
+    """What turns the head's input into logits: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``."""
+
+    weight: Tensor
+    """[V, D]."""
+    bias: Tensor | None
+    """The head's own bias and the model's ``final_logits_bias`` together, [V]."""
+    scale: float
+    softcap: float | None
+
+
+def bare(model: Any) -> Any:
+    """The Hugging Face model inside ``torch.compile``, DDP and PEFT wrappers, whose forward takes the labels."""
+    inner = model._modules.get("_orig_mod") or model._modules.get("module")
+    if inner is None and hasattr(model, "get_base_model"):
+        inner = model.get_base_model()
+    return model if inner is None else bare(inner)
+
+
+def head_module(model: Module) -> Module:
+    """The module that makes the logits, known to be one whose product can be taken over."""
+    name = type(model).__name__
+    find = getattr(model, "get_output_embeddings", None)
+    module = find() if callable(find) else None
+    if not isinstance(module, Module):
+        raise TypeError(
+            f"{name} has no output head: expected a Hugging Face model whose get_output_embeddings() is a module, "
+            f"got {module!r}. Call JointLoss(...).from_hidden(hidden, weight, labels) in your own forward instead."
+        )
+    if any(hasattr(module, sign) for sign in ADAPTER_SIGNS):
+        raise ValueError(
+            f"the output head of {name} is wrapped by an adapter ({type(module).__name__}), so its weight alone does "
+            "not make the logits. Leave the head out of `target_modules` and `modules_to_save`, or merge the adapter."
+        )
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
+        found = f"a weight of {weight.dtype}" if isinstance(weight, Tensor) else "no weight"
+        raise TypeError(
+            f"the output head of {name} must be like torch.nn.Linear, with a floating-point weight [V, D], got "
+            f"{type(module).__name__} with {found}. If it is quantised, keep the head out of quantisation "
+            "(`modules_to_not_convert`, or `llm_int8_skip_modules` of bitsandbytes)."
+        )
+    return module
+
+
+def head_of(model: Module, module: Any) -> Head:
+    """What the head holds at this moment: a parameter may be sharded, cast or replaced between two steps."""
+    weight = module.weight
+    _refuse_partial(type(model).__name__, weight)
+    biases = [bias.reshape(-1) for bias in (getattr(module, "bias", None), _buffer(model)) if bias is not None]   # [V]
+    return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), _softcap(model))
+
+
+def head_logits(hidden: Tensor, head: Head) -> Tensor:
+    """The logits this head makes of its input, [B, T, V]: what the model's own are checked against."""
+    logits = F.linear(hidden * head.scale, head.weight)                  # [B, T, V]
+    if head.bias is not None:
+        logits = logits + head.bias                                      # [B, T, V]
+    return logits if head.softcap is None else (logits / head.softcap).tanh() * head.softcap   # [B, T, V]
+
+
+def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -> None:
+    """Compare the model's own logits of one position with ours: a post-processing we do not know is an error."""
+    with torch.no_grad():
+        coarse = torch.finfo(F.linear(hidden, head.weight).dtype).eps
+        ours = head_logits(hidden, head).float()                         # [B, 1, V]
+        off = torch.tensor(float("inf"))                                 # []
+        if isinstance(theirs, Tensor) and theirs.shape == ours.shape:
+            both = theirs.isfinite() & ours.isfinite()                   # [B, 1, V]
+            far = (theirs.float() - ours).abs().where(both, 0.0).amax()  # []
+            off = far / ours.abs().where(both, 0.0).amax().clamp_min(1e-30)   # []
+    if off > max(4 * coarse, 1e-4):
+        raise ValueError(
+            f"{type(model).__name__} changes its logits after the head in a way ngramloss does not know: at one "
+            f"position they differ by {off:.2g} of the largest from weight, bias, scale {head.scale} and soft-cap "
+            f"{head.softcap}. Keep its logits and use compute_loss_func(...), or JointLoss on them."
+        )
+
+
+def _refuse_partial(name: str, weight: Tensor) -> None:
+    if any(getattr(weight, sign, None) is not None for sign in SHARD_SIGNS):
+        raise ValueError(
+            f"the output head of {name} is sharded ({type(weight).__name__}: tensor parallel, FSDP or ZeRO-3), and the "
+            "loss needs the whole weight inside the model's forward. Attach before `fully_shard`, shard the head only "
+            "with the root module, keep it out of the tensor-parallel plan, or use ZeRO-2."
+        )
+    if type(weight) not in (Tensor, Parameter):
+        raise TypeError(
+            f"the output head of {name} must hold a plain tensor as its weight, got {type(weight).__name__}. "
+            "If it is quantised, keep the head out of quantisation (`modules_to_not_convert`)."
+        )
+    if weight.ndim != 2 or weight.is_meta:
+        raise ValueError(
+            f"the output head of {name} must hold its weight [V, D] during the model's forward, got shape "
+            f"{list(weight.shape)} on {weight.device}: it is sharded or offloaded. Keep the head whole on one device."
+        )
+
+
+def _buffer(model: Module) -> Tensor | None:
+    bias = getattr(model, "final_logits_bias", None)
+    return bias if isinstance(bias, Tensor) else None
+
+
+def _scale(model: Module) -> float:
+    """Cohere multiplies its logits, Granite divides them; T5's scale comes before the head, so its input has it."""
+    config = getattr(model, "config", None)
+    if str(getattr(config, "model_type", "")).startswith("granite"):
+        return 1.0 / float(_setting(config, "logits_scaling") or 1.0)
+    scale = getattr(model, "logit_scale", None)
+    return float(scale) if isinstance(scale, (int, float)) else 1.0
+
+
+def _softcap(model: Module) -> float | None:
+    return _setting(getattr(model, "config", None), "final_logit_softcapping")
+
+
+def _setting(config: Any, name: str) -> float | None:
+    """A setting of the part that writes text: the decoder's, the text model's, or the model's own."""
+    for part in ("decoder", "text_config"):
+        inner = getattr(config, part, None)
+        if inner is not None and not isinstance(inner, dict):
+            return _setting(inner, name)
+    value = getattr(config, name, None)
+    return None if value is None else float(value)

@@ -1,0 +1,154 @@
+"""TokenStats → the objectives of argmax windows again, value and gradient in one Triton kernel each.
+
+The formulas are those of :mod:`matches`, :mod:`rewards` and :mod:`precision`; the tests hold both to the same oracle.
+As PyTorch each is some forty launches of a microsecond's work. One program takes one sequence and compares its windows
+pairwise, so this is for T of at most :data:`LONGEST`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ngramloss.objectives.matches import matches, matches_released
+from ngramloss.objectives.precision import precision, precision_released
+from ngramloss.objectives.rewards import rewards
+from ngramloss.stats import IGNORE_INDEX, TokenStats
+
+LONGEST = 512
+IGNORE = tl.constexpr(IGNORE_INDEX)
+
+
+class Kind(NamedTuple):
+    """Which of the formulas."""
+
+    placed: bool = False
+    precise: bool = False
+    released: bool = False
+
+
+KINDS: dict[Callable[..., Tensor], Kind] = {
+    matches: Kind(),
+    matches_released: Kind(released=True),
+    rewards: Kind(placed=True),
+    precision: Kind(precise=True),
+    precision_released: Kind(precise=True, released=True),
+}
+
+
+def windows(stats: TokenStats, labels: Tensor, *, n: int, kind: Kind) -> Tensor:
+    """The value of one formula, [B], with its gradient."""
+    value: Tensor = _Windows.apply(stats.best_logp, stats.best_token, labels, n, kind)
+    return value
+
+
+class _Windows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kind: Kind) -> Tensor:
+        B, T = labels.shape
+        value = best_logp.new_empty(B)                                   # [B]
+        slope, earned = torch.empty_like(best_logp), torch.empty_like(best_logp)   # [B, T] each
+        if B and T:
+            _windows[(B,)](
+                best_logp.contiguous(), best_token.contiguous(), labels.contiguous(), value, slope, earned, T,
+                N=n, PLACED=kind.placed, PRECISE=kind.precise, RELEASED=kind.released,
+                MOST=3 if kind.released and n >= 3 else 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
+                num_warps=8,
+            )  # fmt: skip
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return by_value.unsqueeze(-1) * slope, None, None, None, None
+
+
+@triton.jit
+def _equal(one, other, t, s, T, N: tl.constexpr):
+    """Whether window t of one sequence is window s of the other, for a column of t and a row of s."""
+    equal = tl.load(one + t, mask=t < T, other=-1) == tl.load(other + s, mask=s < T, other=-2)
+    for i in tl.static_range(1, N):
+        equal &= tl.load(one + t + i, mask=t + i < T, other=-1) == tl.load(other + s + i, mask=s + i < T, other=-2)
+    return equal
+
+
+@triton.jit
+def _probability(logp, labels, t, T, N: tl.constexpr):
+    """Probability of each window, and 1 or 0 for whether it is real."""
+    total = tl.zeros(t.shape, tl.float32)
+    real = t + N <= T
+    for i in tl.static_range(0, N):
+        inside = t + i < T
+        real = real & (tl.load(labels + t + i, mask=inside, other=IGNORE) != IGNORE)
+        total += tl.load(logp + t + i, mask=inside, other=0.0)
+    return tl.where(real, tl.exp(total), 0.0), real.to(tl.int32)
+
+
+@triton.jit
+def _windows(
+    logp, best, labels, value, slope, earned, T, N: tl.constexpr, PLACED: tl.constexpr, PRECISE: tl.constexpr,
+    RELEASED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * T
+    logp, best, labels, slope, earned = logp + row, best + row, labels + row, slope + row, earned + row
+    t = tl.arange(0, BLOCK)
+    probability, real = _probability(logp, labels, t, T, N)
+    known = tl.zeros((BLOCK,), tl.int32)      # windows of the reference equal to window t
+    copies = tl.zeros((BLOCK,), tl.int32)     # windows that share its reward
+    earlier = tl.zeros((BLOCK,), tl.int32)    # those of them that stand before it
+    expected = tl.zeros((BLOCK,), tl.float32)   # their probability in all
+    column = t[:, None]
+    for first in range(0, T - N + 1, PAIRED):
+        s = (first + tl.arange(0, PAIRED))[None, :]
+        other, there = _probability(logp, labels, s, T, N)
+        if PLACED:
+            hit = there * _equal(best, labels, s, s, T, N).to(tl.int32)
+            copies += tl.sum(_equal(labels, labels, column, s, T, N).to(tl.int32) * hit, 1)
+        else:
+            known += tl.sum(_equal(best, labels, column, s, T, N).to(tl.int32) * there, 1)
+            same = _equal(best, best, column, s, T, N).to(tl.int32) * there
+            copies += tl.sum(same, 1)
+            if RELEASED:
+                earlier += tl.sum(same * (s < column).to(tl.int32), 1)
+            if PRECISE:
+                expected += tl.sum(same * other, 1)
+    if PRECISE:
+        whole = tl.maximum(tl.sum(probability, 0), TINY)
+        if RELEASED:
+            # Only the last of equal windows counts, and it is never clipped.
+            counted = tl.where((earlier == copies - 1) & (known > 0), 1.0, 0.0)
+            share = counted
+        else:
+            counted = tl.where(expected < known, 1.0, 0.0)
+            share = tl.minimum(expected, known.to(tl.float32)) / tl.maximum(expected, TINY)
+        precision = tl.sum(probability * share, 0) / whole
+        result = -precision
+        amount = probability * (counted - precision) / whole
+    else:
+        if PLACED:
+            hit = _equal(best, labels, t, t, T, N)
+        else:
+            hit = known > 0
+            if MOST:
+                hit = hit & (earlier < MOST)
+                copies = tl.minimum(copies, MOST)
+        shared = tl.maximum(copies, 1) * tl.maximum(tl.sum(real, 0), 1)
+        amount = tl.where(hit, probability / shared, 0.0)
+        result = 1.0 - tl.sum(amount, 0)
+    tl.store(value + tl.program_id(0), result)
+    # A token's slope is minus what the n windows over it earn.
+    tl.store(earned + t, amount, mask=t < T)
+    tl.debug_barrier()
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(0, N):
+        total -= tl.load(earned + t - i, mask=(t >= i) & (t < T), other=0.0)
+    tl.store(slope + t, total, mask=t < T)
+
+
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)

@@ -1,0 +1,149 @@
+"""joint loss, TokenStats and labels → loss, parts and slopes in few launches, on a GPU.
+
+The n-gram part is a hundred tiny operations on [B, T] tensors: nothing to compute, all launches. Formulas that have a
+kernel use it (:mod:`kernels`), and from the third batch of a shape on the whole part, value and gradient together, is
+replayed as a CUDA graph. What is captured is :meth:`JointLoss.values` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ngramloss.stats import TokenStats
+
+if TYPE_CHECKING:
+    from ngramloss.objectives.joint import Count, JointLoss
+
+MOST_GRAPHS = 128
+"""Shapes that are captured for one loss; others run as they are."""
+
+Inputs = dict[str, Tensor]
+Results = list[Tensor]
+
+
+def suits(stats: TokenStats, *, capturing: bool = False) -> bool:
+    """Whether statistics stand where this pays and is allowed; also while a graph is being captured, or only not."""
+    return (
+        stats.lse.device.type == "cuda"
+        and not torch.compiler.is_compiling()
+        and (capturing or not torch.cuda.is_current_stream_capturing())
+    )
+
+
+def fastest(formula: Callable[..., Tensor], stats: TokenStats) -> Callable[..., Tensor]:
+    """The formula, or the kernel that computes the same where there is one and it may run."""
+    if not (suits(stats, capturing=True) and stats.lse.dtype == torch.float32 and isinstance(formula, partial)):
+        return formula
+    if find_spec("triton") is None:
+        return formula
+    from ngramloss.objectives import kernels
+
+    kind = kernels.KINDS.get(formula.func)
+    if kind is None or stats.lse.shape[1] > kernels.LONGEST:
+        return formula
+    return partial(kernels.windows, kind=kind, **formula.keywords)
+
+
+def replayed(
+    loss_fn: JointLoss, stats: TokenStats, labels: Tensor, num_tokens: Count | None, num_sequences: Count | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and its parts, as :meth:`JointLoss.from_stats` gives them."""
+    floats = {name: value for name, value in stats._asdict().items() if value is not None and name != "best_token"}
+    given = {"best_token": stats.best_token, "labels": labels}
+    for name, count in (("num_tokens", num_tokens), ("num_sequences", num_sequences)):
+        if count is not None:
+            given[name] = _on_device(count, stats.lse)
+    loss, values = _Replayed.apply(loss_fn, given, tuple(floats), *floats.values())  # type: ignore[no-untyped-call]
+    return loss, {part.name: value for part, value in zip(loss_fn.parts, values.unbind(), strict=True)}
+
+
+def _on_device(count: Count, like: Tensor) -> Tensor:
+    if isinstance(count, Tensor):
+        return count.detach().reshape(()).to(like, non_blocking=True)
+    return torch.full((), float(count), dtype=like.dtype, device=like.device)   # a launch, not a copy that waits
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss_fn: JointLoss, given: Inputs, names: tuple[str, ...], *floats: Tensor) -> Any:
+        program = _programs.get(loss_fn) or _programs.setdefault(loss_fn, _Program(loss_fn))
+        inputs = given | {name: x.detach() for name, x in zip(names, floats, strict=True)}
+        loss, values, *slopes = program(inputs, names)
+        ctx.save_for_backward(*slopes)
+        ctx.mark_non_differentiable(values)
+        return loss, values
+
+    @staticmethod
+    def backward(ctx: Any, by_loss: Tensor, _: Any) -> Any:
+        return None, None, None, *torch._foreach_mul(ctx.saved_tensors, by_loss)   # one launch
+
+
+class _Program:
+    """A joint loss with its gradient, and the graphs of the shapes that came back."""
+
+    def __init__(self, loss_fn: JointLoss) -> None:
+        # Not the loss itself: this is a value in a dictionary that holds it weakly.
+        self.values, self.weighted = loss_fn.values, loss_fn.weighted
+        self.seen: dict[Hashable, int] = {}
+        self.graphs: dict[Hashable, Callable[[Inputs], Results]] = {}
+
+    def __call__(self, inputs: Inputs, names: tuple[str, ...]) -> Results:
+        key = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
+        if key not in self.graphs:
+            self.seen[key] = self.seen.get(key, 0) + 1
+            if self.seen[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
+                return self._run(inputs, names)
+            self.graphs[key] = self._captured(inputs, names)
+        return self.graphs[key](inputs)
+
+    def _run(self, inputs: Inputs, names: tuple[str, ...]) -> Results:
+        """Loss, values of the parts, and the slopes of the statistics named."""
+        with torch.enable_grad():
+            floats = {name: inputs[name].detach().requires_grad_() for name in names}
+            stats = TokenStats(best_token=inputs["best_token"], **floats)
+            counts = {name: inputs.get(name) for name in ("num_tokens", "num_sequences")}
+            values = self.values(stats, inputs["labels"], **counts)      # [parts]
+            loss = self.weighted(values)                                 # []
+            slopes = torch.autograd.grad(loss, list(floats.values()), materialize_grads=True)
+        return [loss.detach(), values.detach(), *slopes]
+
+    def _captured(self, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
+        held = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._run(held, names)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_pool()):
+            results = self._run(held, names)
+        integers = [name for name, x in held.items() if not x.is_floating_point()]
+        floats = [name for name in held if name not in integers]
+
+        def replay(fresh: Inputs) -> Results:
+            for kind in (integers, floats):
+                torch._foreach_copy_([held[name] for name in kind], [fresh[name] for name in kind])
+            graph.replay()
+            # The next replay overwrites these; one launch copies them all.
+            return list(torch._foreach_mul(results, 1.0))
+
+        return replay
+
+
+_programs: WeakKeyDictionary[JointLoss, _Program] = WeakKeyDictionary()
+_pools: dict[int, Any] = {}
+
+
+def _pool() -> Any:
+    """Memory that all graphs of a device share: they run one after the other, and their results are copied out."""
+    device = torch.cuda.current_device()
+    if device not in _pools:
+        _pools[device] = torch.cuda.graph_pool_handle()
+    return _pools[device]

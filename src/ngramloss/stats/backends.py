@@ -1,0 +1,151 @@
+"""hidden states and a head → TokenStats, by the sweep that suits the machine or the one that is named."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ngramloss.stats import head
+from ngramloss.stats.labels import legal_labels
+from ngramloss.stats.token_stats import TokenStats, plain_sweep
+
+BACKENDS = {
+    "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
+    "chunked": "PyTorch in slices, on any device: the logits once, in the model's precision, or never all of them",
+    "fused": "Triton kernels on a GPU: as chunked, each sweep one kernel",
+}
+MEMORY = {
+    "fast": "the logits are kept from forward to backward and overwritten by their gradient",
+    "lean": "the logits are made in blocks of the vocabulary, and made again on the way back",
+}
+
+
+class Choice(NamedTuple):
+    """A backend, and why it."""
+
+    backend: str
+    reason: str
+
+
+def token_stats_from_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    needs: Collection[str] = (),
+    check: bool = False,
+    backend: str = "auto",
+    memory: str = "fast",
+) -> TokenStats:
+    """Summarise what a head makes of hidden states: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
+
+    Products run in the precision of ``hidden``, or autocast's where that is active; statistics are fp32 or better.
+
+    Args:
+        hidden: the head's input, [B, T, D].
+        weight: the head's weight, [V, D].
+        labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count.
+        bias: added to the logits, V numbers in any shape.
+        scale: multiplies the hidden states.
+        softcap: bounds the logits smoothly by plus and minus this.
+        needs: as in :func:`token_stats`.
+        check: as in :func:`token_stats`.
+        backend: ``"plain"``, ``"chunked"``, ``"fused"``, or ``"auto"`` for :func:`chosen_backend`.
+        memory: ``"fast"`` or ``"lean"``; plain does not know it.
+
+    Example:
+        >>> hidden, weight, labels = torch.eye(2).unsqueeze(0), torch.eye(3, 2), torch.tensor([[0, 1]])
+        >>> token_stats_from_hidden(hidden, weight, labels).best_token
+        tensor([[0, 1]])
+    """
+    _check_head(hidden, weight, bias, scale, softcap)
+    name = chosen_backend(hidden.device, hidden.dtype, backend).backend
+    guarded = name == "fused" and hidden.device.type != "cpu"   # its kernel asserts the range itself
+    labels = legal_labels(labels, hidden, weight.shape[0], check=check, guarded=guarded)
+    if memory not in MEMORY:
+        raise ValueError(f"memory must be one of {', '.join(MEMORY)}, got {memory!r}.")
+    if name == "plain":
+        return plain_sweep(hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs)
+    return head.sweep(
+        hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
+        kernels=_kernels(name), lean=memory == "lean",
+    )  # fmt: skip
+
+
+def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "auto") -> Choice:
+    """The backend for hidden states of a kind, and the reason.
+
+    Example:
+        >>> chosen_backend(torch.device("cpu"), torch.float32)
+        Choice(backend='chunked', reason='a cpu has no Triton: PyTorch in slices')
+    """
+    if backend != "auto":
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
+        if backend == "fused" and (why_not := _why_not_fused(device, dtype, interpreted=_interpreting())):
+            raise ValueError(f"backend='fused' cannot run here: {why_not}. Use backend='auto'.")
+        return Choice(backend, "asked for by name")
+    if torch.compiler.is_compiling():
+        return Choice("plain", "inside torch.compile the compiler fuses the plain sweep itself")
+    if why_not := _why_not_fused(device, dtype):
+        return Choice("chunked", f"{why_not}: PyTorch in slices")
+    return Choice("fused", f"{device.type} and Triton are here")
+
+
+def _why_not_fused(device: torch.device, dtype: torch.dtype, *, interpreted: bool = False) -> str | None:
+    if device.type == "cpu" and not interpreted:
+        return "a cpu has no Triton"
+    if not _triton_is_installed():
+        return "Triton is not installed (pip install 'ngramloss[kernels]')"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"the kernels take fp32, bf16 and fp16, not {dtype}"
+    return None
+
+
+@cache
+def _triton_is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def _interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _kernels(name: str) -> head.Kernels:
+    if name == "fused":
+        from ngramloss.stats import fused
+
+        return fused
+    from ngramloss.stats import chunked
+
+    return chunked
+
+
+def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> None:
+    if hidden.ndim != 3:
+        raise ValueError(f"hidden must be [B, T, D], got {list(hidden.shape)}.")
+    if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
+        raise ValueError(
+            f"weight must be [V, D] with D = {hidden.shape[-1]} as in hidden, got {list(weight.shape)}. "
+            "Pass the head's own weight, as in torch.nn.Linear, not its transpose."
+        )
+    if bias is not None and bias.numel() != weight.shape[0]:
+        raise ValueError(f"bias must hold V = {weight.shape[0]} numbers, got {list(bias.shape)}.")
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        raise TypeError(
+            f"hidden is {hidden.dtype} and weight is {weight.dtype}. Run under torch.autocast, or cast one of them."
+        )
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}.")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be a positive finite number or None, got {softcap!r}.")

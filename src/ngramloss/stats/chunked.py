@@ -1,0 +1,142 @@
+"""a block of logits → running statistics, or its gradient, in plain PyTorch and slices of rows that stay small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ngramloss.stats.head import Block, Running, Slopes
+from ngramloss.stats.labels import IGNORE_INDEX
+from ngramloss.stats.token_stats import pairs
+
+SLICE_NUMBERS = {"cpu": 2**18}
+"""How many logits are taken at a time, about: on a CPU so few that they stay in its cache, elsewhere 2²⁴."""
+
+
+def absorb(block: Block, labels: Tensor, running: Running) -> None:
+    """Take the block into the running statistics."""
+    lse, best_logp, best_token, label_logp, mean_logp = running
+    for rows in _slices(block):
+        logits = _exact(block, rows, copy=True)                          # [R, width]
+        largest, best = logits.max(-1)                                   # [R] each
+        if not block.first:
+            newer = largest > lse[rows]                                  # [R]
+            best = (best + block.start).where(newer, best_token[rows])   # [R]
+            largest = largest.maximum(lse[rows])                         # [R]
+        if mean_logp is not None:
+            mean_logp[rows] = logits.sum(-1) + (0 if block.first else mean_logp[rows])
+        here, column = _label_column(block, labels[rows])                # [R] each
+        picked = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)     # [R]
+        label_logp[rows] = picked.where(here, 0.0 if block.first else label_logp[rows])
+        finite = largest.where(largest > -torch.inf, 0.0)                # [R]
+        total = logits.sub_(finite.unsqueeze(-1)).exp_().sum(-1)         # [R]
+        if not block.first:
+            total += best_logp[rows] * (lse[rows] - finite).exp()
+        lse[rows], best_logp[rows], best_token[rows] = largest, total, best
+    if block.last:
+        ignored = labels == IGNORE_INDEX                                 # [N]
+        best_logp.log_().neg_()
+        lse.sub_(best_logp)
+        best_logp.masked_fill_(ignored, 0.0)
+        label_logp.sub_(lse).masked_fill_(ignored, 0.0)
+        if mean_logp is not None:
+            mean_logp.div_(block.vocabulary).sub_(lse).masked_fill_(ignored, 0.0)
+
+
+def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
+    """Write the reference tokens' logits of this block into ``cross_logp``, and after the last make logs of all."""
+    column = _cross_column(block, labels)                                # [B, T, T]
+    picked = block.space.view(*labels.shape, block.space.shape[1]).gather(-1, column).to(lse.dtype)   # [B, T, T]
+    if block.bias is not None:
+        picked = picked + block.bias[column.clamp_max(block.width - 1)]  # [B, T, T]
+    if block.softcap is not None:
+        picked = (picked / block.softcap).tanh() * block.softcap         # [B, T, T]
+    cross_logp.copy_(picked.where(column < block.width, 0.0 if block.first else cross_logp))
+    if block.last:
+        cross_logp.sub_(lse.view(*labels.shape, 1)).masked_fill_(~pairs(labels != IGNORE_INDEX), 0.0)
+
+
+def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
+    """Overwrite the block's logits by their gradient, and what is not real, row or column, by 0."""
+    by_lse, by_best, by_label, by_mean = slopes
+    soft = torch.zeros_like(stats.lse) if by_lse is None else by_lse.clone()   # [N]
+    for slope in (by_best, by_label, by_mean):
+        if slope is not None:
+            soft -= slope
+    for rows in _slices(block):
+        logits = _exact(block, rows, copy=False)                         # [R, width]
+        curb = None if block.softcap is None else 1 - (logits / block.softcap).square_()   # [R, width]
+        gradient = logits.sub_(stats.lse[rows].unsqueeze(-1)).exp_().mul_(soft[rows].unsqueeze(-1))   # [R, width]
+        if by_mean is not None:
+            gradient += by_mean[rows].unsqueeze(-1) / block.vocabulary
+        for slope, ids in ((by_best, stats.best_token), (by_label, labels)):
+            if slope is not None:
+                here, column = _label_column(block, ids[rows])           # [R] each
+                gradient.scatter_add_(-1, column.unsqueeze(-1), slope[rows].where(here, 0.0).unsqueeze(-1))
+        if curb is not None:
+            gradient.mul_(curb)
+        gradient.masked_fill_((labels[rows] == IGNORE_INDEX).unsqueeze(-1), 0.0)
+        if gradient.dtype != block.logits.dtype:
+            block.logits[rows, : block.width] = gradient
+    block.logits[:, block.width :] = 0
+
+
+def differentiate_cross(
+    block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
+) -> None:
+    """Write again, whole and rounded once, the gradient of the logits that ``cross_logp`` read."""
+    shape = *labels.shape, 1
+    same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
+    total = by_cross @ same.to(by_cross.dtype)                           # [B, T, T]
+    soft = torch.zeros_like(stats.lse) if slopes.lse is None else slopes.lse   # [N]
+    if slopes.best_logp is not None:
+        soft = soft - slopes.best_logp                                   # [N]
+        at_best = stats.best_token.view(shape) == labels.unsqueeze(1)    # [B, T, T]
+        total = total + at_best * slopes.best_logp.view(shape)           # [B, T, T]
+    if slopes.label_logp is not None:
+        soft = soft - slopes.label_logp                                  # [N]
+        total = total + same * slopes.label_logp.view(shape)             # [B, T, T]
+    if slopes.mean_logp is not None:
+        soft = soft - slopes.mean_logp                                   # [N]
+        total = total + slopes.mean_logp.view(shape) / block.vocabulary  # [B, T, T]
+    total = total + cross_logp.exp() * soft.view(shape)                  # [B, T, T]
+    if block.softcap is not None:
+        total = total * (1 - ((cross_logp + stats.lse.view(shape)) / block.softcap) ** 2)   # [B, T, T]
+    total = total.where((labels != IGNORE_INDEX).unsqueeze(2), 0.0)      # [B, T, T]
+    space = block.space.view(*labels.shape, block.space.shape[1])        # [B, T, columns + SPARE]
+    space.scatter_(-1, _cross_column(block, labels), total.to(space.dtype))
+
+
+def _cross_column(block: Block, labels: Tensor) -> Tensor:
+    """Where in the block's space the reference tokens stand, the last column if they do not, [B, T, T]."""
+    here, column = _label_column(block, labels)                          # [B, T] each
+    column = column.where(here, block.space.shape[1] - 1)                # [B, T]
+    return column.unsqueeze(1).expand(-1, labels.shape[1], -1)           # [B, T, T]
+
+
+def _slices(block: Block) -> Iterator[slice]:
+    step = max(SLICE_NUMBERS.get(block.logits.device.type, 2**24) // block.width, 1)
+    return (slice(start, start + step) for start in range(0, len(block.logits), step))
+
+
+def _exact(block: Block, rows: slice, *, copy: bool) -> Tensor:
+    """A slice of the real logits, in fp32 or better; in the block's own memory if it is precise enough and may be used.
+
+    Returns:
+        [R, width].
+    """
+    stored = block.logits[rows, : block.width]                           # [R, width]
+    logits = stored.to(torch.promote_types(stored.dtype, torch.float32), copy=copy)   # [R, width]
+    if block.bias is not None:
+        logits += block.bias
+    if block.softcap is not None:
+        logits.div_(block.softcap).tanh_().mul_(block.softcap)
+    return logits
+
+
+def _label_column(block: Block, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each id stands in the block, and its column there, or 0, in the shape of the ids."""
+    here = (ids >= block.start) & (ids < block.start + block.width)
+    return here, (ids - block.start).where(here, 0)

@@ -1,0 +1,236 @@
+"""hidden states and a head → TokenStats, with three matrix products and one copy of the logits, or a slice of it.
+
+The vocabulary is taken in blocks. For each block a product gives its logits in the precision of the model, and
+``absorb`` takes them into the running statistics. On the way back ``differentiate`` overwrites a block's logits with
+their gradient, and two products carry that to hidden states and weight. With ``memory="fast"`` there is one block, kept
+from forward to backward. With ``memory="lean"`` there are many, and the way back computes each again.
+
+``absorb`` and ``differentiate`` come in two forms with the same answer: plain PyTorch in slices of rows
+(:mod:`chunked`) and Triton kernels (:mod:`fused`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ngramloss.stats.token_stats import TokenStats
+
+ALIGNMENT = 128
+"""Columns of a block are rounded up to this: matrix units run several times slower on a row of odd length."""
+
+SPARE = ALIGNMENT
+"""Columns after the block's, where scattered values go that belong to another block or to padding."""
+
+LEAN_BYTES = 2**27
+"""The largest block of logits with ``memory="lean"``, about."""
+
+
+class Running(NamedTuple):
+    """Statistics of the columns seen so far, [N] each; the last block turns them into those of the whole row."""
+
+    lse: Tensor
+    """The largest logit, then the log-sum-exp."""
+    best_logp: Tensor
+    """The sum of exp(logit − largest), then the log-probability of the best token."""
+    best_token: Tensor
+    label_logp: Tensor
+    """The label's logit, then its log-probability."""
+    mean_logp: Tensor | None
+    """The sum of all logits, then the mean log-probability."""
+
+
+class Slopes(NamedTuple):
+    """Gradients of the loss with respect to the statistics, [N] each, None where there is none."""
+
+    lse: Tensor | None
+    best_logp: Tensor | None
+    label_logp: Tensor | None
+    mean_logp: Tensor | None
+
+
+class Block(NamedTuple):
+    """The logits of the ids from ``start``, before bias and soft-cap, and what turns them into the real ones."""
+
+    logits: Tensor
+    """[N, columns], of which the first ``width`` are real."""
+    space: Tensor
+    """The memory they stand in, [N, columns + SPARE] where ``cross_logp`` is needed."""
+    start: int
+    width: int
+    vocabulary: int
+    bias: Tensor | None
+    """Of this block's ids, [width]."""
+    softcap: float | None
+
+    @property
+    def first(self) -> bool:
+        """Whether no block came before."""
+        return self.start == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether none comes after."""
+        return self.start + self.width == self.vocabulary
+
+
+class Kernels(Protocol):
+    """What is done to a block: labels are [N], or [B, T] where pairs of positions are looked at."""
+
+    def absorb(self, block: Block, labels: Tensor, running: Running) -> None:
+        """Take the block into the running statistics."""
+
+    def absorb_cross(self, block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
+        """Write the reference tokens' logits of this block into ``cross_logp``, and after the last make logs of all."""
+
+    def differentiate(self, block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
+        """Overwrite the block's logits by their gradient, and what is not real, row or column, by 0."""
+
+    def differentiate_cross(
+        self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
+    ) -> None:
+        """Write again, whole and rounded once, the gradient of the logits that ``cross_logp`` read.
+
+        A token that stands twice in a reference is written twice, with the same number, so no atomics are needed.
+        """
+
+
+class Plan(NamedTuple):
+    """How to sweep."""
+
+    kernels: Kernels
+    lean: bool
+    needs: frozenset[str]
+    scale: float
+    softcap: float | None
+
+
+def sweep(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
+    needs: Collection[str], kernels: Kernels, lean: bool,
+) -> TokenStats:
+    """The statistics, with their gradient."""
+    plan = Plan(kernels, lean, frozenset(needs), scale, softcap)
+    flat_bias = None if bias is None else bias.reshape(-1)               # [V]
+    labels = labels.contiguous()                                         # [B, T]
+    return TokenStats(*_Sweep.apply(hidden, weight, flat_bias, labels, plan))  # type: ignore[no-untyped-call]
+
+
+class _Sweep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, plan: Plan
+    ) -> tuple[Tensor | None, ...]:
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        B, T, D = hidden.shape
+        rows = hidden.reshape(-1, D).to(dtype)                           # [N, D]
+        rows = rows if plan.scale == 1.0 else rows * plan.scale          # [N, D]
+        flat = labels.reshape(-1)                                        # [N]
+        running = _fresh(flat, dtype, mean="mean_logp" in plan.needs)
+        cross = running.lse.new_empty(B, T, T) if "cross_logp" in plan.needs else None   # [B, T, T]
+        differentiable = any(ctx.needs_input_grad)
+        keep = differentiable and not plan.lean
+        with torch.autocast(device, enabled=False):
+            for made in _blocks(rows, weight, bias, plan, whole=keep):
+                plan.kernels.absorb(made[0], flat, running)
+                if cross is not None:
+                    plan.kernels.absorb_cross(made[0], labels, running.lse, cross)
+        if differentiable:
+            ctx.save_for_backward(hidden, weight, bias, labels, cross, *running)
+            ctx.plan, ctx.dtype, ctx.whole, ctx.kept = plan, dtype, keep, made if keep else None
+        ctx.set_materialize_grads(False)
+        lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
+        ctx.mark_non_differentiable(best_token)
+        mean_logp = None if running.mean_logp is None else running.mean_logp.view(B, T)
+        return lse, best_token, best_logp, label_logp, cross, mean_logp
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, labels, cross, *saved = ctx.saved_tensors
+        plan, stats = ctx.plan, Running(*saved)
+        if ctx.whole and ctx.kept is None:
+            raise RuntimeError(
+                "a second backward through the same loss: the first one overwrote the logits with their gradient. "
+                'Build the loss with memory="lean" or backend="plain", which can go back twice.'
+            )
+        by_lse, _, by_best, by_label, by_cross, by_mean = slopes
+        if by_cross is not None:
+            by_cross = by_cross.contiguous()                             # [B, T, T]
+            by_lse = -by_cross.sum(-1) if by_lse is None else by_lse - by_cross.sum(-1)   # [B, T]
+        flat = labels.reshape(-1)                                        # [N]
+        by_row = (None if x is None else x.reshape(-1) for x in (by_lse, by_best, by_label, by_mean))
+        rowwise = Slopes(*by_row)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        D = hidden.shape[-1]
+        rows = hidden.reshape(-1, D).to(ctx.dtype)                       # [N, D]
+        rows = rows if plan.scale == 1.0 else rows * plan.scale          # [N, D]
+        d_rows: Tensor | None = None
+        d_weight = None if ctx.whole or not wants_weight else torch.empty_like(weight)   # [V, D]
+        d_bias = torch.empty_like(bias) if wants_bias and bias is not None else None   # [V]
+        with torch.autocast(hidden.device.type, enabled=False):
+            for block, part in [ctx.kept] if ctx.whole else _blocks(rows, weight, bias, plan, whole=False):
+                plan.kernels.differentiate(block, flat, stats, rowwise)
+                if by_cross is not None:
+                    plan.kernels.differentiate_cross(block, labels, stats, rowwise, cross, by_cross)
+                gradient = block.logits                                  # [N, columns]
+                if wants_hidden:
+                    product = gradient @ part                            # [N, D]
+                    if d_rows is None:
+                        d_rows = product if block.last else product.float()   # [N, D]
+                    else:
+                        d_rows += product
+                if wants_weight:
+                    product = (gradient.t() @ rows)[: block.width]       # [width, D]
+                    if d_weight is None:
+                        d_weight = product.to(weight.dtype)              # [V, D]
+                    else:
+                        d_weight[block.start : block.start + block.width] = product
+                if d_bias is not None:
+                    d_bias[block.start : block.start + block.width] = gradient.sum(0)[: block.width]
+        ctx.kept = None
+        if d_rows is not None:
+            d_rows = d_rows if plan.scale == 1.0 else d_rows * plan.scale   # [N, D]
+            d_rows = d_rows.to(hidden.dtype).view_as(hidden)             # [B, T, D]
+        return d_rows, d_weight, d_bias, None, None
+
+
+def _fresh(labels: Tensor, dtype: torch.dtype, *, mean: bool) -> Running:
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    floats = torch.empty(4 if mean else 3, *labels.shape, dtype=kind, device=labels.device).unbind()   # [N] each
+    return Running(floats[0], floats[1], torch.empty_like(labels), floats[2], floats[3] if mean else None)
+
+
+def _blocks(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, *, whole: bool
+) -> Iterator[tuple[Block, Tensor]]:
+    """Each block of logits, and the part of the weight that made it, padded as the block is."""
+    V = weight.shape[0]
+    most = V if whole else max(LEAN_BYTES // (rows.element_size() * max(len(rows), 1)) // ALIGNMENT, 1) * ALIGNMENT
+    spare = SPARE if "cross_logp" in plan.needs else 0
+    space: Tensor | None = None
+    for start in range(0, V, most):
+        width = min(most, V - start)
+        part = _padded(weight[start : start + width], rows.dtype)        # [columns, D]
+        if space is None or space.shape[1] != len(part) + spare:
+            space = rows.new_empty(len(rows), len(part) + spare)         # [N, columns + spare]
+        logits = space[:, : len(part)]                                   # [N, columns]
+        torch.mm(rows, part.t(), out=logits)
+        exact = torch.promote_types(rows.dtype, torch.float32)
+        own = None if bias is None else bias.detach()[start : start + width].to(exact)   # [width]
+        yield Block(logits, space, start, width, V, own, plan.softcap), part
+
+
+def _padded(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight's rows in the products' precision, with rows of 0 up to a round number if theirs is odd."""
+    part = part.detach()
+    width, D = part.shape
+    if width % 8 == 0 or part.device.type == "cpu":
+        return part.to(dtype)
+    padded = part.new_empty(-(-width // ALIGNMENT) * ALIGNMENT, D, dtype=dtype)   # [columns, D]
+    padded[:width].copy_(part)
+    padded[width:].zero_()
+    return padded

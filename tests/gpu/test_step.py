@@ -1,0 +1,85 @@
+"""What only a GPU can show: replayed graphs, no waiting for the device, the same bits twice."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases import CASES
+
+from ngramloss import JointLoss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+OBJECTIVE = "ce + matches(2,3,4) + rewards(2) + precision(2) + bag(2)"
+
+
+def example(seed, B=4, T=40, V=1001, D=64, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 50, (B, T), generator=generator)
+    labels[0, 20:], labels[1, 5:9] = -100, -100
+    weight = torch.randn(V, D, generator=generator)
+    hidden = torch.randn(B, T, D, generator=generator) + weight[labels.clamp_min(0)] / 4
+    return (hidden.cuda().to(dtype).requires_grad_(), (weight / 8).cuda().to(dtype).requires_grad_(), labels.cuda())
+
+
+def step(loss_fn, hidden, weight, labels, **counts):
+    loss = loss_fn.from_hidden(hidden, weight, labels, **counts)
+    return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_replayed_graphs_give_the_loss_that_is_computed_step_by_step(case):
+    replayed, checked = JointLoss([case.term]), JointLoss([case.term], check=True)   # check never replays
+    for seed in range(5):
+        hidden, weight, labels = example(seed, dtype=torch.float32)
+        for counts in ({}, {"num_tokens": 100, "num_sequences": torch.tensor(7)}):
+            got, expected = (step(fn, hidden, weight, labels, **counts) for fn in (replayed, checked))
+            for one, two in zip(got, expected, strict=True):
+                torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)
+
+
+def test_results_of_a_replay_survive_the_next_one():
+    loss_fn = JointLoss(OBJECTIVE)
+    batches = [example(seed) for seed in range(6)]
+    alone = [step(loss_fn, *batch) for batch in batches]
+    losses = [loss_fn.from_hidden(*batch, return_parts=True) for batch in batches]
+    for (loss, parts), batch, expected in zip(losses, batches, alone, strict=True):
+        torch.testing.assert_close(loss.detach(), expected[0])
+        torch.testing.assert_close(sum(parts.values()), expected[0])
+        torch.testing.assert_close(torch.autograd.grad(loss, batch[0])[0], expected[1])
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_no_step_waits_for_the_device(memory):
+    loss_fn, (hidden, weight, labels) = JointLoss(OBJECTIVE, memory=memory), example(0)
+    for _ in range(4):
+        step(loss_fn, hidden, weight, labels)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for counts in ({}, {"num_tokens": 100, "num_sequences": 4}, {"num_tokens": torch.tensor(9)}):
+            step(loss_fn, hidden, weight, labels, **counts)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_a_step_gives_the_same_bits_twice(memory):
+    loss_fn, batch = JointLoss(OBJECTIVE, memory=memory), example(1)
+    first = step(loss_fn, *batch)
+    for _ in range(5):
+        assert all(torch.equal(one, two) for one, two in zip(step(loss_fn, *batch), first, strict=True))
+
+
+def test_a_label_out_of_range_is_refused_on_the_device():
+    program = (
+        "import torch, ngramloss as ng\n"
+        "labels = torch.tensor([[1, 999]]).cuda()\n"
+        "ng.JointLoss('ce').from_hidden(torch.zeros(1, 2, 8).cuda(), torch.zeros(50, 8).cuda(), labels)\n"
+        "torch.cuda.synchronize(); print('went through')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "went through" not in done.stdout
+    assert "labels must be -100 or an id" in done.stdout + done.stderr

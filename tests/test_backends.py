@@ -1,0 +1,197 @@
+"""Every sweep gives the answer of the plain one."""
+
+import pytest
+import torch
+
+from ngramloss import JointLoss, token_stats_from_hidden
+from ngramloss.stats import chosen_backend, head
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SWEEPS = [(backend, memory) for backend in ("chunked", "fused") for memory in ("fast", "lean")]
+every_sweep = pytest.mark.parametrize(("backend", "memory"), SWEEPS, ids=["-".join(sweep) for sweep in SWEEPS])
+NEEDS = ("cross_logp", "mean_logp")
+EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2)"
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks so small that a short vocabulary has several, the last one ragged."""
+    monkeypatch.setattr(head, "LEAN_BYTES", 1)
+
+
+def example(B=3, T=7, V=300, D=16, dtype=torch.float32, seed=0, size=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, V, (B, T), generator=generator)
+    labels[:, 2] = labels[:, 0]
+    labels[0, T - T // 3 :] = -100
+    weight = size * torch.randn(V, D, generator=generator, dtype=torch.float64) / D**0.5
+    hidden = torch.randn(B, T, D, generator=generator, dtype=torch.float64)
+    hidden += 3 * weight[labels.clamp_min(0)] / size
+    return hidden.to(DEVICE, dtype), weight.to(DEVICE, dtype), labels.to(DEVICE)
+
+
+def gradients(loss_fn, hidden, weight, labels, bias=None, **head_options):
+    inputs = [x.detach().clone().requires_grad_() for x in (hidden, weight, bias) if x is not None]
+    loss = loss_fn.from_hidden(*inputs[:2], labels, bias=inputs[2] if bias is not None else None, **head_options)
+    return [loss.detach(), *torch.autograd.grad(loss, inputs)]
+
+
+@every_sweep
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"softcap": 2.0}, {"bias": True}, {"bias": True, "softcap": 3.0, "scale": 2.0}], ids=str)
+def test_statistics_and_gradients_equal_the_plain_ones(backend, memory, options):
+    hidden, weight, labels = example()
+    options = dict(options)
+    if options.pop("bias", False):
+        options["bias"] = torch.randn(1, 300, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    plain = token_stats_from_hidden(hidden, weight, labels, needs=NEEDS, backend="plain", **options)
+    other = token_stats_from_hidden(hidden, weight, labels, needs=NEEDS, backend=backend, memory=memory, **options)
+    real = labels != -100
+    assert torch.equal(plain.best_token[real], other.best_token[real])
+    torch.testing.assert_close(other.lse[real], plain.lse[real])
+    for name in ("best_logp", "label_logp", *NEEDS):
+        torch.testing.assert_close(getattr(other, name), getattr(plain, name))
+    expected = gradients(JointLoss(EVERYTHING, backend="plain"), hidden, weight, labels, **options)
+    got = gradients(JointLoss(EVERYTHING, backend=backend, memory=memory), hidden, weight, labels, **options)
+    for one, two in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)   # sums in another order
+
+
+@every_sweep
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("written", ["ce", "ce + matches(2)", "bag(2)", "ce(smoothing=0.1) + rewards(2)"])
+def test_no_further_from_the_truth_than_the_plain_sweep(backend, memory, dtype, written):
+    hidden, weight, labels = example(B=4, T=12, V=517, D=32, dtype=dtype)
+    truth = gradients(JointLoss(written, backend="plain"), hidden.double(), weight.double(), labels)
+    plain = gradients(JointLoss(written, backend="plain"), hidden, weight, labels)
+    other = gradients(JointLoss(written, backend=backend, memory=memory), hidden, weight, labels)
+    # Half a unit in the last place of the largest number, for a rounding that fell the other way.
+    for got, reference, exact in zip(other, plain, truth, strict=True):
+        tolerance = 0.5 * torch.finfo(dtype).eps * exact.abs().max() + 1e-6
+        assert (got - exact).abs().max() <= (reference - exact).abs().max() + tolerance
+
+
+@every_sweep
+@pytest.mark.parametrize(("B", "T", "V", "D"), [(1, 1, 1, 1), (1, 1, 5, 3), (2, 3, 127, 8), (1, 4, 129, 7), (2, 2, 4099, 4), (0, 3, 9, 4), (2, 0, 9, 4)])
+def test_ragged_shapes(backend, memory, B, T, V, D):
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(B, T, D, generator=generator).to(DEVICE), torch.randn(V, D, generator=generator).to(DEVICE)
+    labels = torch.randint(0, V, (B, T), generator=generator).to(DEVICE)
+    written = "ce + matches(2) + bag(1)"
+    expected = gradients(JointLoss(written, backend="plain"), hidden, weight, labels)
+    got = gradients(JointLoss(written, backend=backend, memory=memory), hidden, weight, labels)
+    for one, two in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)
+
+
+@every_sweep
+def test_input_that_is_not_contiguous(backend, memory):
+    hidden, weight, labels = example()
+    expected = gradients(JointLoss(EVERYTHING, backend="plain"), hidden, weight, labels)
+    strange = hidden.transpose(0, 1).contiguous().transpose(0, 1), weight.t().contiguous().t(), labels.t().contiguous().t()
+    assert not any(x.is_contiguous() for x in strange)
+    inputs = [x.clone(memory_format=torch.preserve_format).requires_grad_() for x in strange[:2]]
+    loss = JointLoss(EVERYTHING, backend=backend, memory=memory).from_hidden(*inputs, strange[2])
+    for one, two in zip([loss, *torch.autograd.grad(loss, inputs)], expected, strict=True):
+        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)
+
+
+@every_sweep
+def test_huge_logits_and_rows_of_padding(backend, memory):
+    hidden, weight, labels = example(size=300.0)
+    labels[1] = -100
+    for written in ("ce + matches(2)", "bag(2)"):
+        expected = gradients(JointLoss(written, backend="plain"), hidden, weight, labels)
+        got = gradients(JointLoss(written, backend=backend, memory=memory), hidden, weight, labels)
+        for one, two in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-3)   # logits near 1e4 carry 1e-3 themselves
+        assert not got[1][1].any()
+
+
+@every_sweep
+def test_ties_go_to_the_lowest_id_and_logp_stays_below_zero(backend, memory):
+    hidden, weight = torch.ones(1, 3, 8, device=DEVICE), torch.zeros(400, 8, device=DEVICE)
+    weight[[150, 160, 399]] = 1
+    labels = torch.tensor([[1, 150, 399]], device=DEVICE)
+    stats = token_stats_from_hidden(hidden, weight, labels, needs=NEEDS, backend=backend, memory=memory)
+    assert stats.best_token.tolist() == [[150, 150, 150]]
+    for dtype in (torch.bfloat16, torch.float16):
+        hidden, weight, labels = example(dtype=dtype, size=20.0)
+        stats = token_stats_from_hidden(hidden, weight, labels, needs=NEEDS, backend=backend, memory=memory)
+        assert all((getattr(stats, name) <= 0).all() for name in ("best_logp", "label_logp", *NEEDS))
+
+
+@every_sweep
+def test_a_vocabulary_that_begins_with_impossible_tokens(backend, memory):
+    hidden, weight, labels = example()
+    bias = torch.zeros(300, device=DEVICE)
+    bias[:200] = -torch.inf
+    labels = labels.clamp_min(200)
+    expected = token_stats_from_hidden(hidden, weight, labels, bias=bias, backend="plain")
+    got = token_stats_from_hidden(hidden, weight, labels, bias=bias, backend=backend, memory=memory)
+    assert torch.equal(got.best_token, expected.best_token)
+    torch.testing.assert_close(got.lse, expected.lse)
+
+
+@every_sweep
+def test_nan_goes_through(backend, memory):
+    hidden, weight, labels = example()
+    loss_fn = JointLoss("matches(2)", backend=backend, memory=memory)
+    weight[200, 3] = torch.nan
+    assert loss_fn.from_hidden(hidden, weight, labels).isnan()
+
+
+@every_sweep
+def test_what_a_model_says_at_padding_reaches_nothing(backend, memory):
+    hidden, weight, labels = example()
+    hidden[labels == -100] = torch.inf if backend == "fused" else torch.nan   # the interpreter trips over NaN alone
+    got = gradients(JointLoss(EVERYTHING, backend=backend, memory=memory), hidden, weight, labels)
+    assert all(x.isfinite().all() for x in got[:2])
+
+
+@every_sweep
+def test_autocast_sets_the_precision_of_the_products(backend, memory):
+    hidden, weight, labels = example()
+    loss_fn = JointLoss("ce + matches(2)", backend=backend, memory=memory)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        got = gradients(loss_fn, hidden, weight, labels)
+    expected = gradients(loss_fn, hidden.bfloat16(), weight.bfloat16(), labels)
+    assert got[1].dtype == got[2].dtype == torch.float32
+    for one, two in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, two.float(), atol=1e-6, rtol=1e-2)
+
+
+@every_sweep
+def test_a_frozen_head_or_frozen_states_get_no_gradient(backend, memory):
+    hidden, weight, labels = example()
+    loss_fn = JointLoss("ce + matches(2)", backend=backend, memory=memory)
+    full = gradients(loss_fn, hidden, weight, labels)
+    for index, (h, w) in enumerate([(hidden.clone().requires_grad_(), weight), (hidden, weight.clone().requires_grad_())]):
+        loss_fn.from_hidden(h, w, labels).backward()
+        torch.testing.assert_close((h.grad, w.grad)[index], full[1 + index])
+
+
+def test_a_second_backward_is_refused_where_the_logits_are_gone():
+    hidden, weight, labels = example()
+    hidden.requires_grad_()
+    loss = JointLoss("ce", backend="chunked").from_hidden(hidden, weight, labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r'a second backward .* overwrote the logits .* memory="lean" or backend="plain"'):
+        loss.backward()
+    lean = JointLoss("ce", backend="chunked", memory="lean").from_hidden(hidden, weight, labels)
+    once, twice = (torch.autograd.grad(lean, hidden, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(once, twice)
+
+
+def test_the_choice_and_its_reason(monkeypatch):
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert chosen_backend(cuda, torch.bfloat16).backend == "fused"
+    assert chosen_backend(cuda, torch.float64) == ("chunked", "the kernels take fp32, bf16 and fp16, not torch.float64: PyTorch in slices")
+    assert chosen_backend(cpu, torch.float32, "plain") == ("plain", "asked for by name")
+    assert chosen_backend(cpu, torch.float32) == ("chunked", "a cpu has no Triton: PyTorch in slices")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match=r"backend='fused' cannot run here: a cpu has no Triton\. Use backend='auto'"):
+        chosen_backend(cpu, torch.float32, "fused")
+    with pytest.raises(ValueError, match=r"backend must be auto or one of plain, chunked, fused, got 'triton'"):
+        chosen_backend(cpu, torch.float32, "triton")
+    with pytest.raises(ValueError, match=r"memory must be one of fast, lean, got 'low'"):
+        JointLoss("ce", memory="low").from_hidden(torch.zeros(1, 1, 2), torch.zeros(3, 2), torch.zeros(1, 1).long())

@@ -1,0 +1,48 @@
+"""The kernels of the argmax windows against the same oracle as the formulas."""
+
+import pytest
+import torch
+from cases import CASES, batches
+from hypothesis import given, settings
+
+from ngramloss import token_stats
+from ngramloss.objectives import kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WITH_KERNEL = [case for case in CASES if case.part.function.func in kernels.KINDS]
+
+
+def both(case, logits, labels):
+    logits, labels = logits.float().to(DEVICE).requires_grad_(), labels.to(DEVICE)
+    formula = case.part.function
+    stats = token_stats(logits, labels)
+    slow = formula(stats, labels)
+    fast = kernels.windows(stats, labels, kind=kernels.KINDS[formula.func], **formula.keywords)
+    pull = torch.linspace(0.5, 2.0, len(labels), device=DEVICE)
+    gradients = [torch.autograd.grad(value, logits, pull, retain_graph=True)[0] for value in (fast, slow)]
+    return fast, slow, *gradients
+
+
+def test_every_argmax_objective_and_variant_has_a_kernel():
+    assert {case.term.name for case in WITH_KERNEL} == {"matches", "rewards", "precision"}
+
+
+@pytest.mark.parametrize("case", WITH_KERNEL, ids=repr)
+@given(batch=batches(longest=9))
+@settings(max_examples=12, deadline=None)
+def test_kernel_and_formula_agree_in_value_and_gradient(case, batch):
+    fast, slow, by_fast, by_slow = both(case, *batch)
+    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(by_fast, by_slow, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", WITH_KERNEL, ids=repr)
+@pytest.mark.parametrize("T", [33, 70])
+def test_rows_longer_than_one_block_of_pairs(case, T):
+    generator = torch.Generator().manual_seed(T)
+    labels = torch.randint(0, 3, (2, T), generator=generator)
+    labels[0, 20:23], labels[1, 50:] = -100, -100
+    logits = torch.randn(2, T, 3, generator=generator) + 2 * torch.nn.functional.one_hot(labels.clamp_min(0), 3)
+    fast, slow, by_fast, by_slow = both(case, logits, labels)
+    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(by_fast, by_slow, atol=1e-6, rtol=1e-5)
