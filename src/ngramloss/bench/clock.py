@@ -17,10 +17,12 @@ class Cost(NamedTuple):
 
     milliseconds: float
     gibibytes: float
-    """Peak memory above what was allocated before the call; on a CPU resident memory, sampled."""
+    """Peak memory above what was allocated before the call; on a CPU resident memory, sampled, so a lower bound."""
 
 
-def cost(run: Callable[[], object], device: str, *, repeats: int = 30, warm_up: int = 8) -> Cost:
+def cost(
+    run: Callable[[], object], device: str, *, clear: Callable[[], object] = bool, repeats: int = 30, warm_up: int = 8
+) -> Cost:
     """Warm up, then take the median: by device events on a GPU, the clock elsewhere. Fewer calls if one takes long."""
     start = time.perf_counter()
     run()
@@ -29,6 +31,7 @@ def cost(run: Callable[[], object], device: str, *, repeats: int = 30, warm_up: 
     for _ in range(1 if slow else warm_up):
         run()
     times = [_milliseconds(run, device) for _ in range(3 if slow else repeats)]
+    clear()   # what the last call left must not count as standing before the next
     return Cost(median(times), _peak(run, device))
 
 

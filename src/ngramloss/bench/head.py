@@ -60,7 +60,7 @@ def measured(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) 
         costs: dict[str, Cost] = {}
         for what, run in contestants(hidden, weight, labels, loops=loops):
             try:
-                costs[what] = cost(run, device)
+                costs[what] = cost(run, device, clear=partial(_drop_gradients, hidden, weight))
             except Exception as reason:   # a peer that cannot run here is a line that says so
                 nothing = float("nan")
                 why_not = f"{type(reason).__name__}: {str(reason)[:120]}"
@@ -117,6 +117,11 @@ def contestants(
             for memory in ("fast", "lean") if backend != "plain" and objective in OBJECTIVES[:2] else ("fast",):
                 loss_fn = JointLoss(objective, backend=backend, memory=memory)
                 yield f"ngramloss {backend} {memory}, {objective}", step(loss_fn.from_hidden)
+
+
+def _drop_gradients(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        tensor.grad = None
 
 
 def _three_products(rows: Tensor, weight: Tensor) -> None:
