@@ -1,10 +1,12 @@
 """Every sweep gives the answer of the plain one."""
 
+import contextlib
+
 import pytest
 import torch
 
 from ngramloss import JointLoss, token_stats_from_hidden
-from ngramloss.stats import chosen_backend, head
+from ngramloss.stats import chosen_backend, chunked, head
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SWEEPS = [(backend, memory) for backend in ("chunked", "fused") for memory in ("fast", "lean")]
@@ -168,6 +170,84 @@ def test_a_frozen_head_or_frozen_states_get_no_gradient(backend, memory):
     for index, (h, w) in enumerate([(hidden.clone().requires_grad_(), weight), (hidden, weight.clone().requires_grad_())]):
         loss_fn.from_hidden(h, w, labels).backward()
         torch.testing.assert_close((h.grad, w.grad)[index], full[1 + index])
+
+
+@every_sweep
+def test_fp64_stays_fp64(backend, memory):
+    if backend == "fused":
+        with pytest.raises(ValueError, match=r"backend='fused' cannot run here: the kernels take fp32, bf16 and fp16"):
+            chosen_backend(torch.device(DEVICE), torch.float64, backend)
+        return
+    hidden, weight, labels = example(dtype=torch.float64)
+    for context in (contextlib.nullcontext(), torch.autocast(DEVICE, torch.bfloat16)):
+        with context:
+            expected = gradients(JointLoss(EVERYTHING, backend="plain"), hidden, weight, labels, scale=0.5)
+            got = gradients(JointLoss(EVERYTHING, backend=backend, memory=memory), hidden, weight, labels, scale=0.5)
+        for one, two in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-12, rtol=1e-10)
+
+
+@every_sweep
+def test_a_bias_finer_than_the_model_is_not_rounded(backend, memory):
+    hidden, weight, labels = example(dtype=torch.bfloat16)
+    bias = torch.full((300,), 1.0 + 2**-12, device=DEVICE)
+    without = token_stats_from_hidden(hidden, weight, labels, backend=backend, memory=memory)
+    stats = token_stats_from_hidden(hidden, weight, labels, bias=bias, backend=backend, memory=memory)
+    real = labels != -100
+    torch.testing.assert_close(stats.lse[real], without.lse[real] + 1.0 + 2**-12, atol=2e-6, rtol=0)
+
+
+@every_sweep
+def test_backward_inside_autocast_changes_nothing(backend, memory):
+    hidden, weight, labels = example()
+    loss_fn = JointLoss("ce", backend=backend, memory=memory)
+    expected = gradients(loss_fn, hidden, weight, labels)
+    h = hidden.clone().requires_grad_()
+    loss = loss_fn.from_hidden(h, weight, labels)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss.backward()
+    assert torch.equal(h.grad, expected[1])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_slices_of_any_number_of_rows(rows, monkeypatch):
+    monkeypatch.setattr(chunked, "SLICE_NUMBERS", {"cpu": 300 * rows, "cuda": 300 * rows})
+    hidden, weight, labels = example()
+    expected = gradients(JointLoss(EVERYTHING, backend="plain"), hidden, weight, labels)
+    got = gradients(JointLoss(EVERYTHING, backend="chunked"), hidden, weight, labels)
+    for one, two in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_the_whole_vocabulary_is_held_only_where_a_fast_step_needs_it(mode, memory, monkeypatch):
+    widths = []
+    absorb = chunked.absorb
+    monkeypatch.setattr(chunked, "absorb", lambda block, *rest: (widths.append(block.width), absorb(block, *rest)))
+    hidden, weight, labels = example()
+    with mode():
+        JointLoss("ce", backend="chunked", memory=memory).from_hidden(hidden, weight.requires_grad_(), labels)
+    assert widths == ([300] if mode is torch.enable_grad and memory == "fast" else [128, 128, 44])
+
+
+@every_sweep
+def test_a_gradient_of_the_gradient_is_refused(backend, memory):
+    hidden, weight, labels = example()
+    hidden.requires_grad_()
+    loss = JointLoss("ce", backend=backend, memory=memory).from_hidden(hidden, weight, labels)
+    (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+        gradient.square().sum().backward()
+
+
+def test_a_vocabulary_over_several_programs_with_bias_and_softcap():
+    hidden, weight, labels = example(B=1, T=3, V=2500, D=8)
+    options = {"bias": torch.randn(2500, generator=torch.Generator().manual_seed(1)).to(DEVICE), "softcap": 4.0}
+    expected = gradients(JointLoss(EVERYTHING, backend="plain"), hidden, weight, labels, **options)
+    got = gradients(JointLoss(EVERYTHING, backend="fused"), hidden, weight, labels, **options)
+    for one, two in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)
 
 
 def test_a_second_backward_is_refused_where_the_logits_are_gone():

@@ -81,6 +81,8 @@ def test_bench_ngrams_shows_the_curve(capsys):
     [
         (["ngrams", "--objective", "bag(2)"], "reads more than [B, T] numbers. Time matches, rewards or precision."),
         (["ngrams", "--longest", "64"], "expected T of at least 128 and a batch of at least 1, got 64 and 4."),
+        (["step", "--model", "bart-tiny", "--batch", "0"], "expected a batch of at least 1 and lengths from 1 to 1024, got 0,"),
+        (["step", "--model", "bart-tiny", "--target", "2000"], "lengths from 1 to 1024, got 16, 1024 and 2000."),
         (["head", "--sizes", "huge"], "unknown size 'huge'. Choose from bart-16, "),
         pytest.param(
             ["step", "--device", "cuda"], "there is no CUDA device here. Leave --device out",

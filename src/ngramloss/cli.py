@@ -105,8 +105,12 @@ def parser() -> argparse.ArgumentParser:
     head.set_defaults(run=_bench_head)
 
     step = _verb(benches, "step", "documents a second of whole training steps", STEP, STEP_EXAMPLES)
-    step.add_argument("--model", default="bart-base", help="bart-base with random weights, a folder or a hub id")
-    step.add_argument("--objective", nargs="+", default=["ce", "ce + matches(2,3,4)"], metavar="WRITTEN")
+    step.add_argument(
+        "--model", default="bart-base", metavar="NAME",
+        help="bart-base or bart-tiny with random weights, a folder or a hub id (default: %(default)s)",
+    )
+    objectives = ["ce", "ce + matches(2,3,4)"]
+    step.add_argument("--objective", nargs="+", default=objectives, metavar="WRITTEN", help=f"default: {objectives}")
     step.add_argument("--batch", type=int, default=16, metavar="B", help="default: %(default)s")
     step.add_argument("--source", type=int, default=1024, metavar="T", help="of a document (default: %(default)s)")
     step.add_argument("--target", type=int, default=128, metavar="T", help="of a summary (default: %(default)s)")

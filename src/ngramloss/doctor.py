@@ -27,7 +27,7 @@ def report() -> Iterator[str]:
     else:
         yield "GPU: none that torch can use"
     for device in devices:
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             backend, reason = chosen_backend(device, dtype)
             yield f"  {device.type:<5}{str(dtype).removeprefix('torch.'):<10}→ {backend:<9}({reason})"
     yield ""

@@ -34,7 +34,7 @@ SIZES = {
     "bart-short": Size(64, 64, 50_265, 768),
     "bart-long": Size(2, 4_096, 50_265, 768),
     "llama": Size(4, 1_024, 128_256, 2_048),
-    "cpu": Size(2, 128, 50_265, 768),
+    "cpu": Size(8, 128, 50_265, 768),
 }
 OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
 FLOOR, STOCK = "three matrix products (the floor)", "cross-entropy, stock"
@@ -58,9 +58,9 @@ def measured(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) 
         size = SIZES[name]
         hidden, weight, labels = example(size, device, dtype)
         costs: dict[str, Cost] = {}
-        for what, run in contestants(hidden, weight, labels, loops=loops):
+        for what, run, leaves in contestants(hidden, weight, labels, loops=loops):
             try:
-                costs[what] = cost(run, device, clear=partial(_drop_gradients, hidden, weight))
+                costs[what] = cost(run, device, clear=partial(_drop_gradients, *leaves))
             except Exception as reason:   # a peer that cannot run here is a line that says so
                 nothing = float("nan")
                 why_not = f"{type(reason).__name__}: {str(reason)[:120]}"
@@ -85,38 +85,42 @@ def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 def contestants(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, loops: bool
-) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Each way, as a function to call."""
+) -> Iterator[tuple[str, Callable[[], Any], list[Tensor]]]:
+    """Each way, as a function to call, and the leaves it leaves gradients on."""
 
-    def step(loss: Callable[..., Tensor], parameter: Tensor = weight) -> Callable[[], None]:
+    def step(loss: Callable[..., Tensor], parameter: Tensor = weight) -> tuple[Callable[[], None], list[Tensor]]:
         def run() -> None:
             hidden.grad = parameter.grad = None
             loss(hidden, parameter, labels).backward()
 
-        return run
+        return run, [hidden, parameter]
+
+    def compiled() -> Callable[..., Tensor]:
+        torch._dynamo.reset()   # else the second size would be compiled for any size, and be slower than it need be
+        return torch.compile(peers.stock, dynamic=False)
 
     round_number = -(-weight.shape[0] // 128) * 128
     padded = torch.zeros(round_number, weight.shape[1], device=weight.device, dtype=weight.dtype)   # [V', D]
     padded[: weight.shape[0]] = weight.detach()
     padded.requires_grad_()
-    yield FLOOR, partial(_three_products, hidden.detach().flatten(0, 1), padded.detach())
-    yield STOCK, step(peers.stock)
-    yield "cross-entropy, torch.compile", step(torch.compile(peers.stock))
-    yield "cross-entropy, vocabulary padded", step(peers.stock, padded)
-    yield "cross-entropy, padded and torch.compile", step(torch.compile(peers.stock), padded)
+    yield FLOOR, partial(_three_products, hidden.detach().flatten(0, 1), padded.detach()), []
+    yield STOCK, *step(peers.stock)
+    yield "cross-entropy, torch.compile", *step(compiled())
+    yield "cross-entropy, vocabulary padded", *step(peers.stock, padded)
+    yield "cross-entropy, padded and torch.compile", *step(compiled(), padded)
     for name, peer in (("Liger-Kernel, cross-entropy", peers.liger()), ("cut-cross-entropy", peers.cut())):
         if peer is not None:
-            yield name, step(peer)
+            yield name, *step(peer)
     if loops:
         for name, placed in (("matches", False), ("rewards", True)):
             loop = partial(peers.papers_loops, placed=placed, lengths=(2, 3, 4))
-            yield f"the paper's loops, ce + {name}(2,3,4)", step(loop)
+            yield f"the paper's loops, ce + {name}(2,3,4)", *step(loop)
     best = chosen_backend(hidden.device, hidden.dtype).backend
     for backend in dict.fromkeys([best, "chunked", "plain"]):
         for objective in OBJECTIVES if backend == best else OBJECTIVES[:2]:
             for memory in ("fast", "lean") if backend != "plain" and objective in OBJECTIVES[:2] else ("fast",):
                 loss_fn = JointLoss(objective, backend=backend, memory=memory)
-                yield f"ngramloss {backend} {memory}, {objective}", step(loss_fn.from_hidden)
+                yield f"ngramloss {backend} {memory}, {objective}", *step(loss_fn.from_hidden)
 
 
 def _drop_gradients(*tensors: Tensor) -> None:

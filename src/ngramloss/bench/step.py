@@ -33,6 +33,13 @@ def measured(
     from ngramloss.attachment import attach, detach
 
     model: Any = built(model_name).to(device)
+    longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
+    if min(batch, source, target) < 1 or max(source, target) > longest:
+        raise ValueError(
+            f"expected a batch of at least 1 and lengths from 1 to {longest}, got {batch}, {source} and {target}."
+        )
+    if loops and not hasattr(model, "model"):
+        raise ValueError(f"the paper's loops are written for BART, not for {type(model).__name__}. Leave --loops out.")
     if precision.endswith("pure"):
         model = model.to(dtype_of(precision))
     inputs = example(model, batch, source, target, device)

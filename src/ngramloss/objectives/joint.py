@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import lru_cache
 from typing import Literal, overload
 
 import torch
@@ -131,6 +131,7 @@ class JointLoss(torch.nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and its parts, unweighted and detached, of statistics made elsewhere."""
         labels = labels.long()                                           # [B, T]
+        num_tokens, num_sequences = _checked("num_tokens", num_tokens), _checked("num_sequences", num_sequences)
         if not self.check and replay.suits(stats):
             return replay.replayed(self, stats, labels, num_tokens, num_sequences)
         values = self.values(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)   # [parts]
@@ -144,8 +145,8 @@ class JointLoss(torch.nn.Module):
         real = labels != IGNORE_INDEX                                    # [B, T]
         sequence = real.any(-1)                                          # [B]
         divisors = {
-            "token": _divisor("num_tokens", num_tokens, real, stats.lse.dtype),
-            "sequence": _divisor("num_sequences", num_sequences, sequence, stats.lse.dtype),
+            "token": _divisor(num_tokens, real, stats.lse.dtype),
+            "sequence": _divisor(num_sequences, sequence, stats.lse.dtype),
         }
         each = torch.stack([replay.fastest(part.function, stats)(stats, labels) for part in self.parts])   # [parts, B]
         divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
@@ -188,22 +189,27 @@ def _numbers(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.devic
     return _sent_once(numbers, dtype, device)
 
 
-@cache
+@lru_cache(64)
 def _sent_once(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A graph that is being captured may not copy from the host, and a step should not."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=dtype, device=device)
 
 
-def _divisor(name: str, given: Count | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
+def _checked(name: str, given: Count | None) -> Count | None:
+    if isinstance(given, Tensor) and given.numel() != 1:
+        raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
+    if not isinstance(given, Tensor | None) and not 0 <= given < float("inf"):
+        raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
+    return given
+
+
+def _divisor(given: Count | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
     """A count as a number on the device, [], 1 where it is 0."""
     if given is None:
         return counted.sum().clamp_min(1).to(dtype)
     if not isinstance(given, Tensor):
-        if not 0 <= given < float("inf"):
-            raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
         return torch.full((), float(given or 1), dtype=dtype, device=counted.device)
-    if given.numel() != 1:
-        raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
-    count = given.detach().reshape(()).to(counted.device, dtype, non_blocking=True)   # []
+    to_gpu = counted.device.type != "cpu"   # towards a CPU a copy must be waited for
+    count = given.detach().reshape(()).to(counted.device, dtype, non_blocking=to_gpu)   # []
     return count.where(count != 0, 1.0)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ngramloss.objectives.matches import matches, matches_released
 from ngramloss.objectives.precision import precision, precision_released
@@ -64,6 +65,7 @@ class _Windows(torch.autograd.Function):
         return value
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
         return by_value.unsqueeze(-1) * slope, None, None, None, None
@@ -125,7 +127,7 @@ def _windows(
             counted = tl.where((earlier == copies - 1) & (known > 0), 1.0, 0.0)
             share = counted
         else:
-            counted = tl.where(expected < known, 1.0, 0.0)
+            counted = tl.where(expected < known, 1.0, tl.where(expected == known, 0.5, 0.0))   # as torch.minimum
             share = tl.minimum(expected, known.to(tl.float32)) / tl.maximum(expected, TINY)
         precision = tl.sum(probability * share, 0) / whole
         result = -precision

@@ -9,39 +9,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from ngramloss.stats import TokenStats
+from ngramloss.stats import TokenStats, triton_is_installed
 
 if TYPE_CHECKING:
     from ngramloss.objectives.joint import Count, JointLoss
 
-MOST_GRAPHS = 128
-"""Shapes that are captured for one loss; others run as they are."""
+MOST_GRAPHS = 32
+"""Shapes that are captured for one loss; others run as they are. Capturing one waits for the device, once."""
+MOST_NUMBERS = 2**22
+"""Statistics larger than this are not captured: a graph keeps a copy of them."""
 
 Inputs = dict[str, Tensor]
 Results = list[Tensor]
 
 
-def suits(stats: TokenStats, *, capturing: bool = False) -> bool:
-    """Whether statistics stand where this pays and is allowed; also while a graph is being captured, or only not."""
+def suits(stats: TokenStats) -> bool:
+    """Whether replaying pays and is allowed: a step with a gradient, on the current GPU, outside other graphs."""
     return (
-        stats.lse.device.type == "cuda"
-        and not torch.compiler.is_compiling()
-        and (capturing or not torch.cuda.is_current_stream_capturing())
+        _on_current_gpu(stats)
+        and torch.is_grad_enabled()
+        and any(x is not None and x.requires_grad for x in stats)
+        and not torch.cuda.is_current_stream_capturing()
     )
+
+
+def _on_current_gpu(stats: TokenStats) -> bool:
+    device = stats.lse.device
+    return device.type == "cuda" and not torch.compiler.is_compiling() and device.index == torch.cuda.current_device()
 
 
 def fastest(formula: Callable[..., Tensor], stats: TokenStats) -> Callable[..., Tensor]:
     """The formula, or the kernel that computes the same where there is one and it may run."""
-    if not (suits(stats, capturing=True) and stats.lse.dtype == torch.float32 and isinstance(formula, partial)):
+    if not (_on_current_gpu(stats) and stats.lse.dtype == torch.float32 and isinstance(formula, partial)):
         return formula
-    if find_spec("triton") is None:
+    if not triton_is_installed():
         return formula
     from ngramloss.objectives import kernels
 
@@ -73,57 +81,61 @@ def _on_device(count: Count, like: Tensor) -> Tensor:
 class _Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss_fn: JointLoss, given: Inputs, names: tuple[str, ...], *floats: Tensor) -> Any:
-        program = _programs.get(loss_fn) or _programs.setdefault(loss_fn, _Program(loss_fn))
+        program = _programs.get(loss_fn) or _programs.setdefault(loss_fn, _Program())
         inputs = given | {name: x.detach() for name, x in zip(names, floats, strict=True)}
-        loss, values, *slopes = program(inputs, names)
+        loss, values, *slopes = program(loss_fn, inputs, names)
         ctx.save_for_backward(*slopes)
         ctx.mark_non_differentiable(values)
         return loss, values
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, by_loss: Tensor, _: Any) -> Any:
         return None, None, None, *torch._foreach_mul(ctx.saved_tensors, by_loss)   # one launch
 
 
 class _Program:
-    """A joint loss with its gradient, and the graphs of the shapes that came back."""
+    """The graphs of a joint loss with its gradient, for the shapes that came back.
 
-    def __init__(self, loss_fn: JointLoss) -> None:
-        # Not the loss itself: this is a value in a dictionary that holds it weakly.
-        self.values, self.weighted = loss_fn.values, loss_fn.weighted
+    It holds nothing of the loss: it is a value in a dictionary that holds the loss weakly.
+    """
+
+    def __init__(self) -> None:
         self.seen: dict[Hashable, int] = {}
         self.graphs: dict[Hashable, Callable[[Inputs], Results]] = {}
 
-    def __call__(self, inputs: Inputs, names: tuple[str, ...]) -> Results:
-        key = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
+    def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
+        shapes = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
+        key = shapes, tuple(part.weight for part in loss_fn.parts)
         if key not in self.graphs:
             self.seen[key] = self.seen.get(key, 0) + 1
-            if self.seen[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
-                return self._run(inputs, names)
-            self.graphs[key] = self._captured(inputs, names)
+            large = sum(x.numel() for x in inputs.values()) > MOST_NUMBERS
+            if large or self.seen[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
+                return self._run(loss_fn, inputs, names)
+            self.graphs[key] = self._captured(loss_fn, inputs, names)
         return self.graphs[key](inputs)
 
-    def _run(self, inputs: Inputs, names: tuple[str, ...]) -> Results:
+    def _run(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         """Loss, values of the parts, and the slopes of the statistics named."""
         with torch.enable_grad():
             floats = {name: inputs[name].detach().requires_grad_() for name in names}
             stats = TokenStats(best_token=inputs["best_token"], **floats)
             counts = {name: inputs.get(name) for name in ("num_tokens", "num_sequences")}
-            values = self.values(stats, inputs["labels"], **counts)      # [parts]
-            loss = self.weighted(values)                                 # []
+            values = loss_fn.values(stats, inputs["labels"], **counts)   # [parts]
+            loss = loss_fn.weighted(values)                              # []
             slopes = torch.autograd.grad(loss, list(floats.values()), materialize_grads=True)
         return [loss.detach(), values.detach(), *slopes]
 
-    def _captured(self, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
+    def _captured(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
         held = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._run(held, names)
+            self._run(loss_fn, held, names)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=_pool()):
-            results = self._run(held, names)
+            results = self._run(loss_fn, held, names)
         integers = [name for name, x in held.items() if not x.is_floating_point()]
         floats = [name for name in held if name not in integers]
 

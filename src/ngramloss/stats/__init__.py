@@ -4,6 +4,7 @@ from ngramloss.stats.backends import BACKENDS as BACKENDS
 from ngramloss.stats.backends import MEMORY as MEMORY
 from ngramloss.stats.backends import chosen_backend as chosen_backend
 from ngramloss.stats.backends import token_stats_from_hidden as token_stats_from_hidden
+from ngramloss.stats.backends import triton_is_installed as triton_is_installed
 from ngramloss.stats.labels import IGNORE_INDEX as IGNORE_INDEX
 from ngramloss.stats.labels import legal_labels as legal_labels
 from ngramloss.stats.token_stats import TokenStats as TokenStats

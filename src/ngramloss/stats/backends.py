@@ -105,7 +105,7 @@ def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "aut
 def _why_not_fused(device: torch.device, dtype: torch.dtype, *, interpreted: bool = False) -> str | None:
     if device.type == "cpu" and not interpreted:
         return "a cpu has no Triton"
-    if not _triton_is_installed():
+    if not triton_is_installed():
         return "Triton is not installed (pip install 'ngramloss[kernels]')"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"the kernels take fp32, bf16 and fp16, not {dtype}"
@@ -113,7 +113,8 @@ def _why_not_fused(device: torch.device, dtype: torch.dtype, *, interpreted: boo
 
 
 @cache
-def _triton_is_installed() -> bool:
+def triton_is_installed() -> bool:
+    """Whether kernels can be compiled here. Looked up once: it searches the file system."""
     return find_spec("triton") is not None
 
 

@@ -157,7 +157,8 @@ def _absorb(
     mask = column < end
     again = _real_logit(tl.load(logits + column, mask=mask, other=0.0), bias, column, mask, softcap, BIAS, SOFTCAP)
     found = tl.min(tl.where(mask, tl.where(again == largest, column, 2147483647), 2147483647), 0)
-    best = start + tl.where(found == 2147483647, 0, found).to(tl.int64)
+    found = tl.where(found == 2147483647, place, found)   # a logit that did not come out the same twice
+    best = start + tl.where(found == 2147483647, 0, found).to(tl.int64)   # NaN alone
     wanted, summed = 0.0, tl.sum(sums, 0)
     if not FIRST:
         before = tl.load(lse + row)

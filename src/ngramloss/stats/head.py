@@ -12,10 +12,12 @@ from forward to backward. With ``memory="lean"`` there are many, and the way bac
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ngramloss.stats.token_stats import TokenStats
 
@@ -103,6 +105,7 @@ class Plan(NamedTuple):
 
     kernels: Kernels
     lean: bool
+    differentiable: bool
     needs: frozenset[str]
     scale: float
     softcap: float | None
@@ -113,7 +116,8 @@ def sweep(
     needs: Collection[str], kernels: Kernels, lean: bool,
 ) -> TokenStats:
     """The statistics, with their gradient."""
-    plan = Plan(kernels, lean, frozenset(needs), scale, softcap)
+    # Asked here: inside forward() gradients are always off, and a parameter always seems to need one.
+    plan = Plan(kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap)
     flat_bias = None if bias is None else bias.reshape(-1)               # [V]
     labels = labels.contiguous()                                         # [B, T]
     return TokenStats(*_Sweep.apply(hidden, weight, flat_bias, labels, plan))  # type: ignore[no-untyped-call]
@@ -125,16 +129,18 @@ class _Sweep(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, plan: Plan
     ) -> tuple[Tensor | None, ...]:
         device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        B, T, D = hidden.shape
-        rows = hidden.reshape(-1, D).to(dtype)                           # [N, D]
-        rows = rows if plan.scale == 1.0 else rows * plan.scale          # [N, D]
+        casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast leaves fp64 alone
+        dtype = torch.get_autocast_dtype(device) if casts else hidden.dtype
+        B, T, _ = hidden.shape
+        rows = _rows(hidden, plan.scale, dtype)                          # [N, D]
         flat = labels.reshape(-1)                                        # [N]
         running = _fresh(flat, dtype, mean="mean_logp" in plan.needs)
         cross = running.lse.new_empty(B, T, T) if "cross_logp" in plan.needs else None   # [B, T, T]
-        differentiable = any(ctx.needs_input_grad)
+        differentiable = plan.differentiable and any(ctx.needs_input_grad)
         keep = differentiable and not plan.lean
-        with torch.autocast(device, enabled=False):
+        # Triton launches on the current device, which need not be the tensors'.
+        here = torch.cuda.device(hidden.device) if device == "cuda" else nullcontext()
+        with torch.autocast(device, enabled=False), here:
             for made in _blocks(rows, weight, bias, plan, whole=keep):
                 plan.kernels.absorb(made[0], flat, running)
                 if cross is not None:
@@ -149,6 +155,7 @@ class _Sweep(torch.autograd.Function):
         return lse, best_token, best_logp, label_logp, cross, mean_logp
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, cross, *saved = ctx.saved_tensors
         plan, stats = ctx.plan, Running(*saved)
@@ -165,9 +172,7 @@ class _Sweep(torch.autograd.Function):
         by_row = (None if x is None else x.reshape(-1) for x in (by_lse, by_best, by_label, by_mean))
         rowwise = Slopes(*by_row)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        D = hidden.shape[-1]
-        rows = hidden.reshape(-1, D).to(ctx.dtype)                       # [N, D]
-        rows = rows if plan.scale == 1.0 else rows * plan.scale          # [N, D]
+        rows = _rows(hidden, plan.scale, ctx.dtype)                      # [N, D]
         d_rows: Tensor | None = None
         d_weight = None if ctx.whole or not wants_weight else torch.empty_like(weight)   # [V, D]
         d_bias = torch.empty_like(bias) if wants_bias and bias is not None else None   # [V]
@@ -180,15 +185,11 @@ class _Sweep(torch.autograd.Function):
                 if wants_hidden:
                     product = gradient @ part                            # [N, D]
                     if d_rows is None:
-                        d_rows = product if block.last else product.float()   # [N, D]
+                        d_rows = product if block.last else _exact(product)   # [N, D]
                     else:
                         d_rows += product
                 if wants_weight:
-                    product = (gradient.t() @ rows)[: block.width]       # [width, D]
-                    if d_weight is None:
-                        d_weight = product.to(weight.dtype)              # [V, D]
-                    else:
-                        d_weight[block.start : block.start + block.width] = product
+                    d_weight = _weight_gradient(gradient, rows, block, d_weight, weight.dtype)   # [V, D]
                 if d_bias is not None:
                     d_bias[block.start : block.start + block.width] = gradient.sum(0)[: block.width]
         ctx.kept = None
@@ -196,6 +197,29 @@ class _Sweep(torch.autograd.Function):
             d_rows = d_rows if plan.scale == 1.0 else d_rows * plan.scale   # [N, D]
             d_rows = d_rows.to(hidden.dtype).view_as(hidden)             # [B, T, D]
         return d_rows, d_weight, d_bias, None, None
+
+
+def _rows(hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """What the products take, rounded once, [N, D]."""
+    return (hidden if scale == 1.0 else hidden * scale).reshape(-1, hidden.shape[-1]).to(dtype)
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _weight_gradient(
+    gradient: Tensor, rows: Tensor, block: Block, whole: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The block's rows of the weight's gradient, alone or in their place in the whole."""
+    if whole is None:
+        return (gradient.t() @ rows)[: block.width].to(dtype)            # [width, D]
+    own = whole[block.start : block.start + block.width]                 # [width, D]
+    if own.dtype == rows.dtype:
+        torch.mm(gradient[:, : block.width].t(), rows, out=own)
+    else:
+        own.copy_((gradient.t() @ rows)[: block.width])
+    return whole
 
 
 def _fresh(labels: Tensor, dtype: torch.dtype, *, mean: bool) -> Running:
@@ -219,8 +243,7 @@ def _blocks(
             space = rows.new_empty(len(rows), len(part) + spare)         # [N, columns + spare]
         logits = space[:, : len(part)]                                   # [N, columns]
         torch.mm(rows, part.t(), out=logits)
-        exact = torch.promote_types(rows.dtype, torch.float32)
-        own = None if bias is None else bias.detach()[start : start + width].to(exact)   # [width]
+        own = None if bias is None else _exact(bias.detach()[start : start + width])   # [width]
         yield Block(logits, space, start, width, V, own, plan.softcap), part
 
 

@@ -1,0 +1,58 @@
+"""What replaying does before anything is captured; tests/gpu has the rest."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from cases import CASES
+
+from ngramloss import JointLoss, token_stats
+from ngramloss.objectives import replay
+
+
+def example(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 4, (3, 8), generator=generator)
+    labels[0, 5:] = -100
+    logits = torch.randn(3, 8, 4, generator=generator) + 2 * torch.nn.functional.one_hot(labels.clamp_min(0), 4)
+    return logits.requires_grad_(), labels
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_value_and_gradient_together_are_those_of_the_loss(case, monkeypatch):
+    loss_fn, (logits, labels) = JointLoss([case.term]), example()
+    for counts in ({}, {"num_tokens": 9, "num_sequences": torch.tensor(4)}):
+        expected, parts = loss_fn(logits, labels, return_parts=True, **counts)
+        with monkeypatch.context() as patch:
+            patch.setattr(replay, "suits", lambda stats: True)
+            got, replayed = loss_fn(logits, labels, return_parts=True, **counts)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(replayed, parts)
+        one, two = (torch.autograd.grad(3 * loss, logits)[0] for loss in (got, expected))
+        torch.testing.assert_close(one, two)
+
+
+def test_a_loss_is_let_go_with_its_graphs(monkeypatch):
+    monkeypatch.setattr(replay, "suits", lambda stats: True)
+    loss_fn, (logits, labels) = JointLoss("ce + matches(2)"), example()
+    loss_fn(logits, labels).backward()
+    watched = weakref.ref(loss_fn)
+    assert loss_fn in replay._programs
+    del loss_fn
+    gc.collect()
+    assert watched() is None
+
+
+def test_counts_are_checked_before_they_go_to_the_device(monkeypatch):
+    monkeypatch.setattr(replay, "suits", lambda stats: True)
+    logits, labels = example()
+    with pytest.raises(ValueError, match="num_tokens must be a count of 0 or more, got -1"):
+        JointLoss("ce")(logits, labels, num_tokens=-1)
+
+
+def test_a_cpu_or_a_step_without_gradient_is_not_replayed():
+    logits, labels = example()
+    assert not replay.suits(token_stats(logits, labels))
+    (part,) = JointLoss("matches(2)").parts
+    assert replay.fastest(part.function, token_stats(logits, labels)) is part.function
