@@ -1,4 +1,4 @@
-# setup: .venv with everything · test: checks and tests · demo: a worked example · bench: what the n-gram part costs
+# setup: .venv with everything · test: checks and tests · demo: a worked example · bench: what things cost here
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -28,6 +28,7 @@ demo: setup
 
 bench: setup
 	$(BIN)/ngramloss bench ngrams
+	$(BIN)/ngramloss bench head
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
