@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 
+import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -466,78 +467,35 @@ def test_a_model_without_a_head_is_refused():
         attach(torch.nn.Linear(2, 2), OBJECTIVE)
 
 
-class LoraLinear(torch.nn.Module):
-    """The shape of ``peft.tuners.lora.Linear``: PEFT itself is not installed here."""
-
-    def __init__(self, base_layer):
-        super().__init__()
-        self.base_layer = base_layer
-        self.lora_A = torch.nn.Linear(base_layer.in_features, 2, bias=False)
-        self.lora_B = torch.nn.Linear(2, base_layer.out_features, bias=False)
-
-    @property
-    def weight(self):
-        return self.base_layer.weight
-
-    def forward(self, hidden):
-        return self.base_layer(hidden) + self.lora_B(self.lora_A(hidden))
-
-
-class ModulesToSaveWrapper(torch.nn.Module):
-    """The shape of ``peft.utils.ModulesToSaveWrapper``."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.original_module = module
-        self.modules_to_save = torch.nn.ModuleDict({"default": copy.deepcopy(module)})
-
-    @property
-    def weight(self):
-        return self.modules_to_save["default"].weight
-
-    def forward(self, hidden):
-        return self.modules_to_save["default"](hidden)
-
-
-class PeftModel(torch.nn.Module):
-    """The shape of ``peft.PeftModel``."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.base_model = model
-
-    def get_base_model(self):
-        return self.base_model
-
-    def forward(self, **inputs):
-        return self.base_model(**inputs)
-
-
 def with_head(make):
     model = tiny("llama")
     model.lm_head = make(model.lm_head)
     return model
 
 
-@pytest.mark.parametrize("wrapper", [LoraLinear, ModulesToSaveWrapper])
-def test_an_adapter_on_the_head_itself_is_refused(wrapper):
-    with pytest.raises(ValueError, match=f"wrapped by an adapter .{wrapper.__name__}.*target_modules"):
-        attach(with_head(wrapper), OBJECTIVE)
-    model = attach(tiny("llama"), OBJECTIVE)
-    model.lm_head = wrapper(model.lm_head)
+def lora(model, **options):
+    """The real PEFT around a model, with every adapter away from zero, so that a dropped one shows."""
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False, **options))
+
+
+@pytest.mark.parametrize("options", [{"target_modules": ["q_proj", "lm_head"]}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}], ids=["target_modules", "modules_to_save"])
+def test_an_adapter_on_the_head_itself_is_refused(options):
+    with pytest.raises(ValueError, match=r"wrapped by an adapter .*target_modules"):
+        attach(lora(tiny("llama"), **options), OBJECTIVE)
+    model = lora(attach(tiny("llama"), OBJECTIVE), **options)
     with pytest.raises(ValueError, match="wrapped by an adapter"):
         model(**batch("llama"))
 
 
 @pytest.mark.parametrize("first", ["attach", "wrap"])
-def test_adapters_elsewhere_are_served(first):
-    model, inputs = tiny("llama"), batch("llama")
+@pytest.mark.parametrize("family", ["llama", "bart", "t5"])
+def test_lora_away_from_the_head_is_served(family, first):
+    model, inputs = tiny(family), batch(family)
+    modules = ["q", "v"] if family == "t5" else ["q_proj", "v_proj"]
     if first == "attach":
         attach(model, OBJECTIVE)
-    model.requires_grad_(False)
-    attention = model.model.layers[0].self_attn
-    attention.q_proj = LoraLinear(attention.q_proj)
-    wrapped = PeftModel(model)
+    wrapped = lora(model, target_modules=modules)
     expected, other = reference(model, inputs)
     if first == "wrap":
         assert attach(wrapped, OBJECTIVE) is wrapped
@@ -545,6 +503,14 @@ def test_adapters_elsewhere_are_served(first):
     loss.backward()
     assert_close(loss, expected)
     assert_same_gradients(model, other)
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+
+
+def test_a_merged_adapter_is_a_plain_model_again():
+    wrapped, inputs = lora(tiny("llama"), target_modules=["q_proj", "lm_head"]), batch("llama")
+    model = wrapped.merge_and_unload().requires_grad_(True)
+    expected, _ = reference(model, inputs)
+    assert_close(attach(model, OBJECTIVE)(**inputs).loss, expected)
 
 
 def test_a_quantised_head_is_refused():
