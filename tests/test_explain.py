@@ -59,6 +59,20 @@ def test_rewards_show_no_copies_beside_a_window_out_of_place():
     assert "   4  b d                 –       –       0.8100       –" in page
 
 
+def test_a_long_sentence_is_shown_in_strips_that_fit_a_terminal():
+    words = " ".join(f"unmistakable{i}" for i in range(30))
+    header = explain(words, words, "matches(2)").split("matches(2) = 1")[0]
+    assert max(map(len, header.splitlines())) <= 100
+    assert header.split().count("unmistakable29") == 2
+    assert header.count("confidence") == 6
+
+
+def test_figures_nobody_could_read_are_written_as_powers_of_ten():
+    page = explain("a b c", "a b d", "eisl(2)", [1.0])
+    assert page.endswith("eisl(2) = 5e+29")
+    assert "-0.0000" not in page
+
+
 def test_a_reference_shorter_than_n_says_so():
     assert "the reference is shorter than n: there is no window" in explain("a b", "a b", "matches(3)")
 

@@ -15,6 +15,10 @@ FILLER = "_"
 """Stands in a candidate where a word is missing, as an id of its own; it matches nothing, not even a real ``_``."""
 
 
+WIDTH = 100
+"""Characters in a line, about."""
+
+
 class Sentence(NamedTuple):
     """What is explained: words, and the statistics of a model that predicts them."""
 
@@ -62,12 +66,14 @@ def explain(reference: str, candidate: str, objective: str, confidence: Sequence
     for term in loss_fn.terms:
         shown = _BLOCKS.get(term.name, _plain)(sentence, term)
         for part, rows in zip(term.parts, shown, strict=True):
-            blocks.append([f"{part.name} = {rows.title}", *_columns(rows.table), f"  value {parts[part.name]:.4f}"])
+            value = _figure(parts[part.name].item())
+            blocks.append([f"{part.name} = {rows.title}", *_columns(rows.table), f"  value {value}"])
     weighted = " + ".join(
-        f"{value:.4f}" if part.weight == 1 else f"{part.weight:g}·{value:.4f}"
+        _figure(value.item()) if part.weight == 1 else f"{part.weight:g}·{_figure(value.item())}"
         for part, value in zip(loss_fn.parts, parts.values(), strict=True)
     )
-    total = f"{loss_fn} = {weighted}" + (f" = {loss:.4f}" if weighted != f"{loss:.4f}" else "")
+    whole = _figure(loss.item())
+    total = f"{loss_fn} = {weighted}" + (f" = {whole}" if weighted != whole else "")
     return "\n\n".join("\n".join(block) for block in [*blocks, *([notes] if notes else []), [total]])
 
 
@@ -197,7 +203,7 @@ def _eisl(sentence: Sentence, term: Term) -> Iterator[_Block]:
         table = [["at", "reference", "log p where it fits", "costs"]]
         for u in range(fit.shape[1]):
             cost = -fit[0, u] / fit.shape[1]
-            table.append([str(u + 1), sentence.reference_window(u, n), f"{fit[0, u]:.4f}", f"{cost:.4f}"])
+            table.append([str(u + 1), sentence.reference_window(u, n), _figure(fit[0, u].item()), _figure(cost.item())])
         yield _Block("mean of −log p of the reference's n-grams, each where the model prefers it", table)
 
 
@@ -207,6 +213,11 @@ def _lcs(sentence: Sentence, term: Term) -> Iterator[_Block]:
     length = share * len(sentence.reference)
     table = [["soft common words", "of"], [f"{length:.4f}", str(len(sentence.reference))]]
     yield _Block("−log of the longest common subsequence's share of the reference", table)
+
+
+def _figure(value: float) -> str:
+    """Four places, or powers of ten where nobody could read them; never a negative zero."""
+    return f"{value + 0.0:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _plain(sentence: Sentence, term: Term) -> Iterator[_Block]:
@@ -227,13 +238,21 @@ _BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
 
 
 def _header(sentence: Sentence) -> list[str]:
-    table = [
-        ["position", *(str(t + 1) for t in range(len(sentence.reference)))],
-        ["reference", *sentence.reference],
-        ["candidate", *sentence.candidate],
-        ["confidence", *(f"{share:g}" for share in sentence.confidence)],
-    ]
-    return [line[2:] for line in _columns(table, names=1)]
+    """The words under each other, in strips that fit a terminal."""
+    positions = [str(t + 1) for t in range(len(sentence.reference))]
+    confidence = [f"{share:g}" for share in sentence.confidence]
+    columns = list(zip(positions, sentence.reference, sentence.candidate, confidence, strict=True))
+    names = ("position", "reference", "candidate", "confidence")
+    lines: list[str] = []
+    while columns:
+        fits, width = 0, len("confidence")
+        while fits < len(columns) and (not fits or width + 2 + max(map(len, columns[fits])) <= WIDTH):
+            width += 2 + max(map(len, columns[fits]))
+            fits += 1
+        strip = [list(row) for row in zip(names, *columns[:fits], strict=True)]
+        lines += ([""] if lines else []) + [line[2:] for line in _columns(strip, names=1)]
+        columns = columns[fits:]
+    return lines
 
 
 def _columns(table: list[list[str]], names: int = 2) -> list[str]:
