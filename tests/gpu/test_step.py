@@ -73,6 +73,21 @@ def test_a_step_gives_the_same_bits_twice(memory):
         assert all(torch.equal(one, two) for one, two in zip(step(loss_fn, *batch), first, strict=True))
 
 
+def test_check_names_a_bad_label_at_the_price_of_waiting():
+    hidden, weight, labels = torch.zeros(1, 2, 8).cuda(), torch.zeros(50, 8).cuda(), torch.tensor([[1, 999]]).cuda()
+    with pytest.raises(ValueError, match="got 999 at row 0, position 1"):
+        JointLoss("ce", check=True).from_hidden(hidden, weight, labels)
+    with pytest.raises(ValueError, match="got 999 at row 0, position 1"):
+        JointLoss("ce", check=True)(torch.zeros(1, 2, 50).cuda(), labels)
+
+
+def test_evaluation_in_inference_mode_then_training():
+    loss_fn, batch = JointLoss(OBJECTIVE), example(2)
+    with torch.inference_mode():
+        evaluated = [loss_fn.from_hidden(*batch) for _ in range(4)][-1].item()
+    assert step(loss_fn, *batch)[0].item() == pytest.approx(evaluated, rel=1e-5)
+
+
 def test_a_label_out_of_range_is_refused_on_the_device():
     program = (
         "import torch, ngramloss as ng\n"

@@ -140,7 +140,7 @@ class _Sweep(torch.autograd.Function):
         keep = differentiable and not plan.lean
         # Triton launches on the current device, which need not be the tensors'.
         here = torch.cuda.device(hidden.device) if device == "cuda" else nullcontext()
-        with torch.autocast(device, enabled=False), here:
+        with here:
             for made in _blocks(rows, weight, bias, plan, whole=keep):
                 plan.kernels.absorb(made[0], flat, running)
                 if cross is not None:
