@@ -142,8 +142,8 @@ class StepLoss:
         warnings.warn(
             "a stock Trainer counts the tokens of a step, not its sequences, so the sequence terms of "
             f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens: exact where the mean length "
-            "is the same in all of them. NgramTrainer (planned) counts both and is always exact; a loop of your own can "
-            "pass num_tokens and num_sequences to the model. Silence this with "
+            "is the same in all of them. NgramTrainer (planned) counts both and is always exact; a loop of your own "
+            "can pass num_tokens and num_sequences to the model. Silence this with "
             "warnings.filterwarnings('ignore', message='a stock Trainer').",
             stacklevel=2,
         )
