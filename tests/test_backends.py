@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ngramloss import JointLoss, token_stats_from_hidden
-from ngramloss.stats import chosen_backend, chunked, head
+from ngramloss.stats import backends, chosen_backend, chunked, head
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SWEEPS = [(backend, memory) for backend in ("chunked", "fused") for memory in ("fast", "lean")]
@@ -271,6 +271,8 @@ def test_the_choice_and_its_reason(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match=r"backend='fused' cannot run here: a cpu has no Triton\. Use backend='auto'"):
         chosen_backend(cpu, torch.float32, "fused")
+    monkeypatch.setattr(backends, "triton_is_installed", lambda: False)
+    assert chosen_backend(cuda, torch.bfloat16) == ("chunked", "Triton is not installed (pip install 'ngramloss[kernels]'): PyTorch in slices")
     with pytest.raises(ValueError, match=r"backend must be auto or one of plain, chunked, fused, got 'triton'"):
         chosen_backend(cpu, torch.float32, "triton")
     with pytest.raises(ValueError, match=r"memory must be one of fast, lean, got 'low'"):

@@ -119,6 +119,34 @@ def test_bench_step_counts_documents_a_second(tmp_path, capsys):
     assert all(row["docs_per_second"] > 0 for row in rows)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
+def test_bench_step_in_other_precisions(precision, capsys):
+    arguments = ["--model", "bart-tiny", "--batch", "2", "--source", "8", "--target", "8", "--device", "cpu"]
+    assert main(["bench", "step", *arguments, "--objective", "ce + rewards(2)", "--precision", precision]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f", {precision}, " in lines[0]
+    assert [line.split("  ")[0] for line in lines[2:]] == ["the model's own cross-entropy", "ce + rewards(2)"]
+
+
+def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypatch, capsys):
+    from models import tiny
+
+    from ngramloss.bench import step
+
+    monkeypatch.setattr(step, "built", lambda name: tiny("t5"))
+    assert main(["bench", "step", "--loops", "--source", "8", "--target", "8", "--device", "cpu"]) == 2
+    assert "the paper's loops are written for BART, not for T5ForConditionalGeneration. Leave --loops out." in capsys.readouterr().err
+
+
+def test_bench_head_in_another_precision(monkeypatch, capsys):
+    from ngramloss.bench import head
+
+    monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
+    monkeypatch.setattr(head, "OBJECTIVES", ["ce", "matches(2)"])
+    assert main(["bench", "head", "--sizes", "tiny", "--device", "cpu", "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(", bfloat16")
+
+
 def test_the_papers_loops_are_the_objectives():
     from ngramloss import JointLoss
     from ngramloss.bench import peers
