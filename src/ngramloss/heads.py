@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ngramloss.stats import head_logits
+
 ADAPTER_SIGNS = ("base_layer", "lora_A", "modules_to_save", "original_module")
 """Attributes by which PEFT's layers and wrappers are known without importing PEFT."""
 
@@ -69,19 +71,11 @@ def head_of(model: Module, module: Any) -> Head:
     return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), _softcap(model))
 
 
-def head_logits(hidden: Tensor, head: Head) -> Tensor:
-    """The logits this head makes of its input, [B, T, V]: what the model's own are checked against."""
-    logits = F.linear(hidden * head.scale, head.weight)                  # [B, T, V]
-    if head.bias is not None:
-        logits = logits + head.bias                                      # [B, T, V]
-    return logits if head.softcap is None else (logits / head.softcap).tanh() * head.softcap   # [B, T, V]
-
-
 def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -> None:
     """Compare the model's own logits of one position with ours: a post-processing we do not know is an error."""
     with torch.no_grad():
         coarse = torch.finfo(F.linear(hidden, head.weight).dtype).eps
-        ours = head_logits(hidden, head).float()                         # [B, 1, V]
+        ours = head_logits(hidden, **head._asdict()).float()             # [B, 1, V]
         off = torch.tensor(float("inf"))                                 # []
         if isinstance(theirs, Tensor) and theirs.shape == ours.shape:
             both = theirs.isfinite() & ours.isfinite()                   # [B, 1, V]

@@ -24,29 +24,33 @@ def cost(
     run: Callable[[], object], device: str, *, clear: Callable[[], object] = bool, repeats: int = 30, warm_up: int = 8
 ) -> Cost:
     """Warm up, then take the median: by device events on a GPU, the clock elsewhere. Fewer calls if one takes long."""
+    milliseconds = median_milliseconds(run, device, repeats=repeats, warm_up=warm_up)
+    clear()   # what the last call left must not count as standing before the next
+    return Cost(milliseconds, _peak(run, device))
+
+
+def median_milliseconds(run: Callable[[], object], device: str, *, repeats: int, warm_up: int) -> float:
+    """The time alone."""
     start = time.perf_counter()
     run()
-    finish(device)
+    _finish(device)
     slow = time.perf_counter() - start > 2
     for _ in range(1 if slow else warm_up):
         run()
-    times = [_milliseconds(run, device) for _ in range(3 if slow else repeats)]
-    clear()   # what the last call left must not count as standing before the next
-    return Cost(median(times), _peak(run, device))
+    return median(_milliseconds(run, device) for _ in range(3 if slow else repeats))
 
 
-def finish(device: str) -> None:
-    """Wait for the device."""
+def _finish(device: str) -> None:
     if device != "cpu":
         torch.get_device_module(device).synchronize()
 
 
 def _milliseconds(run: Callable[[], object], device: str) -> float:
     if device != "cuda":
-        finish(device)
+        _finish(device)
         start = time.perf_counter()
         run()
-        finish(device)
+        _finish(device)
         return 1e3 * (time.perf_counter() - start)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     before.record()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from statistics import median
 
 import torch
 
-from ngramloss.bench.clock import finish
+from ngramloss.bench.clock import median_milliseconds
 from ngramloss.objectives import JointLoss
 from ngramloss.stats import TokenStats
 
@@ -31,7 +29,7 @@ def measured(objective: str, *, batch: int, longest: int, device: str) -> Iterat
         yield f"{T:>7,} {cost:>9.2f} {cost / base:>8.2f}"
 
 
-def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str, repeats: int = 20) -> float:
+def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str) -> float:
     generator = torch.Generator().manual_seed(T)
     labels = torch.randint(0, 50_000, (B, T), generator=generator)       # [B, T]
     right = torch.rand(B, T, generator=generator) < 0.6                  # [B, T]
@@ -39,11 +37,4 @@ def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str, repeats: int 
     logp = torch.rand(B, T, generator=generator).neg().to(device).requires_grad_()   # [B, T]
     labels = labels.to(device)                                           # [B, T]
     stats = TokenStats(logp.detach(), best_token, logp, logp)
-    times = []
-    for _ in range(repeats + 3):
-        finish(device)
-        start = time.perf_counter()
-        loss_fn.from_stats(stats, labels)[0].backward()
-        finish(device)
-        times.append(time.perf_counter() - start)
-    return 1e3 * median(times[3:])
+    return median_milliseconds(lambda: loss_fn.from_stats(stats, labels)[0].backward(), device, repeats=20, warm_up=3)

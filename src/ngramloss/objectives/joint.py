@@ -131,17 +131,21 @@ class JointLoss(torch.nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and its parts, unweighted and detached, of statistics made elsewhere."""
         labels = labels.long()                                           # [B, T]
-        num_tokens, num_sequences = _checked("num_tokens", num_tokens), _checked("num_sequences", num_sequences)
+        counts = {
+            "num_tokens": _count("num_tokens", num_tokens, stats.lse),
+            "num_sequences": _count("num_sequences", num_sequences, stats.lse),
+        }
         if not self.check and replay.suits(stats):
-            return replay.replayed(self, stats, labels, num_tokens, num_sequences)
-        values = self.values(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)   # [parts]
+            return replay.replayed(self, stats, labels, counts)
+        values = self.values(stats, labels, **counts)                    # [parts]
         parts = zip(self.parts, values.detach().unbind(), strict=True)
         return self.weighted(values), {part.name: value for part, value in parts}
 
     def values(
-        self, stats: TokenStats, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None
+        self, stats: TokenStats, labels: Tensor, *,
+        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
     ) -> Tensor:
-        """Each part's value, unweighted, with its gradient, [parts]."""
+        """Each part's value, unweighted, with its gradient, [parts]. Counts are numbers beside the statistics, []."""
         real = labels != IGNORE_INDEX                                    # [B, T]
         sequence = real.any(-1)                                          # [B]
         divisors = {
@@ -196,20 +200,22 @@ def _sent_once(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.dev
         return torch.tensor(numbers, dtype=dtype, device=device)
 
 
-def _checked(name: str, given: Count | None) -> Count | None:
-    if isinstance(given, Tensor) and given.numel() != 1:
-        raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
-    if not isinstance(given, Tensor | None) and not 0 <= given < float("inf"):
-        raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
-    return given
-
-
-def _divisor(given: Count | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
-    """A count as a number on the device, [], 1 where it is 0."""
+def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
+    """A count as a number beside the statistics, []."""
     if given is None:
-        return counted.sum().clamp_min(1).to(dtype)
+        return None
     if not isinstance(given, Tensor):
-        return torch.full((), float(given or 1), dtype=dtype, device=counted.device)
-    to_gpu = counted.device.type != "cpu"   # towards a CPU a copy must be waited for
-    count = given.detach().reshape(()).to(counted.device, dtype, non_blocking=to_gpu)   # []
+        if not 0 <= given < float("inf"):
+            raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
+        return torch.full((), float(given), dtype=like.dtype, device=like.device)   # a launch, not a copy that waits
+    if given.numel() != 1:
+        raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
+    to_gpu = like.device.type != "cpu"   # towards a CPU a copy must be waited for
+    return given.detach().reshape(()).to(like.device, like.dtype, non_blocking=to_gpu)
+
+
+def _divisor(count: Tensor | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
+    """The count, or this batch's own, [], 1 where it is 0."""
+    if count is None:
+        count = counted.sum().to(dtype)                                  # []
     return count.where(count != 0, 1.0)

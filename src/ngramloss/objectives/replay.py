@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from ngramloss.stats import TokenStats, triton_is_installed
 
 if TYPE_CHECKING:
-    from ngramloss.objectives.joint import Count, JointLoss
+    from ngramloss.objectives.joint import JointLoss
 
 MOST_GRAPHS = 32
 """Shapes that are captured for one loss; others run as they are. Capturing one waits for the device, once."""
@@ -60,22 +60,14 @@ def fastest(formula: Callable[..., Tensor], stats: TokenStats) -> Callable[..., 
 
 
 def replayed(
-    loss_fn: JointLoss, stats: TokenStats, labels: Tensor, num_tokens: Count | None, num_sequences: Count | None
+    loss_fn: JointLoss, stats: TokenStats, labels: Tensor, counts: dict[str, Tensor | None]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its parts, as :meth:`JointLoss.from_stats` gives them."""
     floats = {name: value for name, value in stats._asdict().items() if value is not None and name != "best_token"}
     given = {"best_token": stats.best_token, "labels": labels}
-    for name, count in (("num_tokens", num_tokens), ("num_sequences", num_sequences)):
-        if count is not None:
-            given[name] = _on_device(count, stats.lse)
+    given |= {name: count for name, count in counts.items() if count is not None}
     loss, values = _Replayed.apply(loss_fn, given, tuple(floats), *floats.values())  # type: ignore[no-untyped-call]
     return loss, {part.name: value for part, value in zip(loss_fn.parts, values.unbind(), strict=True)}
-
-
-def _on_device(count: Count, like: Tensor) -> Tensor:
-    if isinstance(count, Tensor):
-        return count.detach().reshape(()).to(like, non_blocking=True)
-    return torch.full((), float(count), dtype=like.dtype, device=like.device)   # a launch, not a copy that waits
 
 
 class _Replayed(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ngramloss.stats import head
 from ngramloss.stats.labels import legal_labels
-from ngramloss.stats.token_stats import TokenStats, plain_sweep
+from ngramloss.stats.token_stats import TokenStats, head_logits, token_stats
 
 BACKENDS = {
     "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
@@ -75,7 +75,7 @@ def token_stats_from_hidden(
     if memory not in MEMORY:
         raise ValueError(f"memory must be one of {', '.join(MEMORY)}, got {memory!r}.")
     if name == "plain":
-        return plain_sweep(hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs)
+        return token_stats(head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap), labels, needs=needs)
     return head.sweep(
         hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
         kernels=_kernels(name), lean=memory == "lean",

@@ -60,11 +60,8 @@ def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) 
 
 def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
     """Overwrite the block's logits by their gradient, and what is not real, row or column, by 0."""
-    by_lse, by_best, by_label, by_mean = slopes
-    soft = torch.zeros_like(stats.lse) if by_lse is None else by_lse.clone()   # [N]
-    for slope in (by_best, by_label, by_mean):
-        if slope is not None:
-            soft -= slope
+    _, by_best, by_label, by_mean = slopes
+    soft = _soft(stats, slopes)                                          # [N]
     for rows in _slices(block):
         logits = _exact(block, rows, copy=False)                         # [R, width]
         curb = None if block.softcap is None else 1 - (logits / block.softcap).square_()   # [R, width]
@@ -90,23 +87,27 @@ def differentiate_cross(
     shape = *labels.shape, 1
     same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
     total = by_cross @ same.to(by_cross.dtype)                           # [B, T, T]
-    soft = torch.zeros_like(stats.lse) if slopes.lse is None else slopes.lse   # [N]
     if slopes.best_logp is not None:
-        soft = soft - slopes.best_logp                                   # [N]
         at_best = stats.best_token.view(shape) == labels.unsqueeze(1)    # [B, T, T]
         total = total + at_best * slopes.best_logp.view(shape)           # [B, T, T]
     if slopes.label_logp is not None:
-        soft = soft - slopes.label_logp                                  # [N]
         total = total + same * slopes.label_logp.view(shape)             # [B, T, T]
     if slopes.mean_logp is not None:
-        soft = soft - slopes.mean_logp                                   # [N]
         total = total + slopes.mean_logp.view(shape) / block.vocabulary  # [B, T, T]
-    total = total + cross_logp.exp() * soft.view(shape)                  # [B, T, T]
+    total = total + cross_logp.exp() * _soft(stats, slopes).view(shape)  # [B, T, T]
     if block.softcap is not None:
         total = total * (1 - ((cross_logp + stats.lse.view(shape)) / block.softcap) ** 2)   # [B, T, T]
     total = total.where((labels != IGNORE_INDEX).unsqueeze(2), 0.0)      # [B, T, T]
     space = block.space.view(*labels.shape, block.space.shape[1])        # [B, T, columns + SPARE]
     space.scatter_(-1, _cross_column(block, labels), total.to(space.dtype))
+
+
+def _soft(stats: Running, slopes: Slopes) -> Tensor:
+    """The slope of the whole softmax: every log-probability falls as the log-sum-exp grows, [N]."""
+    soft = torch.zeros_like(stats.lse) if slopes.lse is None else slopes.lse   # [N]
+    for slope in slopes[1:]:
+        soft = soft if slope is None else soft - slope                   # [N]
+    return soft
 
 
 def _cross_column(block: Block, labels: Tensor) -> Tensor:

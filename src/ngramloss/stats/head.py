@@ -147,7 +147,7 @@ class _Sweep(torch.autograd.Function):
                     plan.kernels.absorb_cross(made[0], labels, running.lse, cross)
         if differentiable:
             ctx.save_for_backward(hidden, weight, bias, labels, cross, *running)
-            ctx.plan, ctx.dtype, ctx.whole, ctx.kept = plan, dtype, keep, made if keep else None
+            ctx.plan, ctx.dtype, ctx.kept = plan, dtype, made if keep else None
         ctx.set_materialize_grads(False)
         lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
         ctx.mark_non_differentiable(best_token)
@@ -159,7 +159,7 @@ class _Sweep(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, cross, *saved = ctx.saved_tensors
         plan, stats = ctx.plan, Running(*saved)
-        if ctx.whole and ctx.kept is None:
+        if not plan.lean and ctx.kept is None:
             raise RuntimeError(
                 "a second backward through the same loss: the first one overwrote the logits with their gradient. "
                 'Build the loss with memory="lean" or backend="plain", which can go back twice.'
@@ -174,10 +174,10 @@ class _Sweep(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         rows = _rows(hidden, plan.scale, ctx.dtype)                      # [N, D]
         d_rows: Tensor | None = None
-        d_weight = None if ctx.whole or not wants_weight else torch.empty_like(weight)   # [V, D]
+        d_weight = torch.empty_like(weight) if plan.lean and wants_weight else None   # [V, D]
         d_bias = torch.empty_like(bias) if wants_bias and bias is not None else None   # [V]
         with torch.autocast(hidden.device.type, enabled=False):
-            for block, part in [ctx.kept] if ctx.whole else _blocks(rows, weight, bias, plan, whole=False):
+            for block, part in _blocks(rows, weight, bias, plan, whole=False) if plan.lean else [ctx.kept]:
                 plan.kernels.differentiate(block, flat, stats, rowwise)
                 if by_cross is not None:
                     plan.kernels.differentiate_cross(block, labels, stats, rowwise, cross, by_cross)

@@ -82,20 +82,19 @@ def pairs(real: Tensor) -> Tensor:
     return real.unsqueeze(2) & real.unsqueeze(1)
 
 
-def plain_sweep(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
-    needs: Collection[str],
-) -> TokenStats:  # fmt: skip
-    """The specification of every sweep: make the logits, in the precision of the product, and read them.
+def head_logits(
+    hidden: Tensor, weight: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """What a head makes of its input, [B, T, V]: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
-    ``logits = softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``
+    In the precision of the product. Read by :func:`token_stats`, this is the specification of every sweep.
     """
     scaled = hidden if scale == 1.0 else hidden * scale                  # [B, T, D]
     flat_bias = None if bias is None else bias.reshape(-1).to(weight.dtype)   # [V]
     logits = F.linear(scaled, weight, flat_bias)                         # [B, T, V]
     if softcap is not None:
         logits = (_at_least_fp32(logits) / softcap).tanh() * softcap     # [B, T, V]
-    return token_stats(logits, labels, needs=needs)
+    return logits
 
 
 def _at_least_fp32(logits: Tensor) -> Tensor:
