@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -80,10 +80,23 @@ def last_parts(model: Module) -> dict[str, Tensor]:
 
     Under a Trainer they are this micro-batch's share of the step's terms, and add up over the step.
     """
-    state = _state(bare(model))
-    if state is None:
-        raise ValueError(f"this {type(bare(model)).__name__} has no objective. Call attach(model, ...) first.")
-    return state.loss.parts
+    return _known_state(model).loss.parts
+
+
+def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
+    """The labels of a batch as an attached model reads them, beside the positions that predict them, [B, T]."""
+    given: Tensor | None = inputs.get("shift_labels")                    # [B, T]
+    return _known_state(model).aligned(inputs["labels"]) if given is None else given
+
+
+def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """The model's own logits of a batch with labels, by its own head, [B, T, V]."""
+    inputs = {name: value for name, value in inputs.items() if name != "shift_labels"}
+    labels = inputs.pop("labels")                                        # [B, T]
+    if getattr(bare(model).config, "is_encoder_decoder", False):
+        _add_decoder_inputs(bare(model), inputs, labels)
+    logits: Tensor = model(**inputs, return_dict=True).logits            # [B, T, V]
+    return logits
 
 
 def compute_loss_func(
@@ -142,7 +155,7 @@ class StepLoss:
         warnings.warn(
             "a stock Trainer counts the tokens of a step, not its sequences, so the sequence terms of "
             f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens: exact where the mean length "
-            "is the same in all of them. NgramTrainer (planned) counts both and is always exact; a loop of your own "
+            "is the same in all of them. NgramTrainer counts both and is always exact; a loop of your own "
             "can pass num_tokens and num_sequences to the model. Silence this with "
             "warnings.filterwarnings('ignore', message='a stock Trainer').",
             stacklevel=2,
@@ -201,6 +214,10 @@ class _State:
         self.head: Module | None = None
         self.handle: Any = None
 
+    def aligned(self, labels: Tensor) -> Tensor:
+        """Labels beside the positions that predict them, [B, T]."""
+        return shifted(labels) if self.shift else labels
+
     def watch(self, head: Module | None) -> None:
         """Hook this head instead of the last one."""
         if head is not self.head:
@@ -215,7 +232,7 @@ class _State:
         wants_dict = inputs.pop("return_dict", None)
         _refuse_router_loss(model, inputs)
         if aligned is None:
-            aligned = shifted(labels) if self.shift else labels          # [B, T]
+            aligned = self.aligned(labels)                               # [B, T]
         if getattr(model.config, "is_encoder_decoder", False):
             _add_decoder_inputs(model, inputs, labels)
         if self.logits and not model.training:
@@ -260,6 +277,13 @@ class _State:
             raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
             self.checked = True
         return outputs, hidden.to(head.weight.device), head
+
+
+def _known_state(model: Module) -> _State:
+    state = _state(bare(model))
+    if state is None:
+        raise ValueError(f"this {type(bare(model)).__name__} has no objective. Call attach(model, ...) first.")
+    return state
 
 
 def _state(model: Module) -> _State | None:
@@ -321,24 +345,30 @@ def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
         )
 
 
+def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
+    """The ``decoder_input_ids`` that an encoder-decoder makes of labels, [B, T]."""
+    model = bare(model)
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
+    shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
+    ids: Tensor
+    if prepare is not None:
+        ids = prepare(labels)                                            # [B, T]
+    elif shift is not None and shift.__code__.co_argcount == 3:
+        ids = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)   # [B, T]
+    else:
+        raise ValueError(
+            f"{type(model).__name__} does not say how it makes `decoder_input_ids` of labels. Pass them: the labels "
+            "moved right by one, with the start token first and padding in place of -100."
+        )
+    return ids
+
+
 def _add_decoder_inputs(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
     """Whatever an encoder-decoder makes of its labels besides a loss, as they are not handed to it."""
     if inputs.get("use_cache") is None:
         inputs["use_cache"] = False
     if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
         return
-    config = model.config
-    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
-    shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
-    if prepare is not None:
-        ids = prepare(labels)                                            # [B, T]
-    elif shift is not None and shift.__code__.co_argcount == 3:
-        ids = shift(labels, config.pad_token_id, config.decoder_start_token_id)   # [B, T]
-    else:
-        raise ValueError(
-            f"{type(model).__name__} does not say how it makes `decoder_input_ids` of labels. Pass them: the labels "
-            "moved right by one, with the start token first and padding in place of -100."
-        )
-    inputs["decoder_input_ids"] = ids
-    if config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
-        inputs["decoder_attention_mask"] = (ids != config.pad_token_id).to(ids.dtype)   # [B, T]
+    ids = inputs["decoder_input_ids"] = decoder_inputs(model, labels)    # [B, T]
+    if model.config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
+        inputs["decoder_attention_mask"] = (ids != model.config.pad_token_id).to(ids.dtype)   # [B, T]

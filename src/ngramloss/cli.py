@@ -5,8 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ngramloss.version import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ngramloss import recipe
 
 EXPLAIN = """\
 Show an objective at work on a sentence pair: its windows, which of them match, how often, what each earns.
@@ -18,6 +24,36 @@ examples:
   ngramloss explain --reference "the cat sat on the mat" --candidate "the cat lay on the mat"
   ngramloss explain --reference "a b a b" --candidate "a b a c" --confidence 0.9 0.8 0.7 0.6
   ngramloss explain --reference "a b c" --candidate "b c a" --objective "ce + 0.5*matches(2) + bag(2):original"
+"""
+
+TRAIN = """\
+Train by a recipe: its settings, a folder for the run, and from there on the same command continues what was stopped.
+
+RECIPE is demo (a small model from scratch on the built-in corpus), cnndm or xsum (the paper's settings), or a TOML file
+of your own, which may begin with base = "xsum" and say only what differs. See docs/train.md."""
+
+TRAIN_EXAMPLES = """\
+examples:
+  ngramloss train demo
+  ngramloss train xsum --set objective="ce + matches(2)" --set train.batch_size=8
+  ngramloss train demo --run runs/mine --set train.max_steps=200 --set train.eval_every=100
+  ngramloss train demo --show                                 # the recipe as it would be run
+  torchrun --nproc_per_node 2 -m ngramloss train xsum         # two processes, the same batch, the same result
+"""
+
+DATA = "Look at data sets."
+
+STATS = """\
+Count words, sentences and novel bigrams of a data set: the paper's Table 1.
+
+NAME is newswire, xsum, cnn_dailymail, a hub id, a file (.jsonl .csv .parquet, also .gz .xz) or a folder of splits."""
+
+STATS_EXAMPLES = """\
+examples:
+  ngramloss data stats newswire --split test
+  ngramloss data stats newswire --split test --rules released
+  ngramloss data stats xsum
+  ngramloss data stats my/folder --source article --target headline --on-bad-row skip --json
 """
 
 BENCH = "Measure what things cost on this machine, beside their peers in the same run."
@@ -59,13 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     options = parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        return int(options.run_verb(options))
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except (ValueError, TypeError, FileNotFoundError) as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return 2
+    except OSError as refused:   # a full disk, a folder that cannot be written
+        print(f"error: {_refusal(refused)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped.", file=sys.stderr)
         return 130
@@ -87,10 +126,33 @@ def parser() -> argparse.ArgumentParser:
         "--confidence", type=float, nargs="+", default=[0.9], metavar="P",
         help="probability of the candidate's words: one for all, or one for each (default: 0.9)",
     )
-    explain.set_defaults(run=_explain)
+    explain.set_defaults(run_verb=_explain)
 
     doctor = _verb(verbs, "doctor", "say what is installed and which backend is used", DOCTOR, DOCTOR_EXAMPLES)
-    doctor.set_defaults(run=_doctor)
+    doctor.set_defaults(run_verb=_doctor)
+
+    train = _verb(verbs, "train", "train by a recipe, or continue", TRAIN, TRAIN_EXAMPLES)
+    train.add_argument("recipe", metavar="RECIPE", help="demo, cnndm, xsum, or a TOML file")
+    train.add_argument("--run", metavar="DIR", help="the run's folder (default: runs/RECIPE-OBJECTIVE)")
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
+    train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
+    train.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
+    train.add_argument("--show", action="store_true", help="print the recipe with all its settings, and stop")
+    train.set_defaults(run_verb=_train)
+
+    data = verbs.add_parser("data", help="look at data sets", description=DATA)
+    looks = data.add_subparsers(required=True, metavar="WHAT", title="what to look at")
+    stats = _verb(looks, "stats", "words, sentences, novel bigrams", STATS, STATS_EXAMPLES)
+    stats.add_argument("name", metavar="NAME", help="of the data set")
+    stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="default: all there are")
+    stats.add_argument("--rules", choices=["standard", "released"], default="standard",
+                       help="how to count: ours, or as the paper's authors did (default: %(default)s)")
+    stats.add_argument("--source", metavar="COLUMN", help="of documents (default: found)")
+    stats.add_argument("--target", metavar="COLUMN", help="of summaries (default: found)")
+    stats.add_argument("--on-bad-row", choices=["error", "skip"], default="error", help="default: %(default)s")
+    stats.add_argument("--limit", type=int, default=0, metavar="N", help="at most N examples of a split")
+    stats.add_argument("--json", action="store_true", help="print JSON")
+    stats.set_defaults(run_verb=_data_stats)
 
     bench = verbs.add_parser("bench", help="measure what things cost here", description=BENCH)
     benches = bench.add_subparsers(required=True, metavar="WHAT", title="what to measure")
@@ -102,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     head.add_argument("--json", metavar="FILE", help="write every figure")
     head.add_argument("--plot", metavar="FILE", help="draw the bars")
     _add_device(head)
-    head.set_defaults(run=_bench_head)
+    head.set_defaults(run_verb=_bench_head)
 
     step = _verb(benches, "step", "documents a second of whole training steps", STEP, STEP_EXAMPLES)
     step.add_argument(
@@ -119,14 +181,14 @@ def parser() -> argparse.ArgumentParser:
     step.add_argument("--loops", action="store_true", help="the paper's own loops as well")
     step.add_argument("--json", metavar="FILE", help="write every figure")
     _add_device(step)
-    step.set_defaults(run=_bench_step)
+    step.set_defaults(run_verb=_bench_step)
 
     ngrams = _verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES)
     ngrams.add_argument("--objective", default="matches(2,3,4)", metavar="WRITTEN", help="default: %(default)s")
     ngrams.add_argument("--batch", type=int, default=4, metavar="B", help="sequences in a batch (default: %(default)s)")
     ngrams.add_argument("--longest", type=int, default=32768, metavar="T", help="default: %(default)s")
     _add_device(ngrams)
-    ngrams.set_defaults(run=_bench_ngrams)
+    ngrams.set_defaults(run_verb=_bench_ngrams)
     return root
 
 
@@ -154,6 +216,66 @@ def _doctor(options: argparse.Namespace) -> int:
 
     for line in report():
         print(line)
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    import os
+    from pathlib import Path
+
+    from ngramloss import recipe
+
+    overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
+    settings = recipe.load(options.recipe, overrides)
+    if options.show:
+        print(recipe.dump(settings), end="")
+        return 0
+    from ngramloss import run
+
+    folder = Path(options.run or Path("runs") / settings.slug)
+    try:
+        outcome = run.train(settings, folder, fresh=options.fresh, say=lambda text: print(text, file=sys.stderr))
+    except run.Stopped:
+        return 1
+    if not outcome.finished:
+        return 130
+    if settings.data.name == "newswire" and os.environ.get("RANK", "0") == "0":
+        _print_floors(settings, folder)
+    return 0
+
+
+def _print_floors(settings: recipe.Recipe, folder: Path) -> None:
+    from tqdm import tqdm
+
+    from ngramloss import floors
+
+    with tqdm(total=floors.ITEMS, desc="writing summaries of test items", unit=" items", leave=False) as bar:
+        items, predictions = floors.looked_at(folder, progress=bar.update)
+    print(f"{floors.ITEMS} test items of newswire; on text made of templates read ROUGE against the floors:")
+    for line in floors.table(floors.rows(items, predictions, settings.objective)):
+        print(line)
+
+
+def _data_stats(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from ngramloss import corpus
+
+    bars: dict[str, tqdm[object]] = {}
+
+    def show(split: str, done: int, total: int) -> None:
+        bar = bars.setdefault(split, tqdm(total=total, desc=f"counting {split}", unit=" examples", leave=False))
+        bar.update(done)
+
+    found = corpus.measurement(
+        options.name, splits=options.split, rules=options.rules, source=options.source, target=options.target,
+        on_bad_row=options.on_bad_row, limit=options.limit, progress=show,
+    )  # fmt: skip
+    for bar in bars.values():
+        bar.close()
+    for bad in found.skipped:
+        print(f"skipped {bad}", file=sys.stderr)
+    print(found)
     return 0
 
 
@@ -220,6 +342,13 @@ def _device(options: argparse.Namespace) -> str:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here. Leave --device out, or use --device cpu.")
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _refusal(refused: OSError) -> str:
+    """What the operating system refused, as a sentence."""
+    if refused.strerror is None:
+        return str(refused)
+    return f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
 
 
 def _write_json(path: str, content: object) -> None:

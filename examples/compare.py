@@ -1,0 +1,109 @@
+"""a recipe, objectives and seeds → each trained, its translations or summaries of a split, and BLEU beside the first's.
+
+    python examples/compare.py examples/multi30k.toml --data FOLDER --seeds 1 2 3 --parallel 15 \
+        --objectives ce "ce + matches(2,3,4)" "ce + rewards(2,3,4)" "ce + bag(2)" "ce + precision(2)"
+
+Trainings run side by side. A run that is finished is not trained again, and one that has its predictions keeps them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ngramloss import corpus, recipe
+from ngramloss.generate import of_run
+
+T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""Student's t for a two-sided interval of 95%, by degrees of freedom."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--data", required=True, help="a folder of splits")
+    parser.add_argument("--objectives", nargs="+", default=["ce"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--set", action="append", default=[], help="as in ngramloss train")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--only-score", action="store_true", help="predictions are there already")
+    options = parser.parse_args()
+
+    jobs = [(objective, seed) for objective in options.objectives for seed in options.seeds]
+    if not options.only_score:
+        with ThreadPoolExecutor(options.parallel) as pool:
+            list(pool.map(lambda job: _train_and_write(options, *job), jobs))
+    print(f"{'objective':<26}{'BLEU by seed':<40}{'mean':>7}{'difference':>12}  95% interval over seeds")
+    _, references = _texts(options)
+    first: list[float] = []
+    for objective in options.objectives:
+        folders = [_folder(options, objective, seed) for seed in options.seeds]
+        bleu = [_bleu(json.loads((folder / f"{options.split}.json").read_text()), references) for folder in folders]
+        first = first or bleu
+        each = " ".join(f"{score:.2f}" for score in bleu)
+        print(f"{objective:<26}{each:<40}{statistics.mean(bleu):>7.2f}{_difference(bleu, first)}")
+
+
+def _train_and_write(options: argparse.Namespace, objective: str, seed: int) -> None:
+    folder = _folder(options, objective, seed)
+    if (folder / f"{options.split}.json").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = [f"data.name={options.data}", f"objective={objective}", f"train.seed={seed}", *options.set]
+    command = [sys.executable, "-m", "ngramloss", "train", options.recipe, "--run", str(folder)]
+    with (folder / "output.txt").open("a") as output:
+        for setting in settings:
+            command += ["--set", setting]
+        subprocess.run(command, check=True, stdout=output, stderr=output)
+        subprocess.run(
+            [sys.executable, __file__, options.recipe, "--data", options.data, "--split", options.split, "--write", str(folder)],
+            check=True, stdout=output, stderr=output,
+        )
+
+
+def _folder(options: argparse.Namespace, objective: str, seed: int) -> Path:
+    slug = recipe.load(options.recipe, [f"objective={objective}"]).slug
+    return Path(options.runs) / f"{slug}-{seed}"
+
+
+def _texts(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    examples = corpus.load(options.data, options.split).examples
+    return [example.source for example in examples], [example.target for example in examples]
+
+
+def _bleu(predictions: list[str], references: list[str]) -> float:
+    import sacrebleu
+
+    return float(sacrebleu.corpus_bleu(predictions, [references]).score)
+
+
+def _difference(bleu: list[float], first: list[float]) -> str:
+    """The mean difference of runs of the same seed, and its interval by Student's t."""
+    pairs = [here - there for here, there in zip(bleu, first, strict=True)]
+    if bleu is first or len(pairs) < 2:
+        return ""
+    mean, half = statistics.mean(pairs), T_95[len(pairs) - 1] * statistics.stdev(pairs) / len(pairs) ** 0.5
+    return f"{mean:>+12.2f}  {mean - half:+.2f} to {mean + half:+.2f}"
+
+
+def _write() -> None:
+    """One run's predictions, in a process of its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipe")
+    for name in ("--data", "--split", "--write"):
+        parser.add_argument(name)
+    options = parser.parse_args()
+    sources, _ = _texts(options)
+    folder = Path(options.write)
+    (folder / f"{options.split}.json").write_text(json.dumps(of_run(folder, sources, batch_size=250), ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    _write() if "--write" in sys.argv else main()

@@ -1,0 +1,70 @@
+"""a finished run → ``card.md``: what was trained, on what, with which versions, and where it leaves the paper."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ngramloss import checkpoints, recipe
+from ngramloss.recipe import Recipe
+
+PACKAGES = ("ngramloss", "torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "pysbd")
+
+ALWAYS = (
+    "Cross-entropy is the mean over tokens, as in the authors' code; the paper's equation 2 prints a sum.",
+    "N-gram terms follow the paper's equations; the authors' code departs from them (docs/objectives.md).",
+    "Denominators are counted over the whole optimiser step; the authors' code averages the means of micro-batches.",
+)
+
+
+def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], chosen: Path) -> str:
+    """The card as Markdown.
+
+    Args:
+        settings: the recipe, resolved.
+        prepared: what is known of the data.
+        facts: of the newest checkpoint.
+        chosen: the checkpoint that became the model.
+    """
+    step = checkpoints.step(chosen)
+    why = f"lowest validation {settings.train.best}, {facts['best']:.4f}" if facts["best_step"] == step else "the last"
+    lines = [
+        f"# {settings.slug}", "",
+        f"`{settings.objective}` on `{settings.data.name}`, from `{settings.model.name}`. Weights of step {step} ({why}) "
+        f"of {facts['step']}.", "",
+        "## Data", "", "| split | examples | left out | fingerprint |", "|---|---|---|---|",
+        *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
+          for name, split in prepared["splits"].items()),
+        "", "## Deviations from the paper", "", *(f"* {line}" for line in deviations(settings)),
+        "", "## Versions", "", *(f"* {name} {_version(name)}" for name in PACKAGES), f"* Python {platform.python_version()}",
+        "", f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def deviations(settings: Recipe) -> list[str]:
+    """Every setting that is not the paper's, and what the paper leaves open."""
+    paper = recipe.load("cnndm" if settings.data.name in ("cnn_dailymail", "cnndm") else "xsum")
+    silent = ("objective", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
+    given = [f"`{line.replace(' → ', '`, here `')}`" for line in recipe.differences(paper, settings)
+             if not line.startswith(silent)]
+    model = settings.model
+    if model.name != paper.model.name:
+        given.insert(0, f"The model is `{model.name}`; the paper fine-tunes BART-base.")
+    if model.name == "scratch":
+        given.insert(1, f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
+                     f"{model.decoder_layers} layers, {model.vocabulary:,} pieces, init_std {model.init_std:g}.")
+        if model.copying:
+            given.insert(2, "Cross-attention starts as the identity: a path for copying is built in, not learned.")
+    return [*given, *ALWAYS, "Gradients are clipped at norm "
+            f"{settings.train.clip:g}; the paper does not say, its authors' code had 1."]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,165 @@
+"""a recipe's model section → a Hugging Face encoder-decoder and its tokenizer, loaded or made from scratch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ngramloss.batch import cache_folder, whole_folder
+from ngramloss.recipe import Generation, Model
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+def load(settings: Model, tokenizer: Any) -> Any:
+    """The model in fp32. One from scratch fits the tokenizer's vocabulary."""
+    if settings.name == "scratch":
+        return from_scratch(settings, tokenizer)
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    with _explained(settings.name, "model"):
+        config = AutoConfig.from_pretrained(settings.name, **options)
+    if not getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{settings.name} is a decoder-only model ({config.model_type}); recipes train encoder-decoders. Use "
+            "NgramTrainer or attach in a script of your own: docs/adopt.md."
+        )
+    with _explained(settings.name, "model"):
+        return AutoModelForSeq2SeqLM.from_pretrained(
+            settings.name, config=config, dtype=torch.float32, use_safetensors=True, **options
+        )
+
+
+def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str) -> tuple[Any, Path | None]:
+    """The tokenizer, and its folder where it was trained here.
+
+    Args:
+        settings: of the model.
+        texts: gives the texts to train a tokenizer on.
+        fingerprint: of those texts; the same content and settings give the tokenizer from the cache.
+    """
+    from transformers import AutoTokenizer
+
+    if settings.name != "scratch":
+        options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+        with _explained(settings.name, "tokenizer"):
+            return AutoTokenizer.from_pretrained(settings.name, **options), None
+    key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
+    folder = cache_folder() / "tokenizers" / key
+    if not folder.exists():
+        with whole_folder(folder) as partial:
+            trained_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
+    return AutoTokenizer.from_pretrained(folder), folder
+
+
+def trained_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """A byte-level BPE of these texts, with BART's special tokens. A word has the same pieces wherever it stands."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    bpe.train_from_iterator(texts, trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", SPECIAL.index("<s>")), ("</s>", SPECIAL.index("</s>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def from_scratch(settings: Model, tokenizer: Any) -> Any:
+    """A new model of this architecture and size, under torch's current seed."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id,
+           "eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model(settings.architecture, **ids, **_sizes(settings))
+    config.decoder_start_token_id = tokenizer.eos_token_id if settings.architecture != "t5" else tokenizer.pad_token_id
+    model = AutoModelForSeq2SeqLM.from_config(config)
+    if settings.copying:
+        _open_copying_path(model)
+    return model
+
+
+def prepare_generation(model: Any, settings: Generation) -> None:
+    """Give the model these defaults for writing, saved with it as ``generation_config``."""
+    model.generation_config.update(
+        num_beams=settings.num_beams, length_penalty=settings.length_penalty, min_length=settings.min_length,
+        max_length=settings.max_length, no_repeat_ngram_size=settings.no_repeat_ngram_size,
+        early_stopping=settings.early_stopping and settings.num_beams > 1,
+    )
+    model.generation_config._from_model_config = False   # else it may be made anew from the model's config
+
+
+def _sizes(settings: Model) -> dict[str, Any]:
+    if settings.architecture == "t5":
+        return {
+            "d_model": settings.width, "num_layers": settings.encoder_layers, "num_heads": settings.heads,
+            "num_decoder_layers": settings.decoder_layers, "d_ff": settings.feed_forward,
+            "d_kv": settings.width // settings.heads, "dropout_rate": settings.dropout,
+        }
+    return {
+        "d_model": settings.width, "encoder_layers": settings.encoder_layers, "decoder_layers": settings.decoder_layers,
+        "encoder_attention_heads": settings.heads, "decoder_attention_heads": settings.heads,
+        "encoder_ffn_dim": settings.feed_forward, "decoder_ffn_dim": settings.feed_forward,
+        "dropout": settings.dropout, "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": settings.init_std,
+        "max_position_embeddings": 1024, "tie_word_embeddings": True, "forced_eos_token_id": None,
+    }
+
+
+@torch.no_grad()
+def _open_copying_path(model: Any) -> None:
+    """Cross-attention hands on what it attends to, unchanged, from the first step."""
+    paths = [(module.v_proj, module.out_proj) for name, module in model.named_modules() if name.endswith("encoder_attn")]
+    if not paths:
+        raise ValueError(f"model.copying: {type(model).__name__} has no `encoder_attn` to start at the identity.")
+    for projection in (projection for pair in paths for projection in pair):
+        torch.nn.init.eye_(projection.weight)
+        torch.nn.init.zeros_(projection.bias)
+
+
+class _explained:
+    """Turns what loading raises into a sentence that says what to do."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name, self.what = name, what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, (OSError, ValueError, ImportError, KeyError)):
+            return
+        reason = " ".join(str(error).split())
+        if Path(self.name).is_dir():
+            advice = "The folder must hold what save_pretrained writes: config.json, model.safetensors, tokenizer files."
+            if "safetensors" in reason:
+                advice = "Only safetensors are read: load the model once in Python and save it with save_pretrained."
+        elif "trust_remote_code" in reason:
+            advice = "It brings code of its own; if you trust it, say --set model.trust_remote_code=true."
+        else:
+            advice = (
+                "Give a folder that save_pretrained wrote, a hub id that can be reached from here, or model.name = "
+                '"scratch" for a new model.'
+            )
+        raise ValueError(f"the {self.what} of {self.name!r} could not be loaded: {reason[:300]}. {advice}") from error
+
+
+def iterate_texts(examples: Iterable[Any]) -> Iterator[str]:
+    """Sources and targets, for a tokenizer that serves both."""
+    for example in examples:
+        yield example.source
+        yield example.target

@@ -1,0 +1,342 @@
+"""a recipe's name or TOML file, and overrides → every setting of a run, typed and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is read, and how it becomes tokens."""
+
+    name: str = "newswire"
+    """A built-in or known data set, a hub id, a file, a folder of splits, or ``train=a.jsonl,validation=b.jsonl``."""
+    source: str = ""
+    """The column of documents; found where this is empty."""
+    target: str = ""
+    """The column of summaries; found where this is empty."""
+    separator: str = "auto"
+    """Put before every source sentence: ``auto`` (the tokenizer's own separator), ``none``, or a token such as <s>."""
+    splitter: str = "pysbd"
+    """What a sentence is, for the separator."""
+    prefix: str = ""
+    """Text before every source, such as ``summarize: `` for T5."""
+    max_source: int = 1024
+    max_target: int = 128
+    limit: int = 0
+    """At most so many training examples; 0 takes all. The built-in corpus can make more than its default."""
+    validation_limit: int = 0
+    on_bad_row: str = "error"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained. Everything from ``architecture`` on is for ``name = "scratch"`` only."""
+
+    name: str = "facebook/bart-base"
+    """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
+    revision: str = "main"
+    trust_remote_code: bool = False
+    architecture: str = "bart"
+    width: int = 256
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    heads: int = 4
+    feed_forward: int = 1024
+    dropout: float = 0.1
+    vocabulary: int = 8000
+    init_std: float = 0.02
+    copying: bool = False
+    """Start the value and output projections of cross-attention at the identity: a path for copying, built in."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """How it is trained."""
+
+    epochs: float = 10.0
+    max_steps: int = 0
+    """Optimiser steps; 0 lets ``epochs`` decide."""
+    batch_size: int = 16
+    """Sequences in a micro-batch over all processes together."""
+    accumulate: int = 2
+    learning_rate: float = 3e-5
+    warmup_steps: int = 1000
+    schedule: str = "linear"
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    clip: float = 1.0
+    """Largest gradient norm; 0 does not clip."""
+    precision: str = "auto"
+    """``bf16``, ``fp16`` or ``fp32``; ``auto`` is bf16 on a GPU that has it, fp16 on another, fp32 on a CPU."""
+    log_every: int = 100
+    eval_every: int = 1000
+    """Steps between validations; 0 never validates."""
+    save_every: int = 1000
+    keep: int = 2
+    """Newest checkpoints that are kept, besides the best."""
+    best: str = "ce"
+    """The term whose lowest validation value makes the best checkpoint; ``loss`` is the whole objective."""
+    early_stopping: int = 0
+    """Validations without a new best before training ends; 0 never ends it."""
+    eval_batch_size: int = 0
+    """Sequences in a validation batch over all processes; 0 takes ``batch_size``."""
+    group_by_length: bool = True
+    gradient_checkpointing: bool = False
+    compile: bool = False
+    fsdp: bool = False
+    """Shard parameters and optimiser over the processes of torchrun."""
+    memory: str = "fast"
+    """``fast`` or ``lean``: how the head's logits are kept, see docs/performance.md."""
+    seed: int = 42
+    report_to: list[str] = field(default_factory=list)
+    """``tensorboard``, ``trackio``, ``wandb``."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How summaries are written; saved with the model as its ``generation_config``."""
+
+    num_beams: int = 4
+    length_penalty: float = 1.0
+    min_length: int = 0
+    max_length: int = 128
+    no_repeat_ngram_size: int = 0
+    early_stopping: bool = True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run."""
+
+    name: str
+    objective: str = "ce"
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    train: Train = field(default_factory=Train)
+    generation: Generation = field(default_factory=Generation)
+
+    @property
+    def slug(self) -> str:
+        """The run's name: the recipe's, and its objective's short form.
+
+        >>> Recipe("xsum", objective="ce + matches(2,3,4)").slug
+        'xsum-matches234'
+        >>> Recipe("xsum", objective="ce + 0.5*rewards(2) + bag(2):original").slug
+        'xsum-0.5rewards2-bag2original'
+        """
+        terms = [re.sub(r"[^\w.+]", "", term) for term in self.objective.split(" + ")]
+        return "-".join([self.name, *([term for term in terms if term != "ce"] or ["ce"])])
+
+
+SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}
+
+_AT_LEAST = {
+    "data.max_source": 4, "data.max_target": 2, "data.limit": 0, "data.validation_limit": 0,
+    "model.width": 4, "model.encoder_layers": 1, "model.decoder_layers": 1, "model.heads": 1, "model.feed_forward": 1,
+    "model.vocabulary": 300, "model.dropout": 0, "model.init_std": 0,
+    "train.epochs": 0, "train.max_steps": 0, "train.batch_size": 1, "train.accumulate": 1, "train.learning_rate": 0,
+    "train.warmup_steps": 0, "train.weight_decay": 0, "train.beta1": 0, "train.beta2": 0, "train.epsilon": 0,
+    "train.clip": 0, "train.log_every": 1, "train.eval_every": 0, "train.save_every": 1, "train.keep": 1,
+    "train.early_stopping": 0, "train.eval_batch_size": 0, "train.seed": 0,
+    "generation.num_beams": 1, "generation.min_length": 0, "generation.max_length": 1,
+    "generation.no_repeat_ngram_size": 0,
+}  # fmt: skip
+_BELOW = {"model.dropout": 1, "train.beta1": 1, "train.beta2": 1}
+_CHOICES = {
+    "data.on_bad_row": ("error", "skip"),
+    "data.splitter": ("pysbd", "newline", "period"),
+    "model.architecture": ("bart", "mbart", "pegasus", "marian", "t5"),
+    "train.schedule": ("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial"),
+    "train.precision": ("auto", "bf16", "fp16", "fp32"),
+    "train.memory": ("fast", "lean"),
+}
+_REPORTERS = ("tensorboard", "trackio", "wandb")
+
+
+def builtin() -> list[str]:
+    """The recipes that come with the package."""
+    names = (entry.name for entry in files("ngramloss").joinpath("recipes").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of this name or in this file, with ``key=value`` overrides.
+
+    A file may begin with ``base = "xsum"`` and say only what differs. Every mistake in it is reported at once.
+    """
+    settings = _read(name)
+    for override in overrides:
+        _override(settings, override)
+    return _checked(_name(name), settings)
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML that :func:`load` reads back."""
+    lines = [f"objective = {_toml(recipe.objective)}"]
+    for section in SECTIONS:
+        values = dataclasses.asdict(getattr(recipe, section))
+        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def differences(one: Recipe, other: Recipe) -> list[str]:
+    """Keys in which two recipes differ, as ``train.seed: 1 → 2``."""
+    pairs = zip(_flat(one), _flat(other), strict=True)
+    return [f"{key}: {before!r} → {after!r}" for (key, before), (_, after) in pairs if before != after]
+
+
+def _flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    yield "objective", recipe.objective
+    for section in SECTIONS:
+        for key, value in dataclasses.asdict(getattr(recipe, section)).items():
+            yield f"{section}.{key}", value
+
+
+def _name(name: str) -> str:
+    return Path(name).stem if name.endswith(".toml") else name
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The settings of a recipe and of those it is based on, the nearest last."""
+    path = Path(name)
+    if name in builtin():
+        text, where = files("ngramloss").joinpath("recipes", f"{name}.toml").read_text(), f"recipe {name}"
+    elif path.is_file():
+        text, where = path.read_text(encoding="utf-8"), str(path)
+    else:
+        close = difflib.get_close_matches(name, builtin(), 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise FileNotFoundError(
+            f"there is no recipe {name!r}: neither a file nor one of {', '.join(builtin())}.{hint}"
+        )
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as mistake:
+        raise ValueError(f"{where} is not TOML: {mistake}.") from None
+    base = settings.pop("base", None)
+    if base is None:
+        return settings
+    if not isinstance(base, str) or base == name:
+        raise ValueError(f"{where}: base must be the name of another recipe, got {base!r}.")
+    return _merged(_read(base), settings)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(below[key], above[key]) for key in below.keys() & above.keys()
+            if isinstance(below[key], dict) and isinstance(above[key], dict)}
+    return {**below, **above, **both}
+
+
+def _override(settings: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ValueError(f"--set takes key=value, got {override!r}; for example --set train.batch_size=8.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    place = settings
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ValueError(f"--set {override}: {section} is a setting, not a section.")
+    place[last] = value
+
+
+def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
+    mistakes: list[str] = []
+    known = [*(f"{section}.{key}" for section, kind in SECTIONS.items() for key in get_type_hints(kind)), "objective"]
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in SECTIONS and isinstance(value, Mapping):
+            values |= {f"{key}.{inner}": entry for inner, entry in value.items()}
+        else:
+            values[key] = value
+    for key, value in values.items():
+        if key not in known:
+            mistakes.append(_unknown(key, known))
+    sections = {}
+    for section, kind in SECTIONS.items():
+        hints = get_type_hints(kind)
+        given = {key: values[f"{section}.{key}"] for key in hints if f"{section}.{key}" in values}
+        typed = {key: _typed(f"{section}.{key}", value, hints[key], mistakes) for key, value in given.items()}
+        sections[section] = kind(**{key: value for key, value in typed.items() if value is not None})
+    objective = _typed("objective", values.get("objective", "ce"), str, mistakes)
+    recipe = Recipe(name, str(objective), **sections)
+    mistakes += _broken_rules(recipe)
+    try:
+        recipe = dataclasses.replace(recipe, objective=_objective(recipe.objective))
+    except (ValueError, TypeError) as mistake:
+        mistakes.append(f"objective: {mistake}")
+    if mistakes:
+        count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        raise ValueError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+    return recipe
+
+
+def _objective(written: str) -> str:
+    from ngramloss.objectives import JointLoss
+
+    return str(JointLoss(written))
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, list(known), 1, cutoff=0.5)
+    if not close:   # the right key in the wrong section
+        close = [other for other in known if other.split(".")[-1] == key.split(".")[-1]]
+    return f"{key}: unknown key." + (f" Did you mean {close[0]}?" if close else "")
+
+
+def _typed(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
+    """The value in its type, or None and a mistake."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind == list[str]:
+        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+            return value
+    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    named = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, "a list of texts")
+    mistakes.append(f"{key}: must be {named}, got {value!r}.")
+    return None
+
+
+def _broken_rules(recipe: Recipe) -> Iterator[str]:
+    values = dict(_flat(recipe))
+    for key, least in _AT_LEAST.items():
+        if not values[key] >= least:
+            yield f"{key}: must be at least {least}, got {values[key]}."
+    for key, most in _BELOW.items():
+        if not values[key] < most:
+            yield f"{key}: must be below {most}, got {values[key]}."
+    for key, choices in _CHOICES.items():
+        if values[key] not in choices:
+            yield f"{key}: must be one of {', '.join(choices)}, got {values[key]!r}."
+    for reporter in recipe.train.report_to:
+        if reporter not in _REPORTERS:
+            yield f"train.report_to: knows {', '.join(_REPORTERS)}, not {reporter!r}."
+    rules: list[tuple[bool, str]] = [
+        (recipe.train.epochs > 0 or recipe.train.max_steps > 0, "train.epochs: or train.max_steps must be above 0."),
+        (recipe.model.width % recipe.model.heads == 0, "model.width: must be a multiple of model.heads."),
+        (recipe.generation.min_length <= recipe.generation.max_length,
+         "generation.min_length: is above generation.max_length."),
+        (bool(recipe.data.name), "data.name: is empty."),
+        (bool(recipe.model.name), "model.name: is empty."),
+    ]
+    yield from (text for holds, text in rules if not holds)
+
+
+_toml: Callable[[Any], str] = json.dumps   # TOML's strings, numbers, booleans and lists of texts are written as JSON's

@@ -1,0 +1,322 @@
+"""a recipe and a folder → a trained run in it, continued where it was stopped, whatever stopped it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import card, checkpoints, corpus, models, recipe
+from ngramloss.batch import Padder, Shape, Tokens, tokenised
+from ngramloss.recipe import Recipe
+
+Say = Callable[[str], None]
+PARTS = ("recipe.toml", "prepared.json", "log.jsonl", "checkpoints", "card.md", "model")
+"""What a run folder holds."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    folder: Path
+    finished: bool
+    step: int
+    continued_from: int
+
+
+class Stopped(Exception):
+    """Another process of this run reported why it cannot go on."""
+
+
+def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print) -> Outcome:
+    """Train, or go on from the last whole checkpoint. Every process of torchrun calls this.
+
+    Args:
+        settings: the recipe, resolved.
+        folder: of the run.
+        fresh: delete an earlier run in this folder and start over.
+        say: takes one sentence at a time for the user; only the first process speaks.
+    """
+    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    say = say if rank == 0 else lambda _: None
+    if rank == 0:
+        _claim(settings, folder, fresh=fresh)
+        if (folder / "model").exists():
+            say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
+    arguments = _arguments(settings, folder, processes)
+    _wait(processes)
+    if (folder / "model").exists():
+        return Outcome(folder, True, 0, 0)
+    if rank == 0:
+        _report_to_others(folder, lambda: _prepare(settings, folder, say), alone=processes == 1)
+    prepared = _prepared(folder)
+    outcome = _trained(settings, folder, arguments, prepared, say)
+    if outcome.finished and rank == 0:
+        _finish(settings, folder, prepared)
+        say(f"finished at step {outcome.step}: {folder / 'model'}")
+    _wait(processes)
+    return outcome
+
+
+# Before training
+
+
+def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
+    """Make the folder this run's, or say why it cannot be."""
+    written = folder / "recipe.toml"
+    if fresh and folder.exists():
+        foreign = sorted(path.name for path in folder.iterdir() if path.name not in PARTS)
+        if not written.exists() and foreign:
+            raise ValueError(f"{folder} is not a run's folder ({', '.join(foreign[:3])}); nothing was deleted.")
+        for name in reversed(PARTS):
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if written.exists():
+        changed = recipe.differences(recipe.load(str(written)), settings)
+        if changed:
+            raise ValueError(
+                f"{folder} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
+                "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
+            )
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    checkpoints.write_whole(written, recipe.dump(settings))
+    (folder / "prepared.json").unlink(missing_ok=True)
+
+
+def _prepare(settings: Recipe, folder: Path, say: Say) -> dict[str, Any]:
+    """Read and tokenise the data once for all processes, and find where to go on from."""
+    from tqdm.auto import tqdm
+
+    data = settings.data
+    read = partial(
+        corpus.load, data.name, source=data.source or None, target=data.target or None, on_bad_row=data.on_bad_row
+    )
+    train_split = read("train", limit=data.limit)
+    splits = {"train": train_split}
+    if settings.train.eval_every:
+        splits["validation"] = read("validation", limit=data.validation_limit)
+    for split in splits.values():
+        for bad in split.skipped:
+            say(f"skipped {bad}")
+    tokenizer, tokenizer_folder = models.load_tokenizer(
+        settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint
+    )
+    shape = Shape(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
+    described = {}
+    for name, split in splits.items():
+        with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=" documents", leave=False) as bar:
+            tokens = tokenised(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update)
+        described[name] = {
+            "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
+            "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
+        }
+    found = checkpoints.find(folder / "checkpoints")
+    for checkpoint, why in found.broken.items():
+        say(f"{checkpoint.name} is not whole ({why}) and is left out.")
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    if found.newest is not None:
+        _raise_unless_same_data(folder, found.newest, described)
+    return {
+        "splits": described, "tokenizer": str(tokenizer_folder or settings.model.name),
+        "continue": str(found.newest) if found.newest else None,
+    }
+
+
+def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, Any]) -> None:
+    before = json.loads((checkpoint / "data.json").read_text(encoding="utf-8"))
+    for name, split in splits.items():
+        if before.get(name) != split["fingerprint"]:
+            raise ValueError(
+                f"the {name} data are not those that {folder} was begun with (fingerprint {split['fingerprint']}, not "
+                f"{before.get(name)}). Bring them back to continue, or start over with --fresh."
+            )
+
+
+def _report_to_others(folder: Path, prepare: Callable[[], dict[str, Any]], *, alone: bool) -> None:
+    """Write what was prepared, or why it was not, where the other processes look for it."""
+    try:
+        prepared = prepare()
+    except BaseException as reason:
+        if not alone:
+            checkpoints.write_whole(folder / "prepared.json", json.dumps({"error": str(reason)}))
+        raise
+    checkpoints.write_whole(folder / "prepared.json", json.dumps(prepared, indent=1))
+
+
+def _prepared(folder: Path) -> dict[str, Any]:
+    """Wait for the first process: it may read and tokenise for longer than a collective operation waits."""
+    while not (folder / "prepared.json").exists():
+        time.sleep(0.2)
+    prepared: dict[str, Any] = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    if "error" in prepared:
+        raise Stopped(prepared["error"])
+    return prepared
+
+
+# Training
+
+
+def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str, Any], say: Say) -> Outcome:
+    from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
+    from transformers import logging as transformers_logging
+
+    from ngramloss.attachment import decoder_inputs
+    from ngramloss.trainer import CheckpointError, NgramTrainer
+    from ngramloss.watching import Log, Progress, Sealing, Stopping, discard_unsealed
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    newest = Path(prepared["continue"]) if prepared["continue"] else None
+    began = checkpoints.step(newest) if newest else 0
+    if newest is not None and checkpoints.facts(newest)["finished"]:
+        return Outcome(folder, True, began, began)
+
+    tokenizer, _ = models.load_tokenizer(
+        dataclasses.replace(settings.model, name=prepared["tokenizer"]), lambda: (), ""
+    )
+    set_seed(settings.train.seed)
+    model = models.load(settings.model, tokenizer)
+    _raise_unless_it_fits(model, tokenizer, settings)
+    models.prepare_generation(model, settings.generation)
+    stopping = Stopping(processes=arguments.world_size)
+    sealing = Sealing(
+        folder / "checkpoints", keep=settings.train.keep, wait=partial(_wait, arguments.world_size),
+        was_stopped=lambda: stopping.asked,
+    )
+    splits = {name: Tokens(_present(Path(split["tokens"]))) for name, split in prepared["splits"].items()}
+    trainer = NgramTrainer(
+        model, arguments, objective=settings.objective, memory=settings.train.memory,
+        train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
+        data_collator=Padder(
+            tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=8 if arguments.device.type == "cuda" else 1,
+        ),
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    if settings.train.early_stopping:
+        trainer.add_callback(EarlyStoppingCallback(settings.train.early_stopping))
+    if arguments.should_save:
+        trainer.add_callback(Log(folder / "log.jsonl", began))
+    for callback in (Progress(trainer.loss_fn), stopping, sealing):
+        trainer.add_callback(callback)
+    fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
+    trainer.also_saved = {"data.json": json.dumps(fingerprints)}
+    if newest is not None:
+        say(f"continuing {folder} from step {began}.")
+    try:
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    except CheckpointError as reason:
+        if arguments.should_save:
+            discard_unsealed(folder / "checkpoints")
+        left = checkpoints.find(folder / "checkpoints").newest
+        rest = f"continue from step {checkpoints.step(left)}" if left else "start again: no checkpoint was written yet"
+        raise OSError(f"{reason} Make room there; the same command will then {rest}.") from reason
+    finally:
+        stopping.restore()
+    step = trainer.state.global_step
+    finished = step >= trainer.state.max_steps or not stopping.asked
+    if not finished:
+        say(f"stopped at step {step} of {trainer.state.max_steps}; the same command continues it.")
+    return Outcome(folder, finished, step, began)
+
+
+def _present(folder: Path) -> Path:
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"the prepared data are not at {folder} on this machine. Set NGRAMLOSS_CACHE to a folder that all see."
+        )
+    return folder
+
+
+def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
+    if tokenizer.pad_token_id is None:
+        raise ValueError(f"the tokenizer of {settings.model.name} has no padding token, which batches need.")
+    positions = getattr(model.config, "max_position_embeddings", None)
+    longest = max(settings.data.max_source, settings.data.max_target, settings.generation.max_length)
+    if positions is not None and positions < longest:
+        raise ValueError(
+            f"{settings.model.name} has {positions} positions, fewer than the {longest} tokens asked for. Lower "
+            "data.max_source, data.max_target and generation.max_length to fit."
+        )
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings: they do not belong together."
+        )
+
+
+def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
+    import torch
+    from transformers import Seq2SeqTrainingArguments
+
+    train = settings.train
+    has_gpu = torch.cuda.is_available()
+    precision = train.precision
+    if precision == "auto":
+        precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if has_gpu else "fp32"
+    if precision == "fp16" and not has_gpu:
+        raise ValueError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
+    if train.fsdp and processes == 1:
+        raise ValueError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m ngramloss.")
+    try:
+        arguments = Seq2SeqTrainingArguments(
+            output_dir=str(folder / "checkpoints"),
+            per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
+            per_device_eval_batch_size=_each("train.eval_batch_size", train.eval_batch_size or train.batch_size, processes),
+            gradient_accumulation_steps=train.accumulate,
+            num_train_epochs=train.epochs, max_steps=train.max_steps or -1,
+            learning_rate=train.learning_rate, warmup_steps=train.warmup_steps, lr_scheduler_type=train.schedule,
+            weight_decay=train.weight_decay, adam_beta1=train.beta1, adam_beta2=train.beta2, adam_epsilon=train.epsilon,
+            max_grad_norm=train.clip, bf16=precision == "bf16", fp16=precision == "fp16",
+            gradient_checkpointing=train.gradient_checkpointing, torch_compile=train.compile,
+            logging_steps=train.log_every, logging_nan_inf_filter=False, logging_first_step=True,
+            save_strategy="steps", save_steps=train.save_every, save_total_limit=None,
+            eval_strategy="steps" if train.eval_every else "no", eval_steps=train.eval_every or None,
+            metric_for_best_model=train.best if train.eval_every else None, greater_is_better=False,
+            seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
+            train_sampling_strategy="group_by_length" if train.group_by_length else "random",
+            remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
+            fsdp=train.fsdp, fsdp_config={"version": 2} if train.fsdp else None,
+        )
+    except ImportError as reason:
+        raise ValueError(f"train.report_to asks for what is not installed: {reason}") from reason
+    _ = arguments.device   # starts the processes' group
+    return arguments
+
+
+def _each(key: str, rows: int, processes: int) -> int:
+    """Rows for each process of a batch that all share."""
+    if rows % processes:
+        raise ValueError(f"{key} is over all processes together: {rows} cannot be shared by {processes}.")
+    return rows // processes
+
+
+def _wait(processes: int) -> None:
+    if processes > 1:
+        import torch
+
+        torch.distributed.barrier()
+
+
+# After training
+
+
+def _finish(settings: Recipe, folder: Path, prepared: dict[str, Any]) -> None:
+    """Write the card, then the model: its folder says that the run is done."""
+    from ngramloss.batch import whole_folder
+
+    newest = checkpoints.find(folder / "checkpoints").newest
+    assert newest is not None, "a finished run has a checkpoint"
+    facts = checkpoints.facts(newest)
+    best = folder / "checkpoints" / f"checkpoint-{facts['best_step']}"
+    chosen = best if facts["best_step"] is not None and best.exists() else newest
+    checkpoints.write_whole(folder / "card.md", card.write(settings, prepared, facts, chosen))
+    with whole_folder(folder / "model") as partial_folder:
+        checkpoints.copy_model(chosen, partial_folder)
+

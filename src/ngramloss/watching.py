@@ -1,0 +1,153 @@
+"""a trainer's events → the log, the progress line, sealed checkpoints, and a stop that loses nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from ngramloss import checkpoints
+from ngramloss.objectives import JointLoss
+
+
+class Log(TrainerCallback):
+    """Writes ``log.jsonl``, one JSON object a logging step. Lines after the step a run continues from are dropped."""
+
+    def __init__(self, path: Path, since: int) -> None:
+        self.path = path
+        kept = [line for line in _lines(path) if line["step"] <= since]
+        checkpoints.write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or "train_runtime" in logs:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state.global_step} | {name: _plain(value) for name, value in logs.items()}))
+            file.write("\n")
+
+
+class Progress(TrainerCallback):
+    """One line that tells how far training is, how long it will take, its terms and its speed."""
+
+    def __init__(self, loss_fn: JointLoss) -> None:
+        self.parts = [part.name for part in loss_fn.parts]
+        self.bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", desc="training",
+                            dynamic_ncols=True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.bar is None:
+            return
+        if "docs_per_second" in logs:
+            terms = [f"{name} {logs[name]:.3f}" for name in self.parts if name in logs]
+            self.bar.set_postfix_str(" · ".join([*terms, f"{logs['docs_per_second']:.0f} docs/s"]))
+        elif "eval_loss" in logs:
+            terms = [f"{name} {logs[f'eval_{name}']:.4f}" for name in ["ce", *self.parts] if f"eval_{name}" in logs]
+            self.bar.write(f"step {state.global_step}: validation " + " · ".join(dict.fromkeys(terms)))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class Sealing(TrainerCallback):
+    """Saves whatever is the best so far and where training ends; seals what was saved; deletes what is not kept."""
+
+    def __init__(self, folder: Path, *, keep: int, wait: Callable[[], None], was_stopped: Callable[[], bool]) -> None:
+        self.folder, self.keep, self.wait, self.was_stopped = folder, keep, wait, was_stopped
+        self.best: int | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.best = state.best_global_step
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        best = state.best_metric
+        value = metrics.get(f"eval_{args.metric_for_best_model}", math.inf)
+        if best is None or value < best or control.should_training_stop:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.wait()
+        if state.is_world_process_zero:
+            ended = state.global_step >= state.max_steps or control.should_training_stop
+            checkpoint = self.folder / f"checkpoint-{state.global_step}"
+            checkpoints.seal(
+                checkpoint, step=state.global_step, best_step=state.best_global_step, best=state.best_metric,
+                finished=ended and (state.global_step >= state.max_steps or not self.was_stopped()),
+            )
+            checkpoints.prune(self.folder, keep=self.keep, best=state.best_global_step)
+        self.wait()
+
+
+class Stopping(TrainerCallback):
+    """On Ctrl-C or SIGTERM the step is finished and saved. A second Ctrl-C stops at once."""
+
+    def __init__(self, *, processes: int) -> None:
+        self.asked = False
+        self.processes = processes
+        self._handlers: dict[int, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, self._ask)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.processes > 1 and state.global_step % args.logging_steps == 0:   # all must stop at the same step
+            asked = torch.tensor(float(self.asked), device=args.device)
+            torch.distributed.all_reduce(asked)
+            self.asked = bool(asked.item())
+            if self.asked:
+                control.should_save = control.should_training_stop = True
+        elif self.processes == 1 and self.asked:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Give the signals back to whoever had them."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+        tqdm.write("stopping after this step; the checkpoint is being saved. Ctrl-C again stops at once.")
+
+
+def discard_unsealed(folder: Path) -> None:
+    """Delete the checkpoint whose writing failed."""
+    for path in checkpoints.find(folder).broken:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a log; one that a kill cut short is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else None
