@@ -19,9 +19,6 @@ from pathlib import Path
 from ngramloss import corpus, recipe
 from ngramloss.generate import of_run
 
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""Student's t for a two-sided interval of 95%, by degrees of freedom."""
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -62,10 +59,8 @@ def _train_and_write(options: argparse.Namespace, objective: str, seed: int) -> 
         for setting in settings:
             command += ["--set", setting]
         subprocess.run(command, check=True, stdout=output, stderr=output)
-        subprocess.run(
-            [sys.executable, __file__, options.recipe, "--data", options.data, "--split", options.split, "--write", str(folder)],
-            check=True, stdout=output, stderr=output,
-        )
+        write = [sys.executable, __file__, options.recipe, "--data", options.data, "--split", options.split]
+        subprocess.run([*write, "--write", str(folder)], check=True, stdout=output, stderr=output)
 
 
 def _folder(options: argparse.Namespace, objective: str, seed: int) -> Path:
@@ -89,7 +84,10 @@ def _difference(bleu: list[float], first: list[float]) -> str:
     pairs = [here - there for here, there in zip(bleu, first, strict=True)]
     if bleu is first or len(pairs) < 2:
         return ""
-    mean, half = statistics.mean(pairs), T_95[len(pairs) - 1] * statistics.stdev(pairs) / len(pairs) ** 0.5
+    from scipy.stats import t
+
+    mean = statistics.mean(pairs)
+    half = t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
     return f"{mean:>+12.2f}  {mean - half:+.2f} to {mean + half:+.2f}"
 
 
@@ -102,7 +100,8 @@ def _write() -> None:
     options = parser.parse_args()
     sources, _ = _texts(options)
     folder = Path(options.write)
-    (folder / f"{options.split}.json").write_text(json.dumps(of_run(folder, sources, batch_size=250), ensure_ascii=False))
+    predictions = of_run(folder, sources, batch_size=250)
+    (folder / f"{options.split}.json").write_text(json.dumps(predictions, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import ngramloss
 
 ROOT = Path(ngramloss.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-ORDER = ["version", "stats", "objectives", "heads", "attachment", "explain", "doctor", "bench", "cli", "__init__", "__main__"]
-LAZY = {"cli"}   # imports the rooms inside its functions
+ORDER = [
+    "version", "stats", "objectives", "heads", "attachment", "explain", "doctor", "bench", "corpus", "metrics", "recipe",
+    "batch", "models", "trainer", "checkpoints", "watching", "card", "run", "generate", "floors", "cli", "__init__", "__main__",
+]
 
 
 def room(path):

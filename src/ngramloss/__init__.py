@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
+    from ngramloss.trainer import NgramTrainer as NgramTrainer
 
 _ROOMS = {
     "attach": "attachment",
@@ -38,6 +39,7 @@ _ROOMS = {
     "TokenStats": "stats",
     "token_stats": "stats",
     "token_stats_from_hidden": "stats",
+    "NgramTrainer": "trainer",
 }
 
 __all__ = ["__version__", *_ROOMS]

@@ -65,7 +65,8 @@ class Tokens(Dataset[dict[str, Ids]]):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Source tokens of each row."""
-        return np.diff(self._ends["input_ids"], prepend=0)
+        lengths: NDArray[np.int64] = np.diff(self._ends["input_ids"], prepend=0)
+        return lengths
 
 
 def cache_folder() -> Path:
@@ -207,9 +208,8 @@ class Padder:
         """A batch of these rows."""
         ids, mask = self._padded([row["input_ids"] for row in rows], self.pad)          # [B, S]
         labels, _ = self._padded([row["labels"] for row in rows], IGNORE_INDEX)          # [B, T]
-        return {
-            "input_ids": ids, "attention_mask": mask, "labels": labels, "decoder_input_ids": self.decoder_inputs(labels),
-        }
+        read = self.decoder_inputs(labels)                               # [B, T]
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "decoder_input_ids": read}
 
     def _padded(self, rows: Sequence[Any], fill: int) -> tuple[Tensor, Tensor]:
         longest = -(-max(len(row) for row in rows) // self.multiple) * self.multiple

@@ -10,8 +10,9 @@ from typing import Any
 
 from ngramloss import checkpoints, recipe
 from ngramloss.recipe import Recipe
+from ngramloss.version import __version__
 
-PACKAGES = ("ngramloss", "torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "pysbd")
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "pysbd")
 
 ALWAYS = (
     "Cross-entropy is the mean over tokens, as in the authors' code; the paper's equation 2 prints a sum.",
@@ -31,16 +32,18 @@ def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], cho
     """
     step = checkpoints.step(chosen)
     why = f"lowest validation {settings.train.best}, {facts['best']:.4f}" if facts["best_step"] == step else "the last"
+    versions = {"ngramloss": __version__, **{name: _version(name) for name in PACKAGES}}
+    versions["Python"] = platform.python_version()
     lines = [
         f"# {settings.slug}", "",
-        f"`{settings.objective}` on `{settings.data.name}`, from `{settings.model.name}`. Weights of step {step} ({why}) "
-        f"of {facts['step']}.", "",
+        f"`{settings.objective}` on `{settings.data.name}`, from `{settings.model.name}`. "
+        f"Weights of step {step} ({why}) of {facts['step']}.", "",
         "## Data", "", "| split | examples | left out | fingerprint |", "|---|---|---|---|",
         *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
           for name, split in prepared["splits"].items()),
         "", "## Deviations from the paper", "", *(f"* {line}" for line in deviations(settings)),
-        "", "## Versions", "", *(f"* {name} {_version(name)}" for name in PACKAGES), f"* Python {platform.python_version()}",
-        "", f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
+        "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()), "",
+        f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -58,7 +61,8 @@ def deviations(settings: Recipe) -> list[str]:
         given.insert(1, f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
                      f"{model.decoder_layers} layers, {model.vocabulary:,} pieces, init_std {model.init_std:g}.")
         if model.copying:
-            given.insert(2, "Cross-attention starts as the identity: a path for copying is built in, not learned.")
+            given.insert(2, "A path for copying is built in, not learned: the value and output projections of "
+                         "cross-attention start at the identity, positions as sinusoids.")
     return [*given, *ALWAYS, "Gradients are clipped at norm "
             f"{settings.train.clip:g}; the paper does not say, its authors' code had 1."]
 

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 SEAL = "whole.json"
 """Written last into a checkpoint: its files, their sizes and checksums."""
 
-_NOT_MODEL = re.compile(r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data)\b")
+_NOT_MODEL = re.compile(
+    r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data)(\.|_\d)"
+)
 
 
 class Found(NamedTuple):
@@ -35,7 +37,7 @@ def seal(checkpoint: Path, **facts: Any) -> None:
 
 def find(folder: Path) -> Found:
     """Look at the checkpoints in a folder from the newest on, until one is whole."""
-    broken = {}
+    broken: dict[Path, str] = {}
     for checkpoint in sorted(_all(folder), key=step, reverse=True):
         why = fault(checkpoint)
         if not why:

@@ -56,6 +56,6 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def _row(items: Sequence[newswire.Item], system: str, texts: Sequence[str]) -> Row:
     scores = rouge([item.summary for item in items], texts)
-    means = [sum(scores[name]) / len(items) for name in ("rouge1", "rouge2", "rougeL")]
+    mean = {name: sum(values) / len(items) for name, values in scores.items()}
     right = newswire.right(items, texts)
-    return Row(system, *means, right["names"], right["figures"])
+    return Row(system, mean["rouge1"], mean["rouge2"], mean["rougeL"], right["names"], right["figures"])

@@ -21,7 +21,7 @@ def of_run(
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     if not (folder / "model").is_dir():
-        raise FileNotFoundError(f"there is no {folder / 'model'}: train it first, with ngramloss train ... --run {folder}")
+        raise FileNotFoundError(f"there is no {folder / 'model'}. Make it with: ngramloss train RECIPE --run {folder}")
     data = recipe.load(str(folder / "recipe.toml")).data
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder / "model", use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -51,7 +51,8 @@ def summaries(
     for start in range(0, len(order), batch_size):
         places = order[start : start + batch_size]
         batch = tokenizer.pad({"input_ids": [list(sources[place]) for place in places]}, return_tensors="pt")
-        ids = model.generate(**{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})   # [B, T]
+        inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}   # [B, S]
+        ids = model.generate(**inputs)                                   # [B, T]
         for place, text in zip(places, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
             texts[place] = text.strip()
         if progress is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def trained_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     bpe.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", SPECIAL.index("<s>")), ("</s>", SPECIAL.index("</s>"))]
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>",
         clean_up_tokenization_spaces=False,
     )
@@ -88,9 +89,10 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
            "eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
     config = AutoConfig.for_model(settings.architecture, **ids, **_sizes(settings))
     config.decoder_start_token_id = tokenizer.eos_token_id if settings.architecture != "t5" else tokenizer.pad_token_id
-    model = AutoModelForSeq2SeqLM.from_config(config)
+    model = AutoModelForSeq2SeqLM.from_config(config)  # type: ignore[no-untyped-call]
     if settings.copying:
         _open_copying_path(model)
+        _order_positions(model, settings.init_std)
     return model
 
 
@@ -123,12 +125,25 @@ def _sizes(settings: Model) -> dict[str, Any]:
 @torch.no_grad()
 def _open_copying_path(model: Any) -> None:
     """Cross-attention hands on what it attends to, unchanged, from the first step."""
-    paths = [(module.v_proj, module.out_proj) for name, module in model.named_modules() if name.endswith("encoder_attn")]
-    if not paths:
+    attentions = [module for name, module in model.named_modules() if name.endswith("encoder_attn")]
+    if not attentions:
         raise ValueError(f"model.copying: {type(model).__name__} has no `encoder_attn` to start at the identity.")
-    for projection in (projection for pair in paths for projection in pair):
-        torch.nn.init.eye_(projection.weight)
-        torch.nn.init.zeros_(projection.bias)
+    for attention in attentions:
+        for projection in (attention.v_proj, attention.out_proj):
+            torch.nn.init.eye_(projection.weight)
+            torch.nn.init.zeros_(projection.bias)
+
+
+@torch.no_grad()
+def _order_positions(model: Any, scale: float) -> None:
+    """Learned positions start as sinusoids, so that neighbours are alike from the first step."""
+    for name, module in model.named_modules():
+        if name.endswith("embed_positions") and module.weight.requires_grad:
+            rows, width = module.weight.shape
+            rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))   # [D / 2]
+            angles = torch.arange(rows).unsqueeze(1) * rates             # [positions, D / 2]
+            waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]   # [positions, D]
+            module.weight.copy_(waves * scale * 2**0.5)
 
 
 class _explained:
@@ -145,7 +160,7 @@ class _explained:
             return
         reason = " ".join(str(error).split())
         if Path(self.name).is_dir():
-            advice = "The folder must hold what save_pretrained writes: config.json, model.safetensors, tokenizer files."
+            advice = "The folder must hold what save_pretrained writes: config, model.safetensors, tokenizer files."
             if "safetensors" in reason:
                 advice = "Only safetensors are read: load the model once in Python and save it with save_pretrained."
         elif "trust_remote_code" in reason:

@@ -56,7 +56,8 @@ class Model:
     vocabulary: int = 8000
     init_std: float = 0.02
     copying: bool = False
-    """Start the value and output projections of cross-attention at the identity: a path for copying, built in."""
+    """Build a path for copying in: cross-attention's value and output projections start at the identity, positions as
+    sinusoids. Everything is trained from there."""
 
 
 @dataclass(frozen=True)
@@ -265,9 +266,7 @@ def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
             values |= {f"{key}.{inner}": entry for inner, entry in value.items()}
         else:
             values[key] = value
-    for key, value in values.items():
-        if key not in known:
-            mistakes.append(_unknown(key, known))
+    mistakes += [_unknown(key, known) for key in values if key not in known]
     sections = {}
     for section, kind in SECTIONS.items():
         hints = get_type_hints(kind)

@@ -164,14 +164,15 @@ def _prepared(folder: Path) -> dict[str, Any]:
 
 def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str, Any], say: Say) -> Outcome:
     from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
-    from transformers import logging as transformers_logging
+    from transformers.utils import logging as hf_logging
 
     from ngramloss.attachment import decoder_inputs
     from ngramloss.trainer import CheckpointError, NgramTrainer
     from ngramloss.watching import Log, Progress, Sealing, Stopping, discard_unsealed
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    quiet: Any = hf_logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
     newest = Path(prepared["continue"]) if prepared["continue"] else None
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:
@@ -193,9 +194,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     trainer = NgramTrainer(
         model, arguments, objective=settings.objective, memory=settings.train.memory,
         train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
-        data_collator=Padder(
-            tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=8 if arguments.device.type == "cuda" else 1,
-        ),
+        data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=_multiple(arguments)),
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -264,11 +263,14 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
         raise ValueError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
     if train.fsdp and processes == 1:
         raise ValueError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m ngramloss.")
+    sharded: Any = {"fsdp": True, "fsdp_config": {"version": 2}} if train.fsdp else {}
     try:
         arguments = Seq2SeqTrainingArguments(
             output_dir=str(folder / "checkpoints"),
             per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
-            per_device_eval_batch_size=_each("train.eval_batch_size", train.eval_batch_size or train.batch_size, processes),
+            per_device_eval_batch_size=_each(
+                "train.eval_batch_size", train.eval_batch_size or train.batch_size, processes
+            ),
             gradient_accumulation_steps=train.accumulate,
             num_train_epochs=train.epochs, max_steps=train.max_steps or -1,
             learning_rate=train.learning_rate, warmup_steps=train.warmup_steps, lr_scheduler_type=train.schedule,
@@ -282,12 +284,16 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
             seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
             train_sampling_strategy="group_by_length" if train.group_by_length else "random",
             remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
-            fsdp=train.fsdp, fsdp_config={"version": 2} if train.fsdp else None,
+            **sharded,
         )
     except ImportError as reason:
         raise ValueError(f"train.report_to asks for what is not installed: {reason}") from reason
     _ = arguments.device   # starts the processes' group
     return arguments
+
+
+def _multiple(arguments: Any) -> int:
+    return 8 if arguments.device.type == "cuda" else 1   # round lengths suit a GPU's matrix units
 
 
 def _each(key: str, rows: int, processes: int) -> int:

@@ -111,7 +111,7 @@ class NgramTrainer(Seq2SeqTrainer):
             self._blank_repeated_rows(batches[-1])
         counts = torch.zeros(2, device=device)                           # [2]
         for batch in batches:
-            counts += _counts(aligned_labels(self.model, batch)).to(device)
+            counts += _counts(self._labels(batch)).to(device)
         counts = self.accelerator.reduce(counts, "sum")                  # [2]
         self._trained.counts = self._trained.counts + counts
         return batches, counts
@@ -130,12 +130,12 @@ class NgramTrainer(Seq2SeqTrainer):
         else:
             outputs = model(**inputs, num_tokens=num_items_in_batch[0], num_sequences=num_items_in_batch[1])
             loss = outputs["loss"] * self.accelerator.num_processes      # gradients are averaged over processes
-            self._trained.add(last_parts(self.model))
+            self._trained.add(last_parts(model))
             self._last_batch = inputs
         return (loss, outputs) if return_outputs else loss
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or not hasattr(dataset, "__len__"):
             return super()._get_train_sampler(train_dataset)
         lengths = getattr(dataset, "lengths", None)
@@ -166,18 +166,23 @@ class NgramTrainer(Seq2SeqTrainer):
             model, inputs, prediction_loss_only, ignore_keys, **settings
         )
         if inputs.get("labels") is not None:
-            counts = _counts(aligned_labels(self.model, inputs)).to(self.args.device)   # [2]
+            counts = _counts(self._labels(inputs)).to(self.args.device)  # [2]
             weight = dict(zip(("token", "sequence"), counts.unbind(), strict=True))
-            parts = last_parts(self.model)
+            parts = last_parts(model)
             self._evaluated.add({part.name: parts[part.name] * weight[part.per] for part in self._watched.parts})
             self._evaluated.counts = self._evaluated.counts + counts
         return result
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
         """As stock, with every term an exact mean over the data set."""
         self._evaluated = _Sums()
         self.gather_function = self.accelerator.gather_for_metrics   # drops repeated rows; stock keeps them
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output: Any = super().evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
         if self._evaluated.parts:
             sums, (tokens, sequences) = self._evaluated.totals(self.accelerator)
             per = {"token": max(tokens, 1), "sequence": max(sequences, 1)}
@@ -214,7 +219,8 @@ class NgramTrainer(Seq2SeqTrainer):
             parts, (_, sequences) = self._trained.totals(self.accelerator, over_processes=False)
             seconds = time.perf_counter() - self._logged_at - self._paused
             logs |= {name: value / steps for name, value in parts.items()}
-            logs |= {"docs_per_second": sequences / max(seconds, 1e-9), "memory_gib": _memory(self.args.device)} | watched
+            logs |= {"docs_per_second": sequences / max(seconds, 1e-9), "memory_gib": _memory(self.args.device)}
+            logs |= watched
             self._trained = _Sums(since=self.state.global_step)
             self._logged_at, self._paused = time.perf_counter(), 0.0
         super().log(logs, start_time)
@@ -225,7 +231,7 @@ class NgramTrainer(Seq2SeqTrainer):
             name: value[:DIAGNOSED_ROWS] if isinstance(value, Tensor) else value
             for name, value in self._last_batch.items()
         }
-        model = self.model
+        model: Any = self.model
         was_training = model.training
         model.eval()
         try:
@@ -240,6 +246,10 @@ class NgramTrainer(Seq2SeqTrainer):
         self._logged_at, self._paused = time.perf_counter(), 0.0
         return super().train(*args, **kwargs)
 
+    def _labels(self, batch: Any) -> Tensor:
+        model: Any = self.model
+        return aligned_labels(model, batch)
+
     def _pause(self) -> _Pause:
         return _Pause(self)
 
@@ -248,9 +258,7 @@ class NgramTrainer(Seq2SeqTrainer):
         self._watched = self.loss_fn
         if all(part.name != "ce" for part in self.loss_fn.parts):
             self._watched = JointLoss(f"{self.loss_fn} + 0*ce")
-        return attach(
-            model, self._watched.terms, logits=self._keeps_logits, memory=self.loss_fn.memory,
-        )
+        return attach(model, self._watched.terms, logits=self._keeps_logits, memory=self.loss_fn.memory)
 
 
 class LengthGrouped(Sampler[int]):

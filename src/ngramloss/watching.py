@@ -27,6 +27,7 @@ class Log(TrainerCallback):
         checkpoints.write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write a line."""
         if not state.is_world_process_zero or "train_runtime" in logs:
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -42,15 +43,18 @@ class Progress(TrainerCallback):
         self.bar: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Draw the line."""
         if state.is_world_process_zero:
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", desc="training",
                             dynamic_ncols=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move it on."""
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show terms and speed on it, and validations above it."""
         if self.bar is None:
             return
         if "docs_per_second" in logs:
@@ -61,6 +65,7 @@ class Progress(TrainerCallback):
             self.bar.write(f"step {state.global_step}: validation " + " · ".join(dict.fromkeys(terms)))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End it."""
         if self.bar is not None:
             self.bar.close()
 
@@ -70,25 +75,23 @@ class Sealing(TrainerCallback):
 
     def __init__(self, folder: Path, *, keep: int, wait: Callable[[], None], was_stopped: Callable[[], bool]) -> None:
         self.folder, self.keep, self.wait, self.was_stopped = folder, keep, wait, was_stopped
-        self.best: int | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.best = state.best_global_step
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Have a new best saved, and whatever training ends with."""
         best = state.best_metric
         value = metrics.get(f"eval_{args.metric_for_best_model}", math.inf)
         if best is None or value < best or control.should_training_stop:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seal what every process has written; then delete what is not kept."""
         self.wait()
         if state.is_world_process_zero:
-            ended = state.global_step >= state.max_steps or control.should_training_stop
-            checkpoint = self.folder / f"checkpoint-{state.global_step}"
+            ended_early = control.should_training_stop and not self.was_stopped()
             checkpoints.seal(
-                checkpoint, step=state.global_step, best_step=state.best_global_step, best=state.best_metric,
-                finished=ended and (state.global_step >= state.max_steps or not self.was_stopped()),
+                self.folder / f"checkpoint-{state.global_step}", step=state.global_step,
+                best_step=state.best_global_step, best=state.best_metric,
+                finished=state.global_step >= state.max_steps or ended_early,
             )
             checkpoints.prune(self.folder, keep=self.keep, best=state.best_global_step)
         self.wait()
@@ -98,25 +101,26 @@ class Stopping(TrainerCallback):
     """On Ctrl-C or SIGTERM the step is finished and saved. A second Ctrl-C stops at once."""
 
     def __init__(self, *, processes: int) -> None:
-        self.asked = False
+        self.asked = self.agreed = False
         self.processes = processes
         self._handlers: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Listen to the signals."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, self._ask)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop where it was asked for."""
         if self.processes > 1 and state.global_step % args.logging_steps == 0:   # all must stop at the same step
-            asked = torch.tensor(float(self.asked), device=args.device)
+            asked = torch.tensor(float(self.asked), device=args.device)   # []
             torch.distributed.all_reduce(asked)
-            self.asked = bool(asked.item())
-            if self.asked:
-                control.should_save = control.should_training_stop = True
-        elif self.processes == 1 and self.asked:
+            self.agreed = bool(asked.item())
+        if self.agreed or (self.processes == 1 and self.asked):
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give the signals back."""
         self.restore()
 
     def restore(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -20,5 +21,7 @@ def rouge(references: Sequence[str], predictions: Sequence[str], *, stemmer: boo
         from rouge_score_rs import RougeScorer
     except ImportError:
         raise ValueError("ROUGE needs the package rouge-score-rs: pip install 'ngramloss[metrics]'.") from None
-    scored = RougeScorer(list(NAMES), use_stemmer=stemmer).score_batch(list(references), list(predictions))
+    made: Any = RougeScorer
+    scorer = made(list(NAMES), use_stemmer=stemmer)
+    scored = scorer.score_batch(list(references), list(predictions))
     return {name: [100 * scores[name].fmeasure for scores in scored] for name in NAMES}

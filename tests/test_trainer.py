@@ -1,0 +1,306 @@
+"""NgramTrainer: one optimiser step is one step, however it is split."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments
+
+from ngramloss import NgramTrainer
+from ngramloss.attachment import decoder_inputs
+from ngramloss.trainer import LengthGrouped
+
+OBJECTIVE = "ce + matches(2,3) + bag(2)"
+
+
+def rows(count, seed=1):
+    source = torch.Generator().manual_seed(seed)
+
+    def ids(least):
+        length = int(torch.randint(least, 9, (1,), generator=source))
+        return torch.randint(4, models.V, (length,), generator=source).tolist()
+
+    return [{"input_ids": ids(3), "labels": ids(2)} for _ in range(count)]
+
+
+def padded(model):
+    def collate(batch):
+        def fill(name, value):
+            longest = max(len(row[name]) for row in batch)
+            return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in batch])
+
+        ids, labels = fill("input_ids", models.PAD), fill("labels", -100)
+        return {
+            "input_ids": ids, "attention_mask": (ids != models.PAD).long(), "labels": labels,
+            "decoder_input_ids": decoder_inputs(model, labels),
+        }
+
+    return collate
+
+
+def arguments(folder, **changes):
+    settings = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "num_train_epochs": 2, "learning_rate": 1e-2,
+        "use_cpu": True, "logging_steps": 1, "report_to": [], "seed": 3, "disable_tqdm": True, "save_strategy": "no",
+    }
+    return Seq2SeqTrainingArguments(**settings | changes)
+
+
+def tiny(family="bart"):
+    torch.manual_seed(0)
+    return models.ENCODER_DECODER[family]()
+
+
+def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, **changes):
+    model = tiny() if model is None else model
+    extra = {"objective": objective} if kind is NgramTrainer else {}
+    trainer = kind(
+        model, arguments(folder, **changes), train_dataset=rows(data), eval_dataset=rows(7, seed=2),
+        data_collator=padded(model), **extra,
+    )
+    trainer.train()
+    return trainer
+
+
+def assert_same_weights(one, other, tolerance=1e-5):
+    other = dict(other.items())
+    for name, weight in one.items():
+        torch.testing.assert_close(weight, other[name], atol=tolerance, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Weights after training with batches of 8 in one piece, and their log."""
+    results = {}
+    for strategy in ("random", "group_by_length"):
+        trainer = trained(tmp_path_factory.mktemp("whole"), train_sampling_strategy=strategy)
+        results[strategy] = trainer.model.state_dict(), trainer.state.log_history
+    return results
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+@pytest.mark.parametrize(("batch", "accumulate"), [(4, 2), (2, 4), (1, 8)])
+def test_micro_batches_end_at_the_weights_of_whole_batches(tmp_path, whole, batch, accumulate, strategy):
+    trainer = trained(
+        tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate,
+        train_sampling_strategy=strategy,
+    )
+    weights, log = whole[strategy]
+    assert_same_weights(trainer.model.state_dict(), weights)
+    for here, there in zip(trainer.state.log_history, log, strict=True):
+        for name in ("loss", "ce", "matches(2)", "matches(3)", "bag(2)", "grad_norm"):
+            assert here.get(name) == pytest.approx(there.get(name), abs=1e-4), name
+
+
+def test_plain_cross_entropy_trains_like_the_stock_trainer(tmp_path):
+    ours = trained(tmp_path / "a", objective="ce")
+    stock = trained(tmp_path / "b", kind=Seq2SeqTrainer)
+    assert_same_weights(ours.model.state_dict(), stock.model.state_dict(), tolerance=1e-6)
+    losses = [[line["loss"] for line in trainer.state.log_history if "loss" in line] for trainer in (ours, stock)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_the_loss_is_that_of_its_terms_and_the_log_has_them_with_diagnostics(tmp_path):
+    first, *_ = trained(tmp_path, objective="ce + 0.5*matches(2) + bag(2)").state.log_history
+    assert first["loss"] == pytest.approx(first["ce"] + 0.5 * first["matches(2)"] + first["bag(2)"], abs=1e-5)
+    assert {"matched/2", "placed/2", "confidence/2", "floor/bag(2)", "gradient/ce"} <= first.keys()
+    assert first["docs_per_second"] > 0
+    assert first["memory_gib"] > 0.01
+    assert first["learning_rate"] > 0
+    assert sum(value for name, value in first.items() if name.startswith("gradient/")) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("batch", [7, 3, 2])
+def test_evaluation_gives_exact_means_whatever_the_batch(tmp_path, batch):
+    from ngramloss import JointLoss, attach
+
+    model = tiny()
+    trainer = NgramTrainer(
+        model, arguments(tmp_path, per_device_eval_batch_size=batch), objective="matches(2)",
+        eval_dataset=rows(7, seed=2), data_collator=padded(model),
+    )
+    metrics = trainer.evaluate()
+    everything = padded(model)(rows(7, seed=2))
+    attach(model, "matches(2) + 0*ce", logits=True).eval()
+    with torch.no_grad():
+        outputs = model(**everything)
+    _, parts = JointLoss("ce + matches(2)")(outputs.logits, everything["labels"], return_parts=True)
+    assert metrics["eval_ce"] == pytest.approx(parts["ce"].item(), abs=1e-5)
+    assert metrics["eval_matches(2)"] == pytest.approx(parts["matches(2)"].item(), abs=1e-5)
+    assert metrics["eval_loss"] == pytest.approx(metrics["eval_matches(2)"], abs=1e-6)
+
+
+def test_generated_predictions_reach_compute_metrics_beside_the_terms(tmp_path):
+    model, seen = tiny(), {}
+    model.generation_config.max_length = 12
+
+    def count(predicted):
+        seen["rows"] = len(predicted.predictions)
+        return {"rows": len(predicted.predictions)}
+
+    trainer = NgramTrainer(
+        model, arguments(tmp_path, predict_with_generate=True, per_device_eval_batch_size=3), objective="ce",
+        eval_dataset=rows(7), data_collator=padded(model), compute_metrics=count,
+    )
+    metrics = trainer.evaluate()
+    assert metrics["eval_rows"] == seen["rows"] == 7
+    assert metrics["eval_ce"] == metrics["eval_loss"]
+
+
+def test_logits_reach_compute_metrics_where_nothing_is_generated(tmp_path):
+    model, shapes = tiny(), []
+
+    def look(predicted):
+        shapes.append((predicted.predictions[0].shape, predicted.label_ids.shape))
+        return {}
+
+    NgramTrainer(
+        model, arguments(tmp_path), objective="ce", eval_dataset=rows(7), data_collator=padded(model), compute_metrics=look,
+    ).evaluate()
+    (logits, labels), = shapes
+    assert logits == (*labels, models.V)
+
+
+def test_plain_training_arguments_will_do(tmp_path):
+    model = tiny()
+    plain = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=1, report_to=[], disable_tqdm=True, save_strategy="no")
+    trainer = NgramTrainer(model, plain, objective="ce", train_dataset=rows(8), data_collator=padded(model))
+    assert trainer.train().global_step == 1
+
+
+def test_a_model_made_late_gets_the_objective_too(tmp_path):
+    made = []
+
+    def model_init():
+        made.append(tiny())
+        return made[-1]
+
+    trainer = NgramTrainer(
+        args=arguments(tmp_path, max_steps=2), objective=OBJECTIVE, model_init=model_init, train_dataset=rows(8),
+        data_collator=lambda batch: padded(made[-1])(batch),
+    )
+    trainer.train()
+    assert "bag(2)" in trainer.state.log_history[0]
+
+
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}, {"torch_compile": True}], ids=str)
+def test_it_trains_with(tmp_path, changes):
+    log = trained(tmp_path, max_steps=2, **changes).state.log_history
+    assert log[0]["loss"] == pytest.approx(log[0]["ce"] + log[0]["matches(2)"] + log[0]["matches(3)"] + log[0]["bag(2)"], rel=1e-3)
+    plain = trained(tmp_path / "plain", max_steps=2).state.log_history
+    assert log[0]["loss"] == pytest.approx(plain[0]["loss"], rel=2e-2)
+
+
+def test_a_decoder_only_model_is_counted_by_the_labels_that_are_predicted(tmp_path):
+    torch.manual_seed(0)
+    model = models.DECODER_ONLY["llama"]()
+    data = [{"input_ids": row["labels"], "labels": row["labels"]} for row in rows(8)]
+
+    def collate(batch):
+        made = padded(tiny())(batch)
+        return {name: made[name] for name in ("input_ids", "attention_mask", "labels")}
+
+    log = []
+    for batch, accumulate in ((8, 1), (2, 4)):
+        torch.manual_seed(0)
+        model = models.DECODER_ONLY["llama"]()
+        trainer = NgramTrainer(
+            model, arguments(tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate, max_steps=2),
+            objective=OBJECTIVE, train_dataset=data, data_collator=collate,
+        )
+        trainer.train()
+        log.append(trainer.state.log_history[1]["loss"])
+    assert log[0] == pytest.approx(log[1], abs=1e-4)
+
+
+def test_a_second_loss_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="leave `compute_loss_func` out"):
+        NgramTrainer(tiny(), arguments(tmp_path), objective="ce", compute_loss_func=print)
+    with pytest.raises(ValueError, match=r"Write it in the objective: ce\(smoothing=0.1\)"):
+        NgramTrainer(tiny(), arguments(tmp_path, label_smoothing_factor=0.1), objective="ce")
+
+
+def test_rows_of_a_step_are_of_like_length_and_the_order_is_the_epochs_own():
+    lengths = torch.randint(1, 1000, (1003,), generator=torch.Generator().manual_seed(0)).tolist()
+    sampler = LengthGrouped(lengths, step=16, seed=5)
+    first = list(sampler)
+    assert sorted(first) == list(range(1003))
+    assert list(sampler) == first
+    spread = [max(part) - min(part) for part in ([lengths[row] for row in first[at : at + 16]] for at in range(0, 992, 16))]
+    assert sum(spread) / len(spread) < 60   # of 1,000 if they were not grouped
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    assert list(LengthGrouped(lengths, step=16, seed=6)) != first
+    assert list(LengthGrouped([], step=16, seed=6)) == []
+
+
+# Several processes
+
+WORKER = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import torch
+import test_trainer as t
+from torch.distributed.tensor import DTensor
+folder, changes = sys.argv[1], json.loads(sys.argv[2])
+save = changes.pop("save", None)
+trainer = t.trained(folder, **changes)
+sharded = [isinstance(parameter, DTensor) for parameter in trainer.model.parameters()]
+if save:
+    trainer.save_model(save)
+weights = {{name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in trainer.model.state_dict().items()}}
+if trainer.args.process_index == 0:
+    torch.save(weights, folder + "/weights.pt")
+    json.dump({{"log": trainer.state.log_history, "sharded": all(sharded), "any": any(sharded)}}, open(folder + "/log.json", "w"))
+"""
+
+
+def in_two_processes(folder, **changes):
+    folder.mkdir(exist_ok=True)
+    script = folder / "worker.py"
+    script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
+    command = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    done = subprocess.run(
+        [*command, str(script), str(folder), json.dumps(changes)], capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(folder / "weights.pt"), json.loads((folder / "log.json").read_text())
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+@pytest.mark.parametrize(("batch", "accumulate"), [(4, 1), (2, 2)])
+def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumulate, strategy):
+    """22 rows: the last round of an epoch is filled with repeated rows, which must count for nothing."""
+    weights, found = in_two_processes(
+        tmp_path / "two", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate,
+        train_sampling_strategy=strategy, eval_strategy="epoch", per_device_eval_batch_size=2,
+    )
+    expected, log = whole[strategy]
+    assert_same_weights(weights, expected)
+    assert not found["any"]
+    steps = [line for line in found["log"] if "loss" in line]
+    for here, there in zip(steps, [line for line in log if "loss" in line], strict=True):
+        for name in ("loss", "ce", "matches(2)", "bag(2)"):
+            assert here[name] == pytest.approx(there[name], abs=1e-4), name
+    last = trained(tmp_path / "one", train_sampling_strategy=strategy, eval_strategy="epoch").state.log_history
+    evaluated = [[line for line in lines if "eval_loss" in line][-1] for lines in (found["log"], last)]
+    for name in ("eval_loss", "eval_ce", "eval_matches(2)", "eval_bag(2)"):
+        assert evaluated[0][name] == pytest.approx(evaluated[1][name], abs=1e-4), name
+
+
+def test_sharded_processes_train_alike_and_save_a_model_that_loads(tmp_path, whole):
+    weights, found = in_two_processes(
+        tmp_path / "two", per_device_train_batch_size=4, fsdp=True, fsdp_config={"version": 2},
+        save=str(tmp_path / "saved"),
+    )
+    assert found["sharded"], "the parameters are not DTensors"
+    expected, _ = whole["random"]
+    assert_same_weights(weights, expected)
+    loaded = type(tiny()).from_pretrained(tmp_path / "saved", use_safetensors=True)
+    assert_same_weights(loaded.state_dict(), expected)
