@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +39,7 @@ def test_version_and_missing_command():
     assert run().returncode == 2
 
 
-@pytest.mark.parametrize("command", ["explain", "doctor", "bench head", "bench step", "bench ngrams"])
+@pytest.mark.parametrize("command", ["explain", "doctor", "train", "data stats", "bench head", "bench step", "bench ngrams"])
 def test_help_has_examples_that_can_be_pasted(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
@@ -167,3 +169,199 @@ def test_doctor_names_the_backend_and_the_reason(capsys):
     assert "torch " in shown
     assert "→" in shown
     assert "plain" in shown
+
+
+# train
+
+
+def test_show_prints_the_recipe_as_it_would_be_run_and_stops(tmp_path, capsys, monkeypatch):
+    from ngramloss import recipe
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "xsum", "--show", "--set", "train.seed=7", "--set", "objective=ce+matches(2)", "--on-bad-row", "skip"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine.toml").write_text(captured.out)
+    assert recipe.differences(recipe.load("xsum"), recipe.load("mine.toml")) == [
+        "objective: 'ce + matches(2,3,4)' → 'ce + matches(2)'", "data.on_bad_row: 'error' → 'skip'", "train.seed: 42 → 7",
+    ]
+    assert captured.out.endswith("\n")
+    assert not captured.out.endswith("\n\n")
+
+
+def test_on_bad_row_counts_more_than_a_setting(capsys):
+    assert main(["train", "demo", "--show", "--set", "data.on_bad_row=skip", "--on-bad-row", "error"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["data"]["on_bad_row"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of cnndm, demo, xsum. Did you mean 'demo'?\n"),
+        (["demo", "--set", "train.seed"], "error: --set takes key=value, got 'train.seed'; for example --set train.batch_size=8.\n"),
+        (["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
+         "error: recipe demo has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),
+    ],
+)
+def test_train_tells_mistakes_without_making_a_folder(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *arguments]) == 2
+    assert capsys.readouterr() == ("", message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo", "--on-bad-row", "drop"], ["demo", "--sat", "x=1"], ["demo", "cnndm"]])
+def test_train_misused_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *arguments])
+    assert stop.value.code == 2
+    assert "usage: ngramloss" in capsys.readouterr().err
+
+
+@pytest.fixture
+def training(monkeypatch):
+    """What the program asks of training, and an end for it to come to."""
+    from ngramloss import run
+
+    seen = {"outcome": run.Outcome(Path("folder"), True, 3, 0)}
+
+    def train(settings, folder, *, fresh, say):
+        seen.update(settings=settings, folder=folder, fresh=fresh)
+        say("a sentence")
+        if isinstance(seen["outcome"], BaseException):
+            raise seen["outcome"]
+        return seen["outcome"]
+
+    monkeypatch.setattr(run, "train", train)
+    return seen
+
+
+def test_a_runs_folder_is_named_after_the_recipe_unless_told_otherwise(training, capsys):
+    assert main(["train", "xsum", "--set", "objective=ce"]) == 0
+    assert (training["folder"], training["fresh"], training["settings"].objective) == (Path("runs/xsum-ce"), False, "ce")
+    assert capsys.readouterr() == ("", "a sentence\n")
+    assert main(["train", "xsum", "--run", "there", "--fresh"]) == 0
+    assert (training["folder"], training["fresh"]) == (Path("there"), True)
+
+
+def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
+    from ngramloss import run
+
+    training["outcome"] = run.Outcome(Path("folder"), False, 3, 0)
+    assert main(["train", "demo"]) == 130
+    for outcome, code, told in [
+        (run.Stopped("elsewhere"), 1, "a sentence\n"),
+        (KeyboardInterrupt(), 130, "a sentence\nstopped.\n"),
+        (OSError(28, "No space left on device", "runs/x"), 1, "a sentence\nerror: No space left on device: runs/x\n"),
+        (OSError(28, "No space left on device"), 1, "a sentence\nerror: No space left on device\n"),
+        (OSError("the checkpoint could not be written."), 1, "a sentence\nerror: the checkpoint could not be written.\n"),
+        (PermissionError(13, "Permission denied", "runs"), 1, "a sentence\nerror: Permission denied: runs\n"),
+        (ValueError("other settings"), 2, "a sentence\nerror: other settings\n"),
+    ]:
+        capsys.readouterr()
+        training["outcome"] = outcome
+        assert main(["train", "demo"]) == code
+        assert capsys.readouterr().err == told
+
+
+def test_a_finished_demo_shows_its_scores_beside_the_floors(training, capsys, monkeypatch):
+    from ngramloss import floors
+
+    def looked_at(folder, *, progress):
+        progress(floors.ITEMS)
+        items = floors.newswire.items("test", 4)
+        return items, [item.summary for item in items]
+
+    monkeypatch.setattr(floors, "looked_at", looked_at)
+    assert main(["train", "demo"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "200 test items of newswire; on text made of templates read ROUGE against the floors:"
+    assert [line[:30].strip() for line in lines[1:]] == ["", "lead-2", "right template, random facts", "ce + matches(2,3,4)"]
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "demo"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+# data stats
+
+ROWS = [
+    {"article": "The cat sat. It slept.", "summary": "The cat slept."},
+    {"article": "", "summary": "Nobody came."},
+    {"article": "Dogs ran home.", "summary": "A dog fled — naïvely."},
+]
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(path)
+
+
+def test_stats_counts_and_says_how(data, capsys):
+    assert main(["data", "stats", data, "--on-bad-row", "skip"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{data}, standard rules\n")
+    (row,) = [line.split() for line in captured.out.splitlines() if line.startswith("train ")]
+    assert row == ["train", "2", "4.00", "1.50", "3.50", "1.00", "75.00", "75.00", "80.00"]
+    assert f"skipped {data}:2: 'article' is empty\n" in captured.err
+
+
+def test_stats_as_json_is_json_alone(data, capsys):
+    assert main(["data", "stats", data, "--on-bad-row", "skip", "--json", "--rules", "released"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["rules"] == "released"
+    assert found["splits"]["train"]["examples"] == 2
+    assert found["splits"]["train"]["skipped"] == [f"{data}:2: 'article' is empty"]
+    assert f"skipped {data}:2: 'article' is empty\n" in captured.err
+
+
+def test_stats_tells_bad_rows_and_stops(data, capsys):
+    assert main(["data", "stats", data]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "error: 1 of 3 rows of the split 'train'" in captured.err
+    assert f"{data}:2: 'article' is empty" in captured.err
+    assert "--on-bad-row skip" in captured.err
+
+
+def test_stats_of_named_columns_splits_and_a_limit(data, capsys):
+    assert main(["data", "stats", data, "--source", "summary", "--target", "article", "--limit", "1", "--split", "train", "--json"]) == 0
+    (split,) = json.loads(capsys.readouterr().out)["splits"].values()
+    assert (split["examples"], split["source_words"], split["target_words"]) == (1, 3, 5)
+    assert main(["data", "stats", "newswire", "--split", "test", "dev", "--limit", "3", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["splits"]) == ["test", "validation"]
+
+
+def test_stats_counts_every_text_once_on_its_line(monkeypatch, capsys, data):
+    import tqdm
+
+    bars = []
+
+    class Bar(tqdm.tqdm):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            bars.append(self)
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    monkeypatch.setattr("ngramloss.corpus.sentences.CHUNK", 1)
+    assert main(["data", "stats", data, "--on-bad-row", "skip"]) == 0
+    assert [(bar.n, bar.total) for bar in bars] == [(4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.jsonl"], "error: "),
+        (["newswire", "--limit", "-1"], "error: limit must be 0 (all rows) or more, got -1.\n"),
+        (["newswire", "--split", "tset"], "tset"),
+    ],
+)
+def test_stats_tells_what_it_cannot_read(arguments, message, capsys):
+    assert main(["data", "stats", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""

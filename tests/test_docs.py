@@ -16,7 +16,8 @@ BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
     re.M | re.S,
 )
-COMMAND = re.compile(r"^\$ (?P<words>ngramloss explain (?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.M)
+QUICK = r"ngramloss (?:explain |data stats newswire |train (?=.* --show$))"
+COMMAND = re.compile(rf"^\$ (?P<words>{QUICK}(?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.M)
 
 
 def blocks(kind):
@@ -29,7 +30,7 @@ def blocks(kind):
 
 def commands():
     for page, block, line in blocks("console"):
-        for command in COMMAND.finditer(block["text"]):
+        for command in COMMAND.finditer(block["text"]) if block["mark"] != "not run" else ():
             at = line + block["text"].count("\n", 0, command.start())
             yield pytest.param(command["words"].replace("\\\n", " "), command["shown"], id=f"{page.name}:{at}")
 

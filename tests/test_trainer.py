@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments
 
-from ngramloss import NgramTrainer
+from ngramloss import JointLoss, NgramTrainer, detach
 from ngramloss.attachment import decoder_inputs
 from ngramloss.trainer import LengthGrouped
 
@@ -56,12 +56,16 @@ def tiny(family="bart"):
     return models.ENCODER_DECODER[family]()
 
 
-def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, **changes):
+def row_count(predicted):
+    return {"rows": len(predicted.predictions)}
+
+
+def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, compute_metrics=None, **changes):
     model = tiny() if model is None else model
     extra = {"objective": objective} if kind is NgramTrainer else {}
     trainer = kind(
         model, arguments(folder, **changes), train_dataset=rows(data), eval_dataset=rows(7, seed=2),
-        data_collator=padded(model), **extra,
+        data_collator=padded(model), compute_metrics=compute_metrics, **extra,
     )
     trainer.train()
     return trainer
@@ -105,6 +109,36 @@ def test_plain_cross_entropy_trains_like_the_stock_trainer(tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_the_logged_terms_are_those_of_the_steps_rows(tmp_path, accumulate):
+    model = tiny()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    log = trained(
+        tmp_path, model=model, train_sampling_strategy="sequential", learning_rate=0, max_steps=2, logging_steps=2,
+        per_device_train_batch_size=8 // accumulate, gradient_accumulation_steps=accumulate,
+    ).state.log_history
+    model.load_state_dict(before)
+    detach(model)
+    terms = []
+    for first in (0, 8):
+        batch = padded(model)(rows(22)[first : first + 8])
+        labels = batch.pop("labels")
+        terms.append(JointLoss(OBJECTIVE)(model(**batch).logits, labels, return_parts=True)[1])
+    for name in terms[0]:
+        assert log[0][name] == pytest.approx((terms[0][name] + terms[1][name]).item() / 2, abs=1e-5), name
+
+
+def test_a_model_that_says_it_takes_no_counts_is_scaled_once(tmp_path, whole):
+    model = tiny()
+    model.accepts_loss_kwargs = False   # what a stock trainer needs to be right
+    trainer = trained(tmp_path, model=model, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert_same_weights(trainer.model.state_dict(), whole["random"][0])
+
+
+def test_the_model_is_left_in_training_mode(tmp_path):
+    assert trained(tmp_path, max_steps=1).model.training
+
+
 def test_the_loss_is_that_of_its_terms_and_the_log_has_them_with_diagnostics(tmp_path):
     first, *_ = trained(tmp_path, objective="ce + 0.5*matches(2) + bag(2)").state.log_history
     assert first["loss"] == pytest.approx(first["ce"] + 0.5 * first["matches(2)"] + first["bag(2)"], abs=1e-5)
@@ -117,7 +151,7 @@ def test_the_loss_is_that_of_its_terms_and_the_log_has_them_with_diagnostics(tmp
 
 @pytest.mark.parametrize("batch", [7, 3, 2])
 def test_evaluation_gives_exact_means_whatever_the_batch(tmp_path, batch):
-    from ngramloss import JointLoss, attach
+    from ngramloss import attach
 
     model = tiny()
     trainer = NgramTrainer(
@@ -136,19 +170,14 @@ def test_evaluation_gives_exact_means_whatever_the_batch(tmp_path, batch):
 
 
 def test_generated_predictions_reach_compute_metrics_beside_the_terms(tmp_path):
-    model, seen = tiny(), {}
+    model = tiny()
     model.generation_config.max_length = 12
-
-    def count(predicted):
-        seen["rows"] = len(predicted.predictions)
-        return {"rows": len(predicted.predictions)}
-
     trainer = NgramTrainer(
         model, arguments(tmp_path, predict_with_generate=True, per_device_eval_batch_size=3), objective="ce",
-        eval_dataset=rows(7), data_collator=padded(model), compute_metrics=count,
+        eval_dataset=rows(7), data_collator=padded(model), compute_metrics=row_count,
     )
     metrics = trainer.evaluate()
-    assert metrics["eval_rows"] == seen["rows"] == 7
+    assert metrics["eval_rows"] == 7
     assert metrics["eval_ce"] == metrics["eval_loss"]
 
 
@@ -188,7 +217,7 @@ def test_a_model_made_late_gets_the_objective_too(tmp_path):
     assert "bag(2)" in trainer.state.log_history[0]
 
 
-@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}, {"torch_compile": True}], ids=str)
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}], ids=str)
 def test_it_trains_with(tmp_path, changes):
     log = trained(tmp_path, max_steps=2, **changes).state.log_history
     assert log[0]["loss"] == pytest.approx(log[0]["ce"] + log[0]["matches(2)"] + log[0]["matches(3)"] + log[0]["bag(2)"], rel=1e-3)
@@ -248,8 +277,8 @@ import torch
 import test_trainer as t
 from torch.distributed.tensor import DTensor
 folder, changes = sys.argv[1], json.loads(sys.argv[2])
-save = changes.pop("save", None)
-trainer = t.trained(folder, **changes)
+save, generates = changes.pop("save", None), changes.get("predict_with_generate")
+trainer = t.trained(folder, compute_metrics=t.row_count if generates else None, **changes)
 sharded = [isinstance(parameter, DTensor) for parameter in trainer.model.parameters()]
 if save:
     trainer.save_model(save)
@@ -280,6 +309,7 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumul
     weights, found = in_two_processes(
         tmp_path / "two", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate,
         train_sampling_strategy=strategy, eval_strategy="epoch", per_device_eval_batch_size=2,
+        predict_with_generate=True, generation_max_length=6,
     )
     expected, log = whole[strategy]
     assert_same_weights(weights, expected)
@@ -290,6 +320,7 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumul
             assert here[name] == pytest.approx(there[name], abs=1e-4), name
     last = trained(tmp_path / "one", train_sampling_strategy=strategy, eval_strategy="epoch").state.log_history
     evaluated = [[line for line in lines if "eval_loss" in line][-1] for lines in (found["log"], last)]
+    assert evaluated[0]["eval_rows"] == 7
     for name in ("eval_loss", "eval_ce", "eval_matches(2)", "eval_bag(2)"):
         assert evaluated[0][name] == pytest.approx(evaluated[1][name], abs=1e-4), name
 

@@ -89,6 +89,8 @@ def tokenised(
         cache: folder for prepared data, :func:`cache_folder` by default.
         progress: called with the number of examples done since the last call.
     """
+    if not examples:
+        raise ValueError("there are no examples to tokenise, expected at least one.")
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
     if not folder.exists():
@@ -169,9 +171,10 @@ def separator_id(tokenizer: Any, separator: str) -> int | None:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of what a tokenizer makes of text."""
+    """A hash of what a tokenizer makes of text, whatever it was used for before."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    rules = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
+    rules |= {"truncation": None, "padding": None}   # as the last call left them
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     languages = [str(getattr(tokenizer, name, "")) for name in ("src_lang", "tgt_lang")]
     what = [type(tokenizer).__name__, rules, special, languages]
@@ -187,7 +190,7 @@ def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The special tokens before and after a text."""
     (bare,), whole = _bare(tokenizer, ["a"]), list(tokenizer("a")["input_ids"])
     for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
+        if bare and whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
     raise ValueError(f"{type(tokenizer).__name__} writes a text otherwise between its special tokens than alone.")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss import checkpoints, recipe
+from ngramloss.corpus.origins import canonical
 from ngramloss.recipe import Recipe
 from ngramloss.version import __version__
 
@@ -50,7 +51,7 @@ def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], cho
 
 def deviations(settings: Recipe) -> list[str]:
     """Every setting that is not the paper's, and what the paper leaves open."""
-    paper = recipe.load("cnndm" if settings.data.name in ("cnn_dailymail", "cnndm") else "xsum")
+    paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
     silent = ("objective", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
     given = [f"`{line.replace(' → ', '`, here `')}`" for line in recipe.differences(paper, settings)
              if not line.startswith(silent)]

@@ -49,12 +49,12 @@ def find(folder: Path) -> Found:
 def fault(checkpoint: Path) -> str:
     """Why a checkpoint cannot be trusted; nothing if it can."""
     try:
-        files = facts(checkpoint)["files"]
+        files = [(name, size, checksum) for name, (size, checksum) in facts(checkpoint)["files"].items()]
     except FileNotFoundError:
         return "its writing did not end"
-    except (json.JSONDecodeError, KeyError, UnicodeDecodeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):   # whatever may be in a damaged file
         return f"its {SEAL} cannot be read"
-    for name, (size, checksum) in files.items():
+    for name, size, checksum in files:
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
@@ -94,11 +94,15 @@ def copy_model(checkpoint: Path, folder: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is never seen in part."""
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _all(folder: Path) -> list[Path]:

@@ -257,6 +257,8 @@ def _print_floors(settings: recipe.Recipe, folder: Path) -> None:
 
 
 def _data_stats(options: argparse.Namespace) -> int:
+    import json
+
     from tqdm import tqdm
 
     from ngramloss import corpus
@@ -264,8 +266,9 @@ def _data_stats(options: argparse.Namespace) -> int:
     bars: dict[str, tqdm[object]] = {}
 
     def show(split: str, done: int, total: int) -> None:
-        bar = bars.setdefault(split, tqdm(total=total, desc=f"counting {split}", unit=" examples", leave=False))
-        bar.update(done)
+        if split not in bars:
+            bars[split] = tqdm(total=total, desc=f"counting {split}", unit=" texts", leave=False)
+        bars[split].update(done - bars[split].n)
 
     found = corpus.measurement(
         options.name, splits=options.split, rules=options.rules, source=options.source, target=options.target,
@@ -273,9 +276,10 @@ def _data_stats(options: argparse.Namespace) -> int:
     )  # fmt: skip
     for bar in bars.values():
         bar.close()
-    for bad in found.skipped:
-        print(f"skipped {bad}", file=sys.stderr)
-    print(found)
+    for rows in found.skipped.values():
+        for bad in rows:
+            print(f"skipped {bad}", file=sys.stderr)
+    print(json.dumps(found.record(), indent=1, ensure_ascii=False) if options.json else found)
     return 0
 
 

@@ -50,7 +50,10 @@ def summaries(
     order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     for start in range(0, len(order), batch_size):
         places = order[start : start + batch_size]
-        batch = tokenizer.pad({"input_ids": [list(sources[place]) for place in places]}, return_tensors="pt")
+        # After the text, whatever side the tokenizer prefers: before it, padding would move the encoder's positions.
+        batch = tokenizer.pad(
+            {"input_ids": [list(sources[place]) for place in places]}, padding_side="right", return_tensors="pt"
+        )
         inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}   # [B, S]
         ids = model.generate(**inputs)                                   # [B, T]
         for place, text in zip(places, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):

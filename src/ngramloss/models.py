@@ -50,7 +50,10 @@ def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerpr
     if settings.name != "scratch":
         options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
         with _explained(settings.name, "tokenizer"):
-            return AutoTokenizer.from_pretrained(settings.name, **options), None
+            tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
+            if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
+                raise ValueError("it has no tokens but the special ones; its vocabulary is missing")
+        return tokenizer, None
     key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
     folder = cache_folder() / "tokenizers" / key
     if not folder.exists():
@@ -82,13 +85,18 @@ def trained_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def from_scratch(settings: Model, tokenizer: Any) -> Any:
-    """A new model of this architecture and size, under torch's current seed."""
+    """A new model of this architecture and size, under torch's current seed.
+
+    With ``copying``, cross-attention's value and output projections start at the identity in every architecture but
+    t5, whose inner width is its own and which is refused. Positions start as sinusoids in bart and mbart; pegasus and
+    marian always have them so, fixed. ``init_std`` is for all but t5, which scales each matrix by its size.
+    """
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
+    start = tokenizer.pad_token_id if settings.architecture == "t5" else tokenizer.eos_token_id
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id,
-           "eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
+           "eos_token_id": tokenizer.eos_token_id, "decoder_start_token_id": start, "vocab_size": len(tokenizer)}
     config = AutoConfig.for_model(settings.architecture, **ids, **_sizes(settings))
-    config.decoder_start_token_id = tokenizer.eos_token_id if settings.architecture != "t5" else tokenizer.pad_token_id
     model = AutoModelForSeq2SeqLM.from_config(config)  # type: ignore[no-untyped-call]
     if settings.copying:
         _open_copying_path(model)
@@ -127,7 +135,10 @@ def _open_copying_path(model: Any) -> None:
     """Cross-attention hands on what it attends to, unchanged, from the first step."""
     attentions = [module for name, module in model.named_modules() if name.endswith("encoder_attn")]
     if not attentions:
-        raise ValueError(f"model.copying: {type(model).__name__} has no `encoder_attn` to start at the identity.")
+        raise ValueError(
+            f"model.copying: {type(model).__name__} has no `encoder_attn` to start at the identity. Set it to "
+            "false, or choose the architecture bart, mbart, pegasus or marian."
+        )
     for attention in attentions:
         for projection in (attention.v_proj, attention.out_proj):
             torch.nn.init.eye_(projection.weight)
@@ -156,21 +167,25 @@ class _explained:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, (OSError, ValueError, ImportError, KeyError)):
+        from safetensors import SafetensorError
+
+        if not isinstance(error, (OSError, ValueError, ImportError, KeyError, SafetensorError)):
             return
         reason = " ".join(str(error).split())
-        if Path(self.name).is_dir():
-            advice = "The folder must hold what save_pretrained writes: config, model.safetensors, tokenizer files."
-            if "safetensors" in reason:
-                advice = "Only safetensors are read: load the model once in Python and save it with save_pretrained."
-        elif "trust_remote_code" in reason:
+        folder = Path(self.name)
+        if "trust_remote_code" in reason:
             advice = "It brings code of its own; if you trust it, say --set model.trust_remote_code=true."
+        elif "safetensors" in reason and any(folder.glob("pytorch_model*.bin")):
+            advice = "Only safetensors are read: load the model once in Python and save it with save_pretrained."
+        elif folder.is_dir():
+            advice = "The folder must hold what save_pretrained writes: config, model.safetensors, tokenizer files."
         else:
             advice = (
                 "Give a folder that save_pretrained wrote, a hub id that can be reached from here, or model.name = "
                 '"scratch" for a new model.'
             )
-        raise ValueError(f"the {self.what} of {self.name!r} could not be loaded: {reason[:300]}. {advice}") from error
+        reason = reason[:300].rstrip(".")
+        raise ValueError(f"the {self.what} of {self.name!r} could not be loaded: {reason}. {advice}") from error
 
 
 def iterate_texts(examples: Iterable[Any]) -> Iterator[str]:

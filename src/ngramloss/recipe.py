@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -130,15 +131,27 @@ class Recipe:
 
     @property
     def slug(self) -> str:
-        """The run's name: the recipe's, and its objective's short form.
+        """The run's name: the recipe's, and its objective's short form, another for every objective.
+
+        Cross-entropy goes without saying where it stands first and not alone; ``only`` says that there is none.
 
         >>> Recipe("xsum", objective="ce + matches(2,3,4)").slug
         'xsum-matches234'
         >>> Recipe("xsum", objective="ce + 0.5*rewards(2) + bag(2):original").slug
         'xsum-0.5rewards2-bag2original'
+        >>> Recipe("xsum", objective="matches(2,10)").slug
+        'xsum-only-matches_2_10'
         """
-        terms = [re.sub(r"[^\w.+]", "", term) for term in self.objective.split(" + ")]
-        return "-".join([self.name, *([term for term in terms if term != "ce"] or ["ce"])])
+        first, *others = self.objective.split(" + ")
+        terms = others if first == "ce" and others else [first, *others]
+        alone = [] if re.search(r"\bce\b", self.objective) else ["only"]
+        return "-".join([self.name, *alone, *map(_short, terms)])
+
+
+def _short(term: str) -> str:
+    """A term in characters that any file system takes: ``0.5matches23`` for ``0.5*matches(2,3)``."""
+    joint = "" if re.search(r"\((\d,)*\d\)", term) else "_"   # (2,3) is 23, but (2,13) is _2_13 and (23) is _23
+    return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
 
 
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}
@@ -177,7 +190,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
     A file may begin with ``base = "xsum"`` and say only what differs. Every mistake in it is reported at once.
     """
-    settings = _read(name)
+    settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
     return _checked(_name(name), settings)
@@ -206,32 +219,43 @@ def _flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def _name(name: str) -> str:
-    return Path(name).stem if name.endswith(".toml") else name
+    return Path(name).name.removesuffix(".toml")
 
 
-def _read(name: str) -> dict[str, Any]:
-    """The settings of a recipe and of those it is based on, the nearest last."""
+def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of a recipe and of those it is based on, the nearest last.
+
+    Args:
+        name: of a recipe that comes with the package, or a file.
+        above: the files that are based on this one, the nearest last.
+    """
     path = Path(name)
     if name in builtin():
-        text, where = files("ngramloss").joinpath("recipes", f"{name}.toml").read_text(), f"recipe {name}"
+        content, where = files("ngramloss").joinpath("recipes", f"{name}.toml").read_bytes(), f"recipe {name}"
     elif path.is_file():
-        text, where = path.read_text(encoding="utf-8"), str(path)
+        content, where = path.read_bytes(), name
     else:
         close = difflib.get_close_matches(name, builtin(), 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
+        asked = f", the base of {above[-1]}" if above else ""
         raise FileNotFoundError(
-            f"there is no recipe {name!r}: neither a file nor one of {', '.join(builtin())}.{hint}"
+            f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}"
         )
     try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as mistake:
-        raise ValueError(f"{where} is not TOML: {mistake}.") from None
+        settings = tomllib.loads(content.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
+        raise ValueError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
     base = settings.pop("base", None)
     if base is None:
         return settings
-    if not isinstance(base, str) or base == name:
+    if not isinstance(base, str) or not base:
         raise ValueError(f"{where}: base must be the name of another recipe, got {base!r}.")
-    return _merged(_read(base), settings)
+    if base not in builtin() and (path.parent / base).is_file():
+        base = str(path.parent / base)   # beside the file that names it
+    chain = (*above, where)
+    if Path(base).resolve() in [Path(file).resolve() for file in chain]:
+        raise ValueError(f"{where}: base goes round in a circle, {' → '.join([*chain, base])}.")
+    return _merged(_read(base, chain), settings)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -244,10 +268,13 @@ def _override(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise ValueError(f"--set takes key=value, got {override!r}; for example --set train.batch_size=8.")
+    text = text.lstrip()
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    if _kinds().get(key.strip()) is str and not isinstance(value, str):
+        value = text   # a file may be called 2024
     *sections, last = key.strip().split(".")
     place = settings
     for section in sections:
@@ -259,37 +286,52 @@ def _override(settings: dict[str, Any], override: str) -> None:
 
 def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
     mistakes: list[str] = []
-    known = [*(f"{section}.{key}" for section, kind in SECTIONS.items() for key in get_type_hints(kind)), "objective"]
+    kinds = _kinds()
     values: dict[str, Any] = {}
     for key, value in settings.items():
-        if key in SECTIONS and isinstance(value, Mapping):
+        if key not in SECTIONS:
+            values[key] = value
+        elif isinstance(value, Mapping):
             values |= {f"{key}.{inner}": entry for inner, entry in value.items()}
         else:
-            values[key] = value
-    mistakes += [_unknown(key, known) for key in values if key not in known]
-    sections = {}
-    for section, kind in SECTIONS.items():
-        hints = get_type_hints(kind)
-        given = {key: values[f"{section}.{key}"] for key in hints if f"{section}.{key}" in values}
-        typed = {key: _typed(f"{section}.{key}", value, hints[key], mistakes) for key, value in given.items()}
-        sections[section] = kind(**{key: value for key, value in typed.items() if value is not None})
-    objective = _typed("objective", values.get("objective", "ce"), str, mistakes)
-    recipe = Recipe(name, str(objective), **sections)
+            example = next(iter(get_type_hints(SECTIONS[key])))
+            mistakes.append(f"{key}: is a section of settings, such as {key}.{example}, got {value!r}.")
+    mistakes += [_unknown(key, kinds) for key in values if key not in kinds]
+    typed = {key: _typed(key, values[key], kind, mistakes) for key, kind in kinds.items() if key in values}
+    typed = {key: value for key, value in typed.items() if value is not None}
+    sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in get_type_hints(kind)
+                                 if f"{section}.{key}" in typed}) for section, kind in SECTIONS.items()}
+    recipe = Recipe(name, typed.get("objective", "ce"), **sections)
     mistakes += _broken_rules(recipe)
     try:
-        recipe = dataclasses.replace(recipe, objective=_objective(recipe.objective))
-    except (ValueError, TypeError) as mistake:
-        mistakes.append(f"objective: {mistake}")
+        recipe = _with_objective(recipe)
+    except ValueError as mistake:
+        mistakes.append(str(mistake))
     if mistakes:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         raise ValueError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
     return recipe
 
 
-def _objective(written: str) -> str:
+def _with_objective(recipe: Recipe) -> Recipe:
+    """The recipe with its objective as we write it; ``train.best`` must be something that validation tells."""
     from ngramloss.objectives import JointLoss
 
-    return str(JointLoss(written))
+    try:
+        joint = JointLoss(recipe.objective)
+    except (ValueError, TypeError) as mistake:
+        raise ValueError(f"objective: {mistake}") from None
+    terms = dict.fromkeys(["loss", "ce", *(part.name for part in joint.parts)])
+    if recipe.train.best not in terms:
+        raise ValueError(f"train.best: must be one of {', '.join(terms)}, got {recipe.train.best!r}.")
+    return dataclasses.replace(recipe, objective=str(joint))
+
+
+def _kinds() -> dict[str, Any]:
+    """Every key and the type of its value."""
+    sections = {f"{section}.{key}": kind for section, cls in SECTIONS.items()
+                for key, kind in get_type_hints(cls).items()}
+    return {"objective": str, **sections}
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
@@ -303,6 +345,9 @@ def _typed(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
     """The value in its type, or None and a mistake."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is float and isinstance(value, float) and not math.isfinite(value):
+        mistakes.append(f"{key}: must be finite, got {value!r}.")
+        return None
     if kind == list[str]:
         if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
             return value
@@ -330,6 +375,8 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
     rules: list[tuple[bool, str]] = [
         (recipe.train.epochs > 0 or recipe.train.max_steps > 0, "train.epochs: or train.max_steps must be above 0."),
         (recipe.model.width % recipe.model.heads == 0, "model.width: must be a multiple of model.heads."),
+        (recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
+         "train.early_stopping: counts validations, and train.eval_every is 0."),
         (recipe.generation.min_length <= recipe.generation.max_length,
          "generation.min_length: is above generation.max_length."),
         (bool(recipe.data.name), "data.name: is empty."),
@@ -338,4 +385,9 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
     yield from (text for holds, text in rules if not holds)
 
 
-_toml: Callable[[Any], str] = json.dumps   # TOML's strings, numbers, booleans and lists of texts are written as JSON's
+def _toml(value: Any) -> str:
+    """TOML's numbers, booleans and lists are written as JSON's, and so are strings, but for one control character.
+
+    JSON's escapes of characters beyond 16 bits are no TOML, so that characters stand as they are.
+    """
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -65,13 +65,11 @@ class NgramTrainer(Seq2SeqTrainer):
                 "the joint loss does not serve. Use data parallelism (DDP, FSDP)."
             )
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True   # the second for transformers before 5.20
-        self._trained = _Sums()
         self._evaluated = _Sums()
         self._last_batch: dict[str, Any] = {}
         self.also_saved: dict[str, str] = {}
-        self._paused = 0.0
-        self._logged_at = time.perf_counter()
-        self.add_callback(_Epochs())
+        self._count_from(0)
+        self.add_callback(_Events(self))
 
     def call_model_init(self, trial: Any = None) -> Any:
         """The model that ``model_init`` makes, with the objective attached."""
@@ -187,7 +185,7 @@ class NgramTrainer(Seq2SeqTrainer):
             sums, (tokens, sequences) = self._evaluated.totals(self.accelerator)
             per = {"token": max(tokens, 1), "sequence": max(sequences, 1)}
             means = {part.name: sums[part.name] / per[part.per] for part in self._watched.parts}
-            loss = sum(part.weight * means[part.name] for part in self._watched.parts if part.weight)
+            loss = sum(part.weight * means[part.name] for part in self._watched.parts)
             exact = {"loss": loss, **means}
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
         return output
@@ -221,8 +219,7 @@ class NgramTrainer(Seq2SeqTrainer):
             logs |= {name: value / steps for name, value in parts.items()}
             logs |= {"docs_per_second": sequences / max(seconds, 1e-9), "memory_gib": _memory(self.args.device)}
             logs |= watched
-            self._trained = _Sums(since=self.state.global_step)
-            self._logged_at, self._paused = time.perf_counter(), 0.0
+            self._count_from(self.state.global_step)
         super().log(logs, start_time)
 
     def _diagnostics(self) -> dict[str, float]:
@@ -241,10 +238,10 @@ class NgramTrainer(Seq2SeqTrainer):
             model.train(was_training)
         return {name: value.item() for name, value in watched.items()}
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock."""
+    def _count_from(self, step: int) -> None:
+        """Begin the sums and the clock of the next log."""
+        self._trained = _Sums(since=step)
         self._logged_at, self._paused = time.perf_counter(), 0.0
-        return super().train(*args, **kwargs)
 
     def _labels(self, batch: Any) -> Tensor:
         model: Any = self.model
@@ -293,8 +290,14 @@ class LengthGrouped(Sampler[int]):
             yield from rows.tolist()
 
 
-class _Epochs(TrainerCallback):
-    """Tells the sampler the epoch; Accelerate forgets to where a resumed epoch skips batches."""
+class _Events(TrainerCallback):
+    """Tells the trainer where it begins, and the sampler the epoch; Accelerate forgets to where it skips batches."""
+
+    def __init__(self, trainer: NgramTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._count_from(state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         loader = kwargs.get("train_dataloader")

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Progress(TrainerCallback):
             self.bar.set_postfix_str(" · ".join([*terms, f"{logs['docs_per_second']:.0f} docs/s"]))
         elif "eval_loss" in logs:
             terms = [f"{name} {logs[f'eval_{name}']:.4f}" for name in ["ce", *self.parts] if f"eval_{name}" in logs]
-            self.bar.write(f"step {state.global_step}: validation " + " · ".join(dict.fromkeys(terms)))
+            self.bar.write(f"step {state.global_step}: validation {' · '.join(dict.fromkeys(terms))}", file=sys.stderr)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End it."""
@@ -75,6 +76,10 @@ class Sealing(TrainerCallback):
 
     def __init__(self, folder: Path, *, keep: int, wait: Callable[[], None], was_stopped: Callable[[], bool]) -> None:
         self.folder, self.keep, self.wait, self.was_stopped = folder, keep, wait, was_stopped
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have it logged where it is saved: a run that goes on from here then logs what an undisturbed one does."""
+        control.should_log |= control.should_save or control.should_evaluate
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Have a new best saved, and whatever training ends with."""
@@ -133,7 +138,7 @@ class Stopping(TrainerCallback):
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-        tqdm.write("stopping after this step; the checkpoint is being saved. Ctrl-C again stops at once.")
+        tqdm.write("stopping after this step, which will be saved. Ctrl-C again stops at once.", file=sys.stderr)
 
 
 def discard_unsealed(folder: Path) -> None:
@@ -147,9 +152,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except json.JSONDecodeError:
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
     return lines
 
 

@@ -1,0 +1,234 @@
+"""Checkpoints: whatever happened while one was written, the newest whole one is found."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import models
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSeq2SeqLM
+
+from ngramloss import checkpoints
+from ngramloss.checkpoints import SEAL, copy_model, fault, find, prune, seal, write_whole
+
+
+def checkpoint(folder, step, *, sealed=True, **facts):
+    path = folder / f"checkpoint-{step}"
+    (path / "deep").mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(bytes(range(200)) * 3)
+    (path / "deep" / "optimizer.bin").write_bytes(b"moments")
+    (path / "empty").touch()
+    if sealed:
+        seal(path, step=step, **facts)
+    return path
+
+
+# Whole or not
+
+
+def test_a_sealed_checkpoint_is_whole_and_tells_its_facts(tmp_path):
+    path = checkpoint(tmp_path, 7, best=0.5)
+    assert fault(path) == ""
+    facts = checkpoints.facts(path)
+    assert (facts["step"], facts["best"]) == (7, 0.5)
+    assert set(facts["files"]) == {"model.safetensors", os.path.join("deep", "optimizer.bin"), "empty"}
+    assert checkpoints.step(path) == 7
+
+
+def test_a_checkpoint_may_be_sealed_again(tmp_path):
+    path = checkpoint(tmp_path, 7, best=0.5)
+    seal(path, step=7, best=0.25)
+    assert fault(path) == ""
+    assert checkpoints.facts(path)["best"] == 0.25
+    assert SEAL not in checkpoints.facts(path)["files"]
+
+
+def test_a_checkpoint_that_moved_is_still_whole(tmp_path):
+    path = checkpoint(tmp_path, 7)
+    path.rename(tmp_path / "checkpoint-8")
+    assert fault(tmp_path / "checkpoint-8") == ""
+
+
+DAMAGE = {
+    "its writing did not end": lambda path: (path / SEAL).unlink(),
+    "model.safetensors has 599 bytes of 600": lambda path: os.truncate(path / "model.safetensors", 599),
+    "model.safetensors has 0 bytes of 600": lambda path: os.truncate(path / "model.safetensors", 0),
+    "model.safetensors was changed": lambda path: (path / "model.safetensors").write_bytes(bytes(600)),
+    "model.safetensors is missing": lambda path: (path / "model.safetensors").unlink(),
+    os.path.join("deep", "optimizer.bin") + " is missing": lambda path: shutil.rmtree(path / "deep"),
+}
+
+
+@pytest.mark.parametrize("why", DAMAGE)
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_found(tmp_path, why):
+    before, newest = checkpoint(tmp_path, 100), checkpoint(tmp_path, 200)
+    DAMAGE[why](newest)
+    assert fault(newest) == why
+    assert find(tmp_path) == (before, {newest: why})
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"{", b"\x00" * 50, b"\xff\xfe", b"[]", b"3", b"null", b"{}", b'{"files": 3}', b'{"files": {"model.safetensors": 1}}',
+     b'{"files": {"model.safetensors": [1, 2, 3]}}', b'{"files": [1]}'],
+)  # fmt: skip
+def test_a_seal_of_garbage_seals_nothing(tmp_path, garbage):
+    before, newest = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
+    (newest / SEAL).write_bytes(garbage)
+    assert find(tmp_path) == (before, {newest: f"its {SEAL} cannot be read"})
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_one_flipped_bit_anywhere_is_seen(tmp_path_factory, data):
+    path = checkpoint(tmp_path_factory.mktemp("flip"), 1)
+    file = path / data.draw(st.sampled_from(["model.safetensors", "deep/optimizer.bin"]))
+    content = bytearray(file.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(content)
+    assert fault(path).endswith(" was changed")
+
+
+def test_a_file_longer_than_one_reading_is_checked_to_its_end(tmp_path):
+    path = checkpoint(tmp_path, 1, sealed=False)
+    (path / "big").write_bytes(bytes((1 << 22) + 5))
+    seal(path)
+    with (path / "big").open("r+b") as file:
+        file.seek((1 << 22) + 4)
+        file.write(b"x")
+    assert fault(path) == "big was changed"
+
+
+def test_nothing_is_found_where_nothing_is_whole(tmp_path):
+    assert find(tmp_path / "absent") == (None, {})
+    paths = [checkpoint(tmp_path, step, sealed=False) for step in (1, 2)]
+    assert find(tmp_path) == (None, dict.fromkeys(paths[::-1], "its writing did not end"))
+
+
+def test_the_newest_is_by_number_and_not_by_name(tmp_path):
+    for step in (9, 100, 20):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-final").mkdir()
+    (tmp_path / "checkpoint-500").write_text("a file")
+    assert find(tmp_path) == (tmp_path / "checkpoint-100", {})
+
+
+# Deleting
+
+
+def left(folder):
+    return sorted(checkpoints.step(path) for path in folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "remain"),
+    [(2, None, [30, 100]), (1, None, [100]), (1, 9, [9, 100]), (2, 100, [30, 100]), (2, 30, [30, 100]), (9, None, [9, 20, 30, 100]), (1, 7, [100])],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path, keep, best, remain):
+    for step in (9, 20, 30, 100):
+        checkpoint(tmp_path, step)
+    prune(tmp_path, keep=keep, best=best)
+    assert left(tmp_path) == remain
+    assert all(not fault(path) for path in tmp_path.glob("checkpoint-*"))
+
+
+def test_a_checkpoint_half_deleted_does_not_count_as_whole(tmp_path, monkeypatch):
+    old, newest = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
+
+    def killed(path, **_):
+        assert path == old
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prune(tmp_path, keep=1, best=None)
+    assert fault(old) == "its writing did not end"
+    assert fault(newest) == ""
+
+
+def test_one_that_was_never_sealed_is_deleted_like_any_other(tmp_path):
+    checkpoint(tmp_path, 1, sealed=False)
+    checkpoint(tmp_path, 2)
+    prune(tmp_path, keep=1, best=None)
+    assert left(tmp_path) == [2]
+
+
+# Copying the model
+
+
+def test_what_is_copied_loads_and_is_nothing_of_training(tmp_path):
+    model = models.tiny("bart")
+    source, target = tmp_path / "checkpoint-3", tmp_path / "model"
+    model.save_pretrained(source, max_shard_size="10KB")
+    shards = {path.name for path in source.glob("model-*-of-*.safetensors")}
+    assert len(shards) > 1
+    words = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "spiece.model",
+             "sentencepiece.bpe.model", "added_tokens.json", "chat_template.jinja"}   # fmt: skip
+    training = {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "rng_state_11.pth",
+                "trainer_state.json", "training_args.bin", "data.json", "pytorch_model_fsdp.bin", "whole.json.partial"}   # fmt: skip
+    for name in words | training:
+        (source / name).write_text("x")
+    (source / "pytorch_model_fsdp_0").mkdir()
+    seal(source)
+    target.mkdir()
+    copy_model(source, target)
+    assert set(os.listdir(target)) == shards | words | {"model.safetensors.index.json", "config.json", "generation_config.json"}
+    for name in words:
+        (target / name).unlink()
+    again = AutoModelForSeq2SeqLM.from_pretrained(target, use_safetensors=True)
+    assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+# Writing
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "it.json"
+    write_whole(path, "old")
+    write_whole(path, "new · é")
+    assert path.read_text(encoding="utf-8") == "new · é"
+    assert os.listdir(tmp_path) == ["it.json"]
+
+
+def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "it.json"
+    write_whole(path, "old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["it.json"]
+
+
+def test_a_kill_while_writing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "it.json"
+    write_whole(path, "old")
+    program = (
+        "import os, sys; from pathlib import Path; from ngramloss import checkpoints\n"
+        "os.fsync = lambda _: os._exit(9)\n"
+        "checkpoints.write_whole(Path(sys.argv[1]), 'new')"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
+    assert path.read_text() == "old"
+    write_whole(path, "newer")
+    assert path.read_text() == "newer"
+    assert os.listdir(tmp_path) == ["it.json"]
+
+
+def test_files_reach_the_disk_before_they_are_declared_whole(tmp_path, monkeypatch):
+    path = checkpoint(tmp_path, 1, sealed=False)
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}"))))
+    seal(path)
+    assert sorted(synced[:-1]) == ["empty", "model.safetensors", "optimizer.bin"]
+    assert synced[-1] == f"{SEAL}.partial"
+    assert json.loads((path / SEAL).read_text())["files"]

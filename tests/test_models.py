@@ -1,0 +1,335 @@
+"""Models and tokenizers: made from scratch, loaded from a folder, or refused with a sentence that says what to do."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import models as families
+import pytest
+import tiny_tokenizers
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from ngramloss import attach, models, recipe
+from ngramloss.batch import Padder
+from ngramloss.corpus import Example
+from ngramloss.recipe import Generation, Model
+
+ARCHITECTURES = recipe._CHOICES["model.architecture"]
+SMALL = Model(
+    name="scratch", width=16, heads=2, encoder_layers=2, decoder_layers=1, feed_forward=24, dropout=0.0, vocabulary=400, init_std=0.09
+)
+TEXT = "The naïve cat — “Łódź” — sat on 2,024 mats; 日本 😀\n  and slept."
+
+
+@pytest.fixture(autouse=True)
+def _without_a_network(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def tokenizer():
+    return tiny_tokenizers.ours()
+
+
+@pytest.fixture
+def saved(tmp_path, tokenizer):
+    """A folder with a model and its tokenizer."""
+    folder = tmp_path / "saved"
+    built("bart").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def built(architecture, seed=0, **changes):
+    torch.manual_seed(seed)
+    return models.from_scratch(replace(SMALL, architecture=architecture, **changes), tiny_tokenizers.ours())
+
+
+def inputs(model, tokenizer):
+    from functools import partial
+
+    from ngramloss.attachment import decoder_inputs
+
+    rows = [{"input_ids": tokenizer(text)["input_ids"], "labels": tokenizer(text[:20])["input_ids"]} for text in tiny_tokenizers.TEXTS]
+    return Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))(rows)
+
+
+# From scratch
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_trains_is_saved_and_is_loaded(architecture, tokenizer, tmp_path):
+    model = built(architecture)
+    loss = attach(model, "ce + matches(2)")(**inputs(model, tokenizer)).loss
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = Model(name=str(tmp_path))
+    again, (words, folder) = models.load(settings, tokenizer), models.load_tokenizer(settings, lambda: (), "")
+    assert folder is None
+    assert words(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+    assert again.config.model_type == architecture
+    for (name, one), other in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_new_model_has_the_sizes_and_tokens_it_was_asked_for(architecture, tokenizer, caplog):
+    model = models.load(replace(SMALL, architecture=architecture), tokenizer)
+    assert "WARNING" not in caplog.text
+    config = model.config
+    assert config.model_type == architecture
+    assert model.get_input_embeddings().weight.shape == (len(tokenizer), 16)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    names = {"t5": ("num_layers", "num_decoder_layers", "d_ff")}.get(
+        architecture, ("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"))
+    assert [getattr(config, name) for name in names] == [2, 1, 24, 24][: len(names)]
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (1, 0, 2)
+    start = tokenizer.pad_token_id if architecture == "t5" else tokenizer.eos_token_id
+    assert config.decoder_start_token_id == model.generation_config.decoder_start_token_id == start
+    assert model.generation_config.forced_eos_token_id is None
+    assert all(module.p == 0 for module in model.modules() if isinstance(module, torch.nn.Dropout))
+
+
+def test_dropout_heads_and_spread_are_those_asked_for():
+    bart = built("bart", dropout=0.25, init_std=0.5, heads=4)
+    assert bart.config.dropout == 0.25
+    assert (bart.config.attention_dropout, bart.config.activation_dropout) == (0, 0)
+    assert bart.config.encoder_attention_heads == bart.config.decoder_attention_heads == 4
+    assert bart.get_input_embeddings().weight.std().item() == pytest.approx(0.5, rel=0.1)
+    t5 = built("t5", dropout=0.25, heads=4)
+    assert (t5.config.dropout_rate, t5.config.num_heads, t5.config.d_kv) == (0.25, 4, 4)
+
+
+def test_the_seed_decides_the_weights():
+    one, same, other = (built("mbart", seed).get_input_embeddings().weight for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+# Copying
+
+
+def projections(model):
+    for module in model.get_decoder().layers:
+        yield from (module.encoder_attn.v_proj, module.encoder_attn.out_proj)
+
+
+@pytest.mark.parametrize("architecture", ["bart", "mbart", "pegasus", "marian"])
+def test_copying_starts_cross_attention_at_the_identity(architecture):
+    model, plain = built(architecture, copying=True, decoder_layers=2), built(architecture, decoder_layers=2)
+    assert len(list(projections(model))) == 4
+    for projection in projections(model):
+        assert torch.equal(projection.weight, torch.eye(16))
+        assert not projection.bias.any()
+        assert projection.weight.requires_grad
+    assert not any(torch.equal(projection.weight, torch.eye(16)) for projection in projections(plain))
+    query = [layer.encoder_attn.q_proj.weight for layer in model.get_decoder().layers]
+    assert not any(torch.equal(weight, torch.eye(16)) for weight in query)
+
+
+@pytest.mark.parametrize("architecture", ["bart", "mbart"])
+def test_copying_starts_learned_positions_as_sinusoids(architecture):
+    model = built(architecture, copying=True, init_std=0.5)
+    for part in (model.get_encoder(), model.get_decoder()):
+        weight = part.embed_positions.weight
+        assert weight.requires_grad
+        for position, column in [(0, 0), (0, 1), (7, 0), (7, 5), (300, 14)]:
+            angle = position / 10000 ** (column // 2 * 2 / 16)
+            wave = math.cos(angle) if column % 2 else math.sin(angle)
+            assert weight[position, column].item() == pytest.approx(wave * 0.5 * math.sqrt(2), abs=1e-4)
+        assert weight.square().mean().sqrt().item() == pytest.approx(0.5, rel=1e-3)   # as far as others are spread
+
+
+@pytest.mark.parametrize("architecture", ["pegasus", "marian"])
+def test_positions_that_are_fixed_sinusoids_stay_as_they_are(architecture):
+    one, other = built(architecture, copying=True), built(architecture)
+    assert torch.equal(one.get_encoder().embed_positions.weight, other.get_encoder().embed_positions.weight)
+
+
+def test_copying_is_refused_where_there_is_no_such_path():
+    with pytest.raises(ValueError, match=r"model.copying: T5ForConditionalGeneration has no `encoder_attn` to start at the identity\. "
+                       r"Set it to false, or choose the architecture bart, mbart, pegasus or marian\."):
+        built("t5", copying=True)
+
+
+# Tokenizers
+
+
+def test_a_trained_tokenizer_gives_back_any_text(tokenizer):
+    ids = tokenizer(TEXT)["input_ids"]
+    assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == f" {TEXT}"   # it writes a space before the first word
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer("cat cat", add_special_tokens=False)["input_ids"] == 2 * tokenizer("cat", add_special_tokens=False)["input_ids"]
+
+
+def test_training_a_tokenizer_twice_gives_the_same():
+    texts = [example for text in tiny_tokenizers.TEXTS for example in text.split()] * 3
+    one, same = models.trained_tokenizer(texts, 320), models.trained_tokenizer(iter(texts), 320)
+    assert one.backend_tokenizer.to_str() == same.backend_tokenizer.to_str()
+    assert len(one) == 320
+    assert [one.convert_tokens_to_ids(token) for token in models.SPECIAL] == [0, 1, 2, 3]
+    assert (one.sep_token, one.pad_token) == ("</s>", "<pad>")
+
+
+def test_a_tokenizer_is_trained_once_for_the_same_texts_and_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path))
+    asked = []
+
+    def texts():
+        asked.append(1)
+        return tiny_tokenizers.TEXTS
+
+    first, folder = models.load_tokenizer(SMALL, texts, "print")
+    again, same = models.load_tokenizer(SMALL, texts, "print")
+    assert folder == same
+    assert folder.parent == tmp_path / "tokenizers"
+    assert len(asked) == 1
+    assert first(TEXT)["input_ids"] == again(TEXT)["input_ids"] == tiny_tokenizers.ours()(TEXT)["input_ids"]
+    others = [models.load_tokenizer(SMALL, texts, "another")[1], models.load_tokenizer(replace(SMALL, vocabulary=350), texts, "print")[1]]
+    assert len({folder, *others}) == 3
+    assert len(asked) == 3
+
+
+def test_a_tokenizer_learns_from_sources_and_targets():
+    assert list(models.iterate_texts([Example("1", "a", "b"), Example("2", "c", "d")])) == ["a", "b", "c", "d"]
+
+
+# Generation
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_generation_settings_are_the_models_own_and_are_saved_with_it(architecture, tmp_path):
+    model = built(architecture)
+    wanted = Generation(num_beams=3, length_penalty=2.5, min_length=5, max_length=19, no_repeat_ngram_size=3, early_stopping=True)
+    models.prepare_generation(model, wanted)
+    model.save_pretrained(tmp_path)
+    for one in (model, AutoModelForSeq2SeqLM.from_pretrained(tmp_path)):
+        found = one.generation_config
+        assert Generation(**{name: getattr(found, name) for name in wanted.__dataclass_fields__}) == wanted
+        assert (found.pad_token_id, found.eos_token_id) == (1, 2)
+        written = one.generate(torch.tensor([[0, 9, 2]]))
+        assert 5 <= written.shape[1] <= 19
+    assert "num_beams" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_one_beam_stops_by_itself(tmp_path):
+    model = built("bart")
+    models.prepare_generation(model, Generation(num_beams=1, early_stopping=True))
+    assert model.generation_config.early_stopping is False
+    models.prepare_generation(model, Generation(num_beams=2, early_stopping=False))
+    assert model.generation_config.early_stopping is False
+
+
+def test_generation_settings_are_not_made_anew_from_the_config():
+    model = built("bart")
+    models.prepare_generation(model, Generation())
+    assert model.generation_config._from_model_config is False
+
+
+# Refusals
+
+
+def refused(settings, tokenizer, part="model"):
+    load = {"model": lambda: models.load(settings, tokenizer), "tokenizer": lambda: models.load_tokenizer(settings, lambda: (), "")}
+    with pytest.raises(ValueError) as mistake:
+        load[part]()
+    told = str(mistake.value)
+    assert told.startswith(f"the {part} of {settings.name!r} could not be loaded: ")
+    assert ".." not in told.replace("...", "")
+    return told
+
+
+FOLDER = "The folder must hold what save_pretrained writes: config, model.safetensors, tokenizer files."
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_a_name_that_is_nowhere_is_told_with_what_to_give(part, tokenizer):
+    told = refused(Model(name="nobody/nothing"), tokenizer, part)
+    assert told.endswith('Give a folder that save_pretrained wrote, a hub id that can be reached from here, or model.name = "scratch" for a new model.')
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_an_empty_folder_is_told(part, tokenizer, tmp_path):
+    assert refused(Model(name=str(tmp_path)), tokenizer, part).endswith(FOLDER)
+
+
+def test_a_folder_without_weights_is_told(saved, tokenizer):
+    (saved / "model.safetensors").unlink()
+    assert refused(Model(name=str(saved)), tokenizer).endswith(FOLDER)
+
+
+def test_weights_that_are_not_safetensors_are_refused(saved, tokenizer):
+    (saved / "model.safetensors").unlink()
+    torch.save(built("bart").state_dict(), saved / "pytorch_model.bin")
+    told = refused(Model(name=str(saved)), tokenizer)
+    assert told.endswith("Only safetensors are read: load the model once in Python and save it with save_pretrained.")
+
+
+def test_damaged_weights_are_told(saved, tokenizer):
+    (saved / "model.safetensors").write_bytes(b"garbage")
+    assert refused(Model(name=str(saved)), tokenizer).endswith(FOLDER)
+
+
+@pytest.mark.parametrize("config", ["{", "{}", '{"model_type": "unheard-of"}'])
+def test_a_config_that_says_nothing_is_told(saved, tokenizer, config):
+    (saved / "config.json").write_text(config)
+    assert refused(Model(name=str(saved)), tokenizer).endswith(FOLDER)
+
+
+def test_a_decoder_only_model_is_refused(tmp_path, tokenizer):
+    families.tiny("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is a decoder-only model \(gpt2\); recipes train encoder-decoders\. Use NgramTrainer or attach in a script "
+                       r"of your own: docs/adopt\.md\."):
+        models.load(Model(name=str(tmp_path)), tokenizer)
+
+
+def test_a_folder_without_a_tokenizer_is_told(saved, tokenizer):
+    for path in saved.glob("*token*"):
+        path.unlink()
+    told = refused(Model(name=str(saved)), tokenizer, "tokenizer")
+    assert "it has no tokens but the special ones; its vocabulary is missing. " in told
+    assert told.endswith(FOLDER)
+
+
+CODE = """
+from transformers import BartConfig, BartForConditionalGeneration
+class Mine(BartConfig):
+    model_type = "mine"
+class MineForWriting(BartForConditionalGeneration):
+    config_class = Mine
+"""
+
+
+def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, monkeypatch, tmp_path):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "code"))
+    config = json.loads((saved / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code_of_mine.Mine", "AutoModelForSeq2SeqLM": "code_of_mine.MineForWriting"}}
+    (saved / "config.json").write_text(json.dumps(config))
+    (saved / "code_of_mine.py").write_text(CODE)
+    told = refused(Model(name=str(saved)), tokenizer)
+    assert told.endswith("It brings code of its own; if you trust it, say --set model.trust_remote_code=true.")
+    trusted = models.load(Model(name=str(saved), trust_remote_code=True), tokenizer)
+    assert type(trusted).__name__ == "MineForWriting"
+
+
+def test_our_own_mistakes_are_not_explained_away():
+    with pytest.raises(ZeroDivisionError), models._explained("x", "model"):
+        _ = 1 / 0
+
+
+def test_a_loaded_model_is_in_full_precision(saved, tokenizer):
+    half = AutoModelForSeq2SeqLM.from_pretrained(saved).to(torch.bfloat16)
+    shutil.rmtree(saved)
+    half.save_pretrained(saved)
+    assert models.load(Model(name=str(saved)), tokenizer).dtype == torch.float32
+
+
+def test_the_saved_tokenizer_is_read_by_the_library_alone(saved, tokenizer):
+    assert AutoTokenizer.from_pretrained(saved)(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]

@@ -1,0 +1,381 @@
+"""Recipes: every setting typed and checked, every mistake told at once."""
+
+import dataclasses
+import re
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ngramloss import recipe
+from ngramloss.recipe import Data, Generation, Model, Recipe, Train
+
+LEGAL = re.compile(r"[\w.+-]{1,200}")
+
+
+def written(folder, text, name="mine.toml"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def complaint(name, *overrides):
+    with pytest.raises(ValueError) as mistake:
+        recipe.load(name, overrides)
+    return str(mistake.value)
+
+
+# What comes with the package
+
+
+def test_three_recipes_come_with_the_package_and_load():
+    assert recipe.builtin() == ["cnndm", "demo", "xsum"]
+    assert [recipe.load(name).name for name in recipe.builtin()] == recipe.builtin()
+
+
+@pytest.mark.parametrize(("name", "data"), [("cnndm", "cnn_dailymail"), ("xsum", "xsum")])
+def test_the_papers_recipes_have_the_papers_settings(name, data):
+    paper = recipe.load(name)
+    assert paper.train == Train(
+        epochs=10.0, max_steps=0, batch_size=16, accumulate=2, learning_rate=3e-5, warmup_steps=1000,
+        schedule="linear", weight_decay=0.01, beta1=0.9, beta2=0.999, epsilon=1e-8, clip=1.0, precision="auto",
+        eval_every=1000, save_every=1000, best="ce", early_stopping=0, gradient_checkpointing=False, compile=False,
+        fsdp=False,
+    )
+    assert paper.data == Data(name=data, separator="auto", prefix="", max_source=1024, max_target=128, limit=0)
+    assert paper.model == Model(name="facebook/bart-base", trust_remote_code=False)
+    assert paper.objective == "ce + matches(2,3,4)"
+
+
+def test_the_papers_recipes_write_summaries_as_the_paper_does():
+    cnndm, xsum = recipe.load("cnndm").generation, recipe.load("xsum").generation
+    assert cnndm == Generation(num_beams=4, length_penalty=2.0, min_length=56, max_length=142, no_repeat_ngram_size=0)
+    assert xsum == Generation(num_beams=6, length_penalty=1.0, min_length=11, max_length=62, no_repeat_ngram_size=0)
+
+
+def test_the_demo_trains_a_small_model_from_scratch_on_the_built_in_corpus():
+    demo = recipe.load("demo")
+    assert (demo.data.name, demo.model.name, demo.model.architecture) == ("newswire", "scratch", "mbart")
+    assert demo.model.copying
+    assert demo.train.max_steps > 0
+
+
+# Mistakes
+
+
+def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path):
+    path = written(tmp_path, """
+        objectiv = "ce"
+        objective = "ce + matchs(2)"
+        colour = "red"
+        [train]
+        bach_size = 4
+        epochs = "ten"
+        accumulate = 0
+        precision = "fp8"
+        warmup_steps = true
+        [data]
+        learning_rate = 1
+        max_source = 1.5
+        [generation]
+        min_length = 200
+    """)
+    told = complaint(path)
+    assert told.startswith("recipe mine has 11 mistakes:\n")
+    for line in [
+        "objectiv: unknown key. Did you mean objective?",
+        "colour: unknown key.",
+        "train.bach_size: unknown key. Did you mean train.batch_size?",
+        "data.learning_rate: unknown key. Did you mean train.learning_rate?",
+        "train.epochs: must be a number, got 'ten'.",
+        "train.warmup_steps: must be a whole number, got True.",
+        "data.max_source: must be a whole number, got 1.5.",
+        "train.accumulate: must be at least 1, got 0.",
+        "train.precision: must be one of auto, bf16, fp16, fp32, got 'fp8'.",
+        "generation.min_length: is above generation.max_length.",
+        "objective: unknown objective 'matchs'. Did you mean 'matches'?",
+    ]:
+        assert f"\n  {line}" in told, line
+    assert len([line for line in told.splitlines() if re.match(r"  [\w.]+: ", line)]) == 11
+
+
+def test_a_key_in_the_wrong_section_is_shown_its_own(tmp_path):
+    assert "generation.seed: unknown key. Did you mean train.seed?" in complaint(written(tmp_path, "[generation]\nseed = 1"))
+
+
+def test_a_key_like_no_other_gets_no_suggestion():
+    assert complaint("demo", "qqqq=1").endswith("one mistake:\n  qqqq: unknown key.")
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("train.batch_size=true", "train.batch_size: must be a whole number, got True."),
+        ("train.batch_size=8.0", "train.batch_size: must be a whole number, got 8.0."),
+        ("train.learning_rate=true", "train.learning_rate: must be a number, got True."),
+        ("train.learning_rate=fast", "train.learning_rate: must be a number, got 'fast'."),
+        ("train.learning_rate=inf", "train.learning_rate: must be finite, got inf."),
+        ("generation.length_penalty=nan", "generation.length_penalty: must be finite, got nan."),
+        ("train.learning_rate=-1e-5", "train.learning_rate: must be at least 0, got -1e-05."),
+        ("train.compile=1", "train.compile: must be true or false, got 1."),
+        ("train.report_to=wandb", "train.report_to: must be a list of texts, got 'wandb'."),
+        ("train.report_to=[1]", "train.report_to: must be a list of texts, got [1]."),
+        ('train.report_to=["wandb","excel"]', "train.report_to: knows tensorboard, trackio, wandb, not 'excel'."),
+        ("train.beta2=1", "train.beta2: must be below 1, got 1.0."),
+        ("train.beta1=1.0", "train.beta1: must be below 1, got 1.0."),
+        ("model.dropout=1", "model.dropout: must be below 1, got 1.0."),
+        ("model.heads=3", "model.width: must be a multiple of model.heads."),
+        ("model.architecture=gpt", "model.architecture: must be one of bart, mbart, pegasus, marian, t5, got 'gpt'."),
+        ("data.splitter=nltk", "data.splitter: must be one of pysbd, newline, period, got 'nltk'."),
+        ("data.on_bad_row=drop", "data.on_bad_row: must be one of error, skip, got 'drop'."),
+        ("train.schedule=step", "train.schedule: must be one of linear, cosine, "),
+        ("train.memory=small", "train.memory: must be one of fast, lean, got 'small'."),
+        ("train.keep=0", "train.keep: must be at least 1, got 0."),
+        ("train.best=matches(5)", "train.best: must be one of loss, ce, matches(2), matches(3), matches(4), got 'matches(5)'."),
+        ("data.name=", "data.name: is empty."),
+        ('model.name=""', "model.name: is empty."),
+        ("objective=ce +", "objective: expected an objective, got the end of the text:"),
+        ('objective=ce + matches("2")', "objective: expected a whole number for n, got '\"':"),
+        ("train=3", "train: is a section of settings, such as train.epochs, got 3."),
+        ("train.report_to.first=1", "train.report_to: must be a list of texts, got {'first': 1}."),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_one_mistake_that_says_what_is_expected(override, told):
+    shown = complaint("demo", override)
+    assert shown.startswith("recipe demo has one mistake:\n  ")
+    assert told in shown
+
+
+def test_an_objective_of_the_wrong_kind_is_one_mistake(tmp_path):
+    path = written(tmp_path, "objective = 3")
+    assert complaint(path) == "recipe mine has one mistake:\n  objective: must be text, got 3."
+
+
+def test_training_for_no_time_at_all_is_a_mistake():
+    assert "train.epochs: or train.max_steps must be above 0." in complaint("xsum", "train.epochs=0")
+    assert recipe.load("xsum", ["train.epochs=0", "train.max_steps=5"]).train.max_steps == 5
+
+
+def test_early_stopping_needs_validations():
+    told = "train.early_stopping: counts validations, and train.eval_every is 0."
+    assert told in complaint("xsum", "train.early_stopping=3", "train.eval_every=0")
+    assert recipe.load("xsum", ["train.early_stopping=3"]).train.early_stopping == 3
+
+
+@pytest.mark.parametrize("best", ["loss", "ce", "matches(3)"])
+def test_any_term_of_the_objective_can_choose_the_best(best):
+    assert recipe.load("demo", [f"train.best={best}"]).train.best == best
+
+
+def test_cross_entropy_can_choose_the_best_of_an_objective_without_it():
+    assert recipe.load("demo", ["objective=matches(2)", "train.best=ce"]).train.best == "ce"
+
+
+# --set
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("objective=ce + matches(2)", "objective", "ce + matches(2)"),
+        ('objective="ce+matches(2)"', "objective", "ce + matches(2)"),
+        ("objective='ce + bag(2):original'", "objective", "ce + bag(2):original"),
+        ("train.learning_rate=3e-5", "train.learning_rate", 3e-5),
+        ("train.learning_rate=1", "train.learning_rate", 1.0),
+        ("train.seed = 7", "train.seed", 7),
+        ("train.batch_size=1_000", "train.batch_size", 1000),
+        ('train.report_to=["wandb", "trackio"]', "train.report_to", ["wandb", "trackio"]),
+        ("train.report_to=[]", "train.report_to", []),
+        ("train.compile=true", "train.compile", True),
+        ("data.name=my data/train.jsonl", "data.name", "my data/train.jsonl"),
+        ("data.name=train=a.jsonl,validation=b.jsonl", "data.name", "train=a.jsonl,validation=b.jsonl"),
+        ("data.name = xsum", "data.name", "xsum"),
+        ("data.name=2024", "data.name", "2024"),
+        ("data.name=2024-01-01", "data.name", "2024-01-01"),
+        ("data.prefix=summarize: ", "data.prefix", "summarize: "),
+        ('data.prefix="😀 \\u00e9"', "data.prefix", "😀 é"),
+        ("data.prefix=", "data.prefix", ""),
+        ("data.separator=<s>", "data.separator", "<s>"),
+    ],
+)
+def test_set_takes_toml_and_plain_text(override, key, value):
+    found = dict(recipe._flat(recipe.load("demo", [override])))[key]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_the_last_of_two_overrides_counts():
+    assert recipe.load("demo", ["train.seed=1", "train.seed=2"]).train.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("train.seed", "--set takes key=value, got 'train.seed'; for example --set train.batch_size=8."),
+        ("objective.x=3", "--set objective.x=3: objective is a setting, not a section."),
+        ("train.seed.x=3", "--set train.seed.x=3: seed is a setting, not a section."),
+    ],
+)
+def test_set_says_what_it_takes(override, told):
+    assert complaint("demo", override) == told
+
+
+# Files and bases
+
+
+def test_a_file_says_only_what_differs_from_its_base(tmp_path):
+    mine = recipe.load(written(tmp_path, 'base = "cnndm"\n[train]\nseed = 7\n[generation]\nnum_beams = 2'))
+    assert mine.name == "mine"
+    assert recipe.differences(recipe.load("cnndm"), mine) == ["train.seed: 42 → 7", "generation.num_beams: 4 → 2"]
+
+
+def test_a_base_stands_beside_the_file_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    written(tmp_path / "deep", 'base = "xsum"\nobjective = "ce"\n[train]\nseed = 1\nkeep = 5', "below.toml")
+    above = recipe.load(written(tmp_path / "deep", 'base = "below.toml"\n[train]\nseed = 2', "above.toml"))
+    assert (above.train.seed, above.train.keep, above.objective, above.data.name) == (2, 5, "ce", "xsum")
+
+
+def test_a_base_may_be_given_from_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    written(tmp_path, "[train]\nseed = 9", "here.toml")
+    assert recipe.load(written(tmp_path / "deep", 'base = "here.toml"')).train.seed == 9
+
+
+def test_bases_that_go_round_in_a_circle_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, 'base = "b.toml"', "a.toml")
+    written(tmp_path, 'base = "./a.toml"', "b.toml")
+    written(tmp_path, 'base = "self.toml"', "self.toml")
+    assert complaint("a.toml") == "b.toml: base goes round in a circle, a.toml → b.toml → a.toml."
+    assert "self.toml: base goes round in a circle" in complaint("self.toml")
+
+
+def test_a_circle_through_another_folder_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    written(tmp_path, 'base = "deep/../self.toml"', "self.toml")
+    assert "base goes round in a circle" in complaint("self.toml")
+
+
+@pytest.mark.parametrize("base", ["3", '["xsum"]', '""', "true"])
+def test_a_base_must_be_a_name(tmp_path, base):
+    assert "base must be the name of another recipe, got" in complaint(written(tmp_path, f"base = {base}"))
+
+
+def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
+    path = written(tmp_path, 'base = "xsun"')
+    with pytest.raises(FileNotFoundError, match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
+                       r"cnndm, demo, xsum. Did you mean 'xsum'\?"):
+        recipe.load(path)
+
+
+def test_an_unknown_recipe_is_told_with_the_nearest():
+    with pytest.raises(FileNotFoundError, match=r"no recipe 'demmo': neither a file nor one of cnndm, demo, xsum. Did you mean 'demo'\?"):
+        recipe.load("demmo")
+    with pytest.raises(FileNotFoundError, match=r"one of cnndm, demo, xsum\.$"):
+        recipe.load("qqqq.toml")
+
+
+def test_what_is_not_toml_is_told_with_its_file_and_line(tmp_path):
+    assert re.search(r"mine.toml is not TOML: .*line 2", complaint(written(tmp_path, "[train]\nseed = = 3")))
+
+
+def test_what_is_not_utf8_is_told_with_its_file(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b'objective = "\xff"')
+    assert re.search(r"mine.toml is not TOML: .*utf-8.*\.$", complaint(str(tmp_path / "mine.toml")))
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbf[train]\nseed = 5\n")
+    assert recipe.load(str(tmp_path / "mine.toml")).train.seed == 5
+
+
+def test_a_file_of_any_ending_is_named_without_its_folder(tmp_path):
+    assert recipe.load(written(tmp_path, "", "settings")).name == "settings"
+    assert recipe.load(written(tmp_path, "", "v1.2.toml")).name == "v1.2"
+
+
+# Written and read back
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+POSITIVE = st.floats(0, 1e300)
+
+
+@st.composite
+def recipes(draw):
+    return Recipe(
+        "recipe",
+        objective=draw(st.sampled_from(["ce", "ce + matches(2,3,4)", "1e-05*ce(smoothing=0.1) + bag(2):original"])),
+        data=Data(name=draw(TEXT), source=draw(TEXT), prefix=draw(TEXT), separator=draw(TEXT), limit=draw(st.integers(0, 10**12)),
+                  on_bad_row=draw(st.sampled_from(["error", "skip"]))),
+        model=Model(name=draw(TEXT), revision=draw(TEXT), dropout=draw(st.floats(0, 0.999)), copying=draw(st.booleans())),
+        train=Train(learning_rate=draw(POSITIVE), epsilon=draw(POSITIVE), epochs=draw(st.floats(1e-9, 1e9)), seed=draw(st.integers(0, 2**40)),
+                    report_to=draw(st.lists(st.sampled_from(["tensorboard", "trackio", "wandb"])))),
+        generation=Generation(length_penalty=draw(st.floats(-1e9, 1e9))),
+    )  # fmt: skip
+
+
+@given(recipes())
+@settings(max_examples=150, deadline=None)
+def test_a_recipe_that_is_written_is_read_back_the_same(one):
+    text = recipe.dump(one)
+    assert recipe._checked("recipe", tomllib.loads(text)) == one
+    text.encode()
+
+
+@given(TEXT)
+def test_any_text_survives_being_written_as_toml(text):
+    assert tomllib.loads(f"value = {recipe._toml(text)}")["value"] == text
+
+
+def test_what_is_written_to_a_file_is_read_back_the_same(tmp_path):
+    one = recipe.load("demo", ['data.prefix="a\\"b\\\\c\\n\\u007f😀\\u2028"', "objective=ce+matches(2)"])
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe.dump(one), encoding="utf-8")
+    back = recipe.load(str(path))
+    assert recipe.differences(one, back) == []
+    assert back == dataclasses.replace(one, name="recipe")
+
+
+def test_differences_name_the_key_and_both_values():
+    one, other = recipe.load("xsum"), recipe.load("xsum", ["objective=ce", "data.name=other"])
+    assert recipe.differences(one, one) == []
+    assert recipe.differences(one, other) == ["objective: 'ce + matches(2,3,4)' → 'ce'", "data.name: 'xsum' → 'other'"]
+
+
+# The run's name
+
+OBJECTIVES = [
+    "ce", "2*ce", "0.5*ce", "ce(smoothing=0.1)", "ce(smoothing=0.01)", "ce(smoothing=0)", "matches(2)", "ce + matches(2)",
+    "matches(2) + ce", "ce(smoothing=0.1) + matches(2)", "ce + matches(2,3)", "ce + matches(23)", "ce + matches(2,3,4)",
+    "ce + matches(23,4)", "ce + matches(2,34)", "ce + matches(234)", "matches(2,3)", "matches(2) + matches(3)",
+    "ce + matches(2) + matches(3)", "ce + matches(2):released", "ce + 1e-05*matches(2)", "ce + 100000*matches(2)",
+    "ce + 1e-16*matches(2)", "ce + 1e16*matches(2)", "ce + 0.5*matches(2)", "ce + 0.05*matches(2)", "ce + bag(2)",
+    "ce + bag(2):original", "ce + bag(2):released", "ce + bleu(1,2,3,4)", "ce + lcs", "lcs", "ce + eisl(2)", "ce + rewards(2)",
+    "ce + precision(1)", "0*ce + matches(2)", "bleu(12)", "bleu(1,2)",
+]  # fmt: skip
+
+
+def test_every_objective_has_a_folder_name_of_its_own():
+    slugs = [recipe.load("xsum", [f"objective={written}"]).slug for written in OBJECTIVES]
+    assert all(LEGAL.fullmatch(slug) for slug in slugs)
+    assert len(set(slugs)) == len(OBJECTIVES), sorted(slugs)
+
+
+@pytest.mark.parametrize(
+    ("objective", "slug"),
+    [
+        ("ce", "xsum-ce"),
+        ("ce + matches(2)", "xsum-matches2"),
+        ("ce(smoothing=0.1)", "xsum-ce_smoothing0.1"),
+        ("ce + matches(2,10)", "xsum-matches_2_10"),
+        ("matches(2)", "xsum-only-matches2"),
+        ("matches(2) + ce", "xsum-matches2-ce"),
+    ],
+)
+def test_the_folder_name_is_short_for_the_objective(objective, slug):
+    assert recipe.load("xsum", [f"objective={objective}"]).slug == slug

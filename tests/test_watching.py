@@ -1,0 +1,279 @@
+"""What watches a trainer: a log that continues, sealed checkpoints, a stop that loses nothing."""
+
+import json
+import math
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from ngramloss import JointLoss, checkpoints
+from ngramloss.watching import Log, Progress, Sealing, Stopping, discard_unsealed
+
+
+def state(**changes):
+    usual = {"is_world_process_zero": True, "global_step": 10, "max_steps": 100, "best_metric": None, "best_global_step": None}
+    return SimpleNamespace(**usual | changes)
+
+
+def control(**changes):
+    flags = ("should_save", "should_evaluate", "should_log", "should_training_stop")
+    return SimpleNamespace(**dict.fromkeys(flags, False) | changes)
+
+
+ARGS = SimpleNamespace(metric_for_best_model="ce", logging_steps=1, device="cpu")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# The log
+
+
+def test_a_logging_step_is_a_line_of_json(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = Log(path, 0)
+    assert path.read_text() == ""
+    log.on_log(ARGS, state(), control(), {"loss": 1.5, "matches(2)": 0.25})
+    log.on_log(ARGS, state(global_step=20), control(), {"eval_ce": 2, "epoch": 0.5})
+    assert lines(path) == [{"step": 10, "loss": 1.5, "matches(2)": 0.25}, {"step": 20, "eval_ce": 2, "epoch": 0.5}]
+    assert path.read_text().endswith("\n")
+
+
+def test_what_is_not_finite_is_null_so_that_a_line_is_json(tmp_path):
+    path = tmp_path / "log.jsonl"
+    Log(path, 0).on_log(ARGS, state(), control(), {"loss": math.nan, "grad_norm": math.inf, "ce": -math.inf, "lr": 0.0})
+    assert path.read_text() == '{"step": 10, "loss": null, "grad_norm": null, "ce": null, "lr": 0.0}\n'
+
+
+def test_only_the_first_process_writes_and_the_closing_summary_is_no_step(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = Log(path, 0)
+    log.on_log(ARGS, state(is_world_process_zero=False), control(), {"loss": 1.0})
+    log.on_log(ARGS, state(), control(), {"train_runtime": 3.0, "train_loss": 1.0})
+    assert path.read_text() == ""
+
+
+def test_lines_after_the_step_a_run_continues_from_are_dropped(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "loss": step / 2}) + "\n" for step in (1, 10, 20, 20, 30)))
+    log = Log(path, 20)
+    assert [line["step"] for line in lines(path)] == [1, 10, 20, 20]
+    log.on_log(ARGS, state(global_step=30), control(), {"loss": 9.0})
+    assert lines(path)[-1] == {"step": 30, "loss": 9.0}
+    Log(path, 0)
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("torn", ['{"step": 20, "lo', '{"step": 2', "{", "\x00\x00\x00", "7", "null", '{"loss": 1.0}', '{"step": null}'])
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path, torn):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 10, "loss": 1.0}\n' + torn)
+    log = Log(path, 50)
+    log.on_log(ARGS, state(global_step=60), control(), {"loss": 2.0})
+    assert lines(path) == [{"step": 10, "loss": 1.0}, {"step": 60, "loss": 2.0}]
+
+
+def test_a_line_cut_within_a_character_is_left_out(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 10, "loss": 1.0}\n{"step": 11, "name": "\xc3')
+    Log(path, 50)
+    assert lines(path) == [{"step": 10, "loss": 1.0}]
+
+
+# The progress line
+
+
+def test_the_line_shows_terms_speed_and_validations(capsys):
+    progress = Progress(JointLoss("ce + matches(2)"))
+    progress.on_train_begin(ARGS, state(global_step=10), control())
+    progress.on_step_end(ARGS, state(global_step=12), control())
+    assert progress.bar.n == 12
+    assert progress.bar.total == 100
+    progress.on_log(ARGS, state(), control(), {"loss": 3.0, "ce": 2.0, "matches(2)": 1.0, "docs_per_second": 12.3})
+    assert progress.bar.postfix == "ce 2.000 · matches(2) 1.000 · 12 docs/s"
+    progress.on_log(ARGS, state(global_step=50), control(), {"eval_loss": 3.0, "eval_ce": 2.0, "eval_matches(2)": 1.0})
+    assert "step 50: validation ce 2.0000 · matches(2) 1.0000\n" in capsys.readouterr().err
+    progress.on_train_end(ARGS, state(), control())
+
+
+def test_cross_entropy_is_shown_in_validation_even_where_it_is_not_trained(capsys):
+    progress = Progress(JointLoss("matches(2)"))
+    progress.on_train_begin(ARGS, state(), control())
+    progress.on_log(ARGS, state(global_step=50), control(), {"eval_loss": 1.0, "eval_ce": 2.0, "eval_matches(2)": 1.0})
+    progress.on_train_end(ARGS, state(), control())
+    assert "validation ce 2.0000 · matches(2) 1.0000\n" in capsys.readouterr().err
+
+
+def test_other_processes_show_no_line(capsys):
+    progress = Progress(JointLoss("ce"))
+    for event in (progress.on_train_begin, progress.on_step_end, progress.on_train_end):
+        event(ARGS, state(is_world_process_zero=False), control())
+    progress.on_log(ARGS, state(), control(), {"eval_loss": 1.0})
+    assert progress.bar is None
+    assert capsys.readouterr() == ("", "")
+
+
+# Sealing
+
+
+def sealing(folder, *, keep=2, was_stopped=False, wait=lambda: None):
+    return Sealing(folder, keep=keep, wait=wait, was_stopped=lambda: was_stopped)
+
+
+@pytest.mark.parametrize("event", ["should_save", "should_evaluate", "should_log", None])
+def test_a_step_that_is_saved_or_evaluated_is_logged(tmp_path, event):
+    asked = control(**{event: True} if event else {})
+    sealing(tmp_path).on_step_end(ARGS, state(), asked)
+    assert asked.should_log is (event is not None)
+
+
+@pytest.mark.parametrize(
+    ("best", "value", "stops", "saved"),
+    [(None, 3.0, False, True), (2.0, 1.9, False, True), (2.0, 2.0, False, False), (2.0, 2.1, False, False), (2.0, math.nan, False, False), (2.0, 3.0, True, True)],
+)
+def test_a_new_best_is_saved_and_so_is_whatever_training_ends_with(tmp_path, best, value, stops, saved):
+    asked = control(should_training_stop=stops)
+    sealing(tmp_path).on_evaluate(ARGS, state(best_metric=best), asked, {"eval_ce": value, "eval_loss": 0.0})
+    assert asked.should_save is saved
+
+
+def test_an_evaluation_without_the_metric_is_no_new_best(tmp_path):
+    asked = control()
+    sealing(tmp_path).on_evaluate(ARGS, state(best_metric=2.0), asked, {"eval_loss": 0.0})
+    assert asked.should_save is False
+
+
+def written(folder, step):
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    (path / "model.safetensors").write_text("weights")
+    return path
+
+
+def test_what_was_saved_is_sealed_with_its_facts(tmp_path):
+    path = written(tmp_path, 10)
+    sealing(tmp_path).on_save(ARGS, state(best_metric=1.5, best_global_step=5), control())
+    assert checkpoints.fault(path) == ""
+    facts = checkpoints.facts(path)
+    assert {name: facts[name] for name in ("step", "best_step", "best", "finished")} == {"step": 10, "best_step": 5, "best": 1.5, "finished": False}
+
+
+@pytest.mark.parametrize(
+    ("step", "stops", "was_stopped", "finished"),
+    [(10, False, False, False), (100, False, False, True), (10, True, False, True), (10, True, True, False), (100, True, True, True)],
+)
+def test_a_run_is_finished_at_its_last_step_or_where_it_ends_early_and_not_where_it_is_stopped(tmp_path, step, stops, was_stopped, finished):
+    path = written(tmp_path, step)
+    sealing(tmp_path, was_stopped=was_stopped).on_save(ARGS, state(global_step=step), control(should_training_stop=stops))
+    assert checkpoints.facts(path)["finished"] is finished
+
+
+def test_older_checkpoints_than_are_kept_go_but_not_the_best(tmp_path):
+    watcher = sealing(tmp_path, keep=2)
+    for step in (10, 20, 30, 40):
+        written(tmp_path, step)
+        watcher.on_save(ARGS, state(global_step=step, best_global_step=10, best_metric=1.0), control())
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-10", "checkpoint-30", "checkpoint-40"]
+
+
+def test_all_processes_wait_before_sealing_and_after_deleting(tmp_path):
+    path, old = written(tmp_path, 10), written(tmp_path, 5)
+    seen = []
+    watcher = sealing(tmp_path, keep=1, wait=lambda: seen.append(((path / checkpoints.SEAL).exists(), old.exists())))
+    watcher.on_save(ARGS, state(), control())
+    assert seen == [(False, True), (True, False)]
+    seen.clear()
+    (path / checkpoints.SEAL).unlink()
+    watcher.on_save(ARGS, state(is_world_process_zero=False), control())
+    assert seen == [(False, False)] * 2   # another process waits and touches nothing
+
+
+def test_a_checkpoint_whose_writing_failed_is_discarded_and_no_other(tmp_path):
+    for step in (5, 10):
+        checkpoints.seal(written(tmp_path, step))
+    written(tmp_path, 15)
+    discard_unsealed(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-10", "checkpoint-5"]
+
+
+# Stopping
+
+
+@pytest.fixture
+def stopping():
+    watcher = Stopping(processes=1)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    watcher.on_train_begin(ARGS, state(), control())
+    yield watcher
+    watcher.restore()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_training_after_the_step_and_saves_it(stopping, number, capsys):
+    asked = control()
+    stopping.on_step_end(ARGS, state(), asked)
+    assert (asked.should_save, asked.should_training_stop) == (False, False)
+    os.kill(os.getpid(), number)
+    assert "stopping after this step, which will be saved. Ctrl-C again stops at once." in capsys.readouterr().err
+    assert (asked.should_save, asked.should_training_stop) == (False, False)
+    stopping.on_step_end(ARGS, state(), asked)
+    assert (asked.should_save, asked.should_training_stop) == (True, True)
+
+
+def test_a_second_ctrl_c_stops_at_once(stopping):
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_sigterm_is_patient(stopping):
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stopping.asked
+
+
+def test_the_end_of_training_gives_the_signals_back():
+    before = signal.getsignal(signal.SIGINT)
+    watcher = Stopping(processes=1)
+    watcher.on_train_begin(ARGS, state(), control())
+    assert signal.getsignal(signal.SIGINT) != before
+    watcher.on_train_end(ARGS, state(), control())
+    assert signal.getsignal(signal.SIGINT) == before
+    watcher.restore()   # a second time does nothing
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_processes_stop_together_at_a_logging_step(monkeypatch):
+    import torch
+
+    asked_by_all = []
+
+    def add_up(value):
+        asked_by_all.append(value.item())
+        value.add_(1)   # another process was asked
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", add_up)
+    watcher, args, asked = Stopping(processes=2), SimpleNamespace(logging_steps=5, device="cpu"), control()
+    watcher.on_step_end(args, state(global_step=4), asked)
+    assert asked_by_all == []
+    assert not asked.should_training_stop
+    watcher.on_step_end(args, state(global_step=5), asked)
+    assert asked_by_all == [0.0]
+    assert asked.should_save
+    assert asked.should_training_stop
+
+
+def test_a_process_that_is_asked_alone_waits_for_the_others(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda value: None)
+    watcher, args, asked = Stopping(processes=2), SimpleNamespace(logging_steps=5, device="cpu"), control()
+    watcher.asked = True
+    watcher.on_step_end(args, state(global_step=4), asked)
+    assert not asked.should_training_stop
+    watcher.on_step_end(args, state(global_step=5), asked)
+    assert asked.should_training_stop
