@@ -158,8 +158,8 @@ def test_autocast_sets_the_precision_of_the_products(backend, memory):
         got = gradients(loss_fn, hidden, weight, labels)
     expected = gradients(loss_fn, hidden.bfloat16(), weight.bfloat16(), labels)
     assert got[1].dtype == got[2].dtype == torch.float32
-    for one, two in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, two.float(), atol=1e-6, rtol=1e-2)
+    for one, two in zip(got, expected, strict=True):   # a rounding of one logit may fall otherwise, so the scale decides
+        torch.testing.assert_close(one, two.float(), atol=max(1e-6, 1e-3 * two.abs().max().item()), rtol=1e-2)
 
 
 @every_sweep

@@ -340,6 +340,12 @@ def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
     assert "start over with --fresh" in err
 
 
+def test_a_run_that_never_began_may_begin_with_other_settings(place, tmp_path, capsys):
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "model.name=nowhere/nothing") == 2
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1") == 0
+    assert recipe.load(str(tmp_path / "a" / "recipe.toml")).model.name == "scratch"
+
+
 def test_other_data_do_not_continue_a_run(place, tmp_path):
     (tmp_path / "data").mkdir()
     write_split(tmp_path / "data" / "train.jsonl", "train", 40)
@@ -366,6 +372,14 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(place, tmp_path):
     assert [line["step"] for line in log(tmp_path / "a") if "eval_ce" in line] == [2, 4]
     assert "Weights of step 2 (lowest validation ce" in (tmp_path / "a" / "card.md").read_text()
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in settings for word in ("--set", one))) == 0
+
+
+def test_a_continued_run_goes_on_counting_validations_without_a_new_best(place, tmp_path):
+    settings = ["train.learning_rate=0", "train.early_stopping=3", "train.eval_every=2", "train.save_every=1"]
+    changes = [word for one in settings for word in ("--set", one)]
+    assert finished(command(place, tmp_path / "a", *changes), sabotage="saving:5")[0] == -signal.SIGKILL
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 0
+    assert [line["step"] for line in log(tmp_path / "a") if "eval_ce" in line] == [2, 4, 6, 8]
 
 
 def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
@@ -408,7 +422,8 @@ def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, 
 
 @pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp"])
 def test_two_processes_of_torchrun_train_one_run(place, tmp_path, fsdp):
-    still = ["--set", "model.dropout=0", "--set", "train.max_steps=6"]
+    """mBART names its attentions as units too, so that sharding meets units within units."""
+    still = ["--set", "model.dropout=0", "--set", "train.max_steps=6", "--set", "model.architecture=mbart"]
     two = [*command(place, tmp_path / "two", *still), *(["--set", "train.fsdp=true"] if fsdp else [])]
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
     refuse = (   # only the first process may read the data
@@ -445,6 +460,7 @@ def test_two_processes_of_torchrun_train_one_run(place, tmp_path, fsdp):
         (["data.max_source=2000"], "has 1024 positions, fewer than the 2000 tokens asked for"),
         (["train.fsdp=true"], "shards over processes: start it with torchrun"),
         (["train.precision=fp16"], "fp16 needs a GPU"),
+        (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
         (["train.best=rouge"], "train.best: must be one of loss, ce, matches(2), bag(2), got 'rouge'"),
         (["objective=ce + matchs(2)"], "Did you mean 'matches'"),
     ],

@@ -38,7 +38,7 @@ examples:
   ngramloss train xsum --set objective="ce + matches(2)" --set train.batch_size=8
   ngramloss train demo --run runs/mine --set train.max_steps=200 --set train.eval_every=100
   ngramloss train demo --show                                 # the recipe as it would be run
-  torchrun --nproc_per_node 2 -m ngramloss train xsum         # two processes, the same batch, the same result
+  torchrun --nproc_per_node 2 -m -- ngramloss train xsum      # two processes, the same batch, the same result
 """
 
 DATA = "Look at data sets."

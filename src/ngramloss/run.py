@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ngramloss.batch import Padder, Shape, Tokens, tokenised
 from ngramloss.recipe import Recipe
 
 Say = Callable[[str], None]
-PARTS = ("recipe.toml", "prepared.json", "log.jsonl", "checkpoints", "card.md", "model")
+PARTS = ("recipe.toml", "prepared.json", "log.jsonl", "tensorboard", "checkpoints", "card.md", "model")
 """What a run folder holds."""
 
 
@@ -77,7 +78,8 @@ def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
         for name in reversed(PARTS):
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    if written.exists():
+    begun = (folder / "model").exists() or checkpoints.find(folder / "checkpoints").newest is not None
+    if written.exists() and begun:   # else there is nothing to lose
         changed = recipe.differences(recipe.load(str(written)), settings)
         if changed:
             raise ValueError(
@@ -163,12 +165,12 @@ def _prepared(folder: Path) -> dict[str, Any]:
 
 
 def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str, Any], say: Say) -> Outcome:
-    from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
+    from transformers import PrinterCallback, ProgressCallback, set_seed
     from transformers.utils import logging as hf_logging
 
     from ngramloss.attachment import decoder_inputs
     from ngramloss.trainer import CheckpointError, NgramTrainer
-    from ngramloss.watching import Log, Progress, Sealing, Stopping, discard_unsealed
+    from ngramloss.watching import Log, Patience, Progress, Sealing, Stopping, discard_unsealed
 
     quiet: Any = hf_logging
     quiet.set_verbosity_error()
@@ -199,7 +201,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if settings.train.early_stopping:
-        trainer.add_callback(EarlyStoppingCallback(settings.train.early_stopping))
+        trainer.add_callback(Patience(settings.train.early_stopping))
     if arguments.should_save:
         trainer.add_callback(Log(folder / "log.jsonl", began))
     for callback in (Progress(trainer.loss_fn), stopping, sealing):
@@ -262,32 +264,31 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
     if precision == "fp16" and not has_gpu:
         raise ValueError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
     if train.fsdp and processes == 1:
-        raise ValueError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m ngramloss.")
+        raise ValueError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m -- ngramloss …")
     sharded: Any = {"fsdp": True, "fsdp_config": {"version": 2}} if train.fsdp else {}
-    try:
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(folder / "checkpoints"),
-            per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
-            per_device_eval_batch_size=_each(
-                "train.eval_batch_size", train.eval_batch_size or train.batch_size, processes
-            ),
-            gradient_accumulation_steps=train.accumulate,
-            num_train_epochs=train.epochs, max_steps=train.max_steps or -1,
-            learning_rate=train.learning_rate, warmup_steps=train.warmup_steps, lr_scheduler_type=train.schedule,
-            weight_decay=train.weight_decay, adam_beta1=train.beta1, adam_beta2=train.beta2, adam_epsilon=train.epsilon,
-            max_grad_norm=train.clip, bf16=precision == "bf16", fp16=precision == "fp16",
-            gradient_checkpointing=train.gradient_checkpointing, torch_compile=train.compile,
-            logging_steps=train.log_every, logging_nan_inf_filter=False, logging_first_step=True,
-            save_strategy="steps", save_steps=train.save_every, save_total_limit=None,
-            eval_strategy="steps" if train.eval_every else "no", eval_steps=train.eval_every or None,
-            metric_for_best_model=train.best if train.eval_every else None, greater_is_better=False,
-            seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
-            train_sampling_strategy="group_by_length" if train.group_by_length else "random",
-            remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
-            **sharded,
-        )
-    except ImportError as reason:
-        raise ValueError(f"train.report_to asks for what is not installed: {reason}") from reason
+    for tracker in train.report_to:
+        if find_spec(tracker) is None:
+            raise ValueError(f"train.report_to: {tracker} is not installed. Install it with: pip install {tracker}")
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard"))
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
+        per_device_eval_batch_size=_each("train.eval_batch_size", train.eval_batch_size or train.batch_size, processes),
+        gradient_accumulation_steps=train.accumulate,
+        num_train_epochs=train.epochs, max_steps=train.max_steps or -1,
+        learning_rate=train.learning_rate, warmup_steps=train.warmup_steps, lr_scheduler_type=train.schedule,
+        weight_decay=train.weight_decay, adam_beta1=train.beta1, adam_beta2=train.beta2, adam_epsilon=train.epsilon,
+        max_grad_norm=train.clip, bf16=precision == "bf16", fp16=precision == "fp16",
+        gradient_checkpointing=train.gradient_checkpointing, torch_compile=train.compile,
+        logging_steps=train.log_every, logging_nan_inf_filter=False, logging_first_step=True,
+        save_strategy="steps", save_steps=train.save_every, save_total_limit=None,
+        eval_strategy="steps" if train.eval_every else "no", eval_steps=train.eval_every or None,
+        metric_for_best_model=train.best if train.eval_every else None, greater_is_better=False,
+        seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
+        train_sampling_strategy="group_by_length" if train.group_by_length else "random",
+        remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
+        **sharded,
+    )
     _ = arguments.device   # starts the processes' group
     return arguments
 

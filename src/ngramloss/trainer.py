@@ -361,7 +361,7 @@ def _shard(model: Any, plugin: Any) -> None:
         "reshard_after_forward": plugin.reshard_after_forward,
     }
     layers = set(plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ())
-    for module in list(model.modules()):
+    for module in reversed(list(model.modules())):   # inner ones first, as fully_shard asks
         if type(module).__name__ in layers:
             fully_shard(module, **options)
     fully_shard(model, **options)

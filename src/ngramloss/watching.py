@@ -102,6 +102,20 @@ class Sealing(TrainerCallback):
         self.wait()
 
 
+class Patience(TrainerCallback):
+    """Ends training after so many validations without a new best. It counts by steps, so a continued run counts on."""
+
+    def __init__(self, validations: int) -> None:
+        self.validations = validations
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Look how long ago the best was."""
+        if state.best_metric is None or metrics[f"eval_{args.metric_for_best_model}"] < state.best_metric:
+            return
+        if state.global_step - state.best_global_step >= self.validations * args.eval_steps:
+            control.should_training_stop = True
+
+
 class Stopping(TrainerCallback):
     """On Ctrl-C or SIGTERM the step is finished and saved. A second Ctrl-C stops at once."""
 
@@ -120,7 +134,7 @@ class Stopping(TrainerCallback):
         if self.processes > 1 and state.global_step % args.logging_steps == 0:   # all must stop at the same step
             asked = torch.tensor(float(self.asked), device=args.device)   # []
             torch.distributed.all_reduce(asked)
-            self.agreed = bool(asked.item())
+            self.agreed = self.asked = bool(asked.item())
         if self.agreed or (self.processes == 1 and self.asked):
             control.should_save = control.should_training_stop = True
 
