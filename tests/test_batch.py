@@ -151,6 +151,12 @@ def test_auto_takes_the_tokenizers_own_separator_or_its_end_of_text(family, toke
     assert separator_id(tokenizer, "auto") == tokenizer.convert_tokens_to_ids(token)
 
 
+def test_auto_prefers_a_separator_to_the_end_of_text():
+    tokenizer = tiny_tokenizers.bart_like()
+    tokenizer.sep_token = "<unk>"
+    assert separator_id(tokenizer, "auto") == 3 != tokenizer.eos_token_id
+
+
 def test_a_separator_may_be_named(ours):
     assert separator_id(ours, "<s>") == 0
     assert separator_id(ours, "<unk>") == 3

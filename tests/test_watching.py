@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ngramloss import JointLoss, checkpoints
-from ngramloss.watching import Log, Progress, Sealing, Stopping, discard_unsealed
+from ngramloss.watching import Log, Patience, Progress, Sealing, Stopping, discard_unsealed
 
 
 def state(**changes):
@@ -199,6 +199,20 @@ def test_a_checkpoint_whose_writing_failed_is_discarded_and_no_other(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-10", "checkpoint-5"]
 
 
+# Patience
+
+
+@pytest.mark.parametrize(
+    ("step", "best_step", "value", "ends"),
+    [(50, None, 9.0, False), (50, 40, 3.0, False), (50, 30, 3.0, True), (50, 30, 2.0, True), (50, 30, 1.9, False), (50, 10, 1.9, False), (60, 30, 3.0, True)],
+)
+def test_training_ends_after_so_many_validations_without_a_new_best(step, best_step, value, ends):
+    args, asked = SimpleNamespace(metric_for_best_model="ce", eval_steps=10), control()
+    before = state(global_step=step, best_global_step=best_step, best_metric=None if best_step is None else 2.0)
+    Patience(2).on_evaluate(args, before, asked, {"eval_ce": value, "eval_loss": 0.0})
+    assert asked.should_training_stop is ends
+
+
 # Stopping
 
 
@@ -263,6 +277,7 @@ def test_processes_stop_together_at_a_logging_step(monkeypatch):
     assert not asked.should_training_stop
     watcher.on_step_end(args, state(global_step=5), asked)
     assert asked_by_all == [0.0]
+    assert watcher.asked   # so that this process too knows the run to be stopped, not finished
     assert asked.should_save
     assert asked.should_training_stop
 

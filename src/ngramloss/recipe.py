@@ -335,9 +335,8 @@ def _kinds() -> dict[str, Any]:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(known), 1, cutoff=0.5)
-    if not close:   # the right key in the wrong section
-        close = [other for other in known if other.split(".")[-1] == key.split(".")[-1]]
+    close = [other for other in known if other.split(".")[-1] == key.split(".")[-1]]   # in another section
+    close = close or difflib.get_close_matches(key, list(known), 1, cutoff=0.5)
     return f"{key}: unknown key." + (f" Did you mean {close[0]}?" if close else "")
 
 

@@ -264,7 +264,7 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
     if precision == "fp16" and not has_gpu:
         raise ValueError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
     if train.fsdp and processes == 1:
-        raise ValueError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m -- ngramloss …")
+        raise ValueError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m -- ngramloss")
     sharded: Any = {"fsdp": True, "fsdp_config": {"version": 2}} if train.fsdp else {}
     for tracker in train.report_to:
         if find_spec(tracker) is None:

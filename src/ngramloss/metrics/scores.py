@@ -1,0 +1,47 @@
+"""what every metric gives: figures of each document → and the signature that says how they came about."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Scores(NamedTuple):
+    """Figures of each document by name, 0 to 100 unless the metric says otherwise, and what could change them."""
+
+    values: dict[str, list[float]]
+    signature: str
+
+
+class Absent(ValueError):
+    """A metric lacks a model or a package. The sentence says what, and how to point to it; other metrics still run."""
+
+
+def signature(metric: str, **facts: object) -> str:
+    """What could change a figure, to be pasted into a paper.
+
+    >>> signature("rouge1", refs=1, stemmer=True, version="0.2.1")
+    'rouge1|refs:1|stemmer:yes|version:0.2.1'
+    """
+    written = {True: "yes", False: "no"}
+    return "|".join([metric, *(f"{name}:{written.get(value, value) if isinstance(value, bool) else value}"
+                               for name, value in facts.items())])
+
+
+def fingerprint(paths: Sequence[Path]) -> str:
+    """A hash of files' contents, 12 hexadecimal digits, whatever their folder."""
+    found = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.name):
+        found.update(path.name.encode())
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:12]
+
+
+def check_lengths(**texts: Sequence[object]) -> None:
+    """Raise unless there are as many of one as of the other."""
+    counts = {name: len(those) for name, those in texts.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError("one for each document: got " + ", ".join(f"{count} {name}" for name, count in counts.items()))
