@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +127,20 @@ def _write(
     folder: Path, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None]
 ) -> None:
     separator = separator_id(tokenizer, shape.separator)
-    ids: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    pieces: dict[str, list[Ids]] = {"input_ids": [], "labels": []}   # arrays: lists would take ten times the room
+    lengths: dict[str, list[int]] = {"input_ids": [], "labels": []}
     for start in range(0, len(examples), CHUNK):
         chunk = examples[start : start + CHUNK]
-        ids["input_ids"] += sources([example.source for example in chunk], tokenizer, shape, separator)
         targets = tokenizer(text_target=[example.target for example in chunk], truncation=True,
-                            max_length=shape.max_target)
-        ids["labels"] += targets["input_ids"]
+                            max_length=shape.max_target)["input_ids"]
+        read = sources([example.source for example in chunk], tokenizer, shape, separator)
+        for name, rows in (("input_ids", read), ("labels", targets)):
+            pieces[name].append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
+            lengths[name] += map(len, rows)
         progress(len(chunk))
-    for name, rows in ids.items():
-        flat = np.fromiter((token for row in rows for token in row), dtype=np.int32)
-        np.save(folder / f"{name}.npy", flat)
-        np.save(folder / f"{name}.ends.npy", np.cumsum([len(row) for row in rows], dtype=np.int64))
+    for name in pieces:
+        np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
+        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
 
 def sources(texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int | None) -> list[list[int]]:

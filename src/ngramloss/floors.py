@@ -55,7 +55,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _row(items: Sequence[newswire.Item], system: str, texts: Sequence[str]) -> Row:
-    scores = rouge([item.summary for item in items], texts)
+    scores = rouge([[item.summary] for item in items], texts).values
     mean = {name: sum(values) / len(items) for name, values in scores.items()}
     right = newswire.right(items, texts)
     return Row(system, mean["rouge1"], mean["rouge2"], mean["rougeL"], right["names"], right["figures"])

@@ -220,7 +220,7 @@ def statistics(
     if rules == "standard":
         lengths = [len(found) for found in split_many([*sources, *targets], processes=processes, progress=progress)]
         source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
-        tokens, words = _words, _length
+        tokens, words = words_of, _length
     else:
         source_sentences = sum(len(text.split(".")) for text in sources)
         target_sentences = sum(len(text.split("\n")) for text in targets)
@@ -292,7 +292,8 @@ def _novelty(source: Sequence[str], target: Sequence[str]) -> _Novelty:
     return _Novelty(len(set(bigrams)), len(new), len(bigrams), sum(bigram in new for bigram in bigrams))
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a text by the standard rules, case folded."""
     return WORD.findall(unicodedata.normalize("NFC", text).casefold())
 
 

@@ -3,25 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
+from ngramloss.corpus.sentences import split_many
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
+
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+TOKENIZERS = ("default", "unicode", "characters")
 
 
-def rouge(references: Sequence[str], predictions: Sequence[str], *, stemmer: bool = True) -> dict[str, list[float]]:
-    """F-measures of each document, the numbers of Google's ``rouge-score``. Lsum splits sentences at line ends.
+def rouge(
+    references: Sequence[Sequence[str]], predictions: Sequence[str], *,
+    stemmer: bool = True, sentences: str = "newline", tokenizer: str = "default",
+) -> Scores:
+    """F-measures of each document, the numbers of Google's ``rouge-score``.
+
+    L compares whole texts; Lsum compares sentence by sentence. With several references each figure is that of the
+    reference with the highest F.
+
+    Args:
+        references: one or more for each document.
+        predictions: one for each document.
+        stemmer: Porter's, as most published figures have it.
+        sentences: what parts sentences for Lsum: ``newline``, or a splitter such as ``pysbd``.
+        tokenizer: ``default`` knows a–z and 0–9 alone; ``unicode`` takes letters of any script, ``characters`` each
+            character, for scripts without spaces.
 
     Example:
-        >>> rouge(["the cat sat"], ["the cat ran"])["rouge1"]
+        >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]
         [66.66...]
     """
-    if len(references) != len(predictions):
-        raise ValueError(f"one prediction for each reference, got {len(references)} and {len(predictions)}.")
+    check_lengths(references=references, predictions=predictions)
+    if tokenizer not in TOKENIZERS:
+        raise ValueError(f"unknown tokenizer {tokenizer!r} for ROUGE; choose from {', '.join(TOKENIZERS)}.")
+    if any(not those for those in references):
+        raise ValueError("every document needs a reference.")
+    plain, lines = list(NAMES), list(NAMES[:0])
+    if sentences != "newline":
+        plain, lines = list(NAMES[:3]), [NAMES[3]]
+    values = _scored(references, predictions, plain, stemmer, tokenizer)
+    if lines:
+        flat = [text for those in references for text in those]
+        split = iter("\n".join(parts) for parts in split_many([*flat, *predictions], sentences))
+        parted = [[next(split) for _ in those] for those in references]
+        values |= _scored(parted, list(split), lines, stemmer, tokenizer)
+    most = max((len(those) for those in references), default=1)
+    return Scores(values, signature(
+        "rouge", refs=most, stemmer=stemmer, lsum=sentences, tokens=tokenizer, rouge_score_rs=version("rouge-score-rs"),
+    ))
+
+
+def _scored(
+    references: Sequence[Sequence[str]], predictions: Sequence[str], names: list[str], stemmer: bool, tokenizer: str
+) -> dict[str, list[float]]:
     try:
-        from rouge_score_rs import RougeScorer
+        from rouge_score_rs import RougeScorer, tokenizers
     except ImportError:
-        raise ValueError("ROUGE needs the package rouge-score-rs: pip install 'ngramloss[metrics]'.") from None
-    made: Any = RougeScorer
-    scorer = made(list(NAMES), use_stemmer=stemmer)
-    scored = scorer.score_batch(list(references), list(predictions))
-    return {name: [100 * scores[name].fmeasure for scores in scored] for name in NAMES}
+        raise Absent("ROUGE needs the package rouge-score-rs: pip install 'ngramloss[score]'.") from None
+    made: Any = {"default": None, "unicode": "UnicodeTokenizer", "characters": "CharacterTokenizer"}[tokenizer]
+    options = {"tokenizer": getattr(tokenizers, made)()} if made else {}
+    kind: Any = RougeScorer
+    scorer = kind(names, use_stemmer=stemmer, **options)
+    if all(len(those) == 1 for those in references):
+        scored = scorer.score_batch([those[0] for those in references], list(predictions))
+    else:
+        pairs = zip(references, predictions, strict=True)
+        scored = [scorer.score_multi(list(those), prediction) for those, prediction in pairs]
+    return {name: [100 * scores[name].fmeasure for scores in scored] for name in names}

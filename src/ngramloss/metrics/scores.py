@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+
+class Pooled(NamedTuple):
+    """A figure of the whole corpus that is no mean of its documents' figures, such as BLEU.
+
+    Attributes:
+        statistics: what each document adds, [documents, k].
+        combine: sums of statistics [..., k] → figures [...]; scaling the sums must not change it.
+    """
+
+    statistics: Numbers
+    combine: Callable[[Any], Any]
 
 
 class Scores(NamedTuple):
-    """Figures of each document by name, 0 to 100 unless the metric says otherwise, and what could change them."""
+    """Figures of each document by name, 0 to 100 unless the metric says otherwise, and what could change them.
+
+    The figure of a corpus is the mean of its documents', but for the names in ``pooled``.
+    """
 
     values: dict[str, list[float]]
     signature: str
+    pooled: dict[str, Pooled] = {}   # noqa: RUF012, never changed
 
 
 class Absent(ValueError):

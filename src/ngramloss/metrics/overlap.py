@@ -1,0 +1,59 @@
+"""references and predictions → BLEU and chrF of the corpus, through sacreBLEU, with what each document adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ngramloss.metrics.scores import Absent, Pooled, Scores, check_lengths
+
+
+def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = "13a") -> Scores:
+    """Corpus BLEU; a document's own value is its sentence BLEU with sacreBLEU's smoothing.
+
+    Example:
+        >>> bleu([["the cat sat on the mat"]], ["the cat sat on the mat"]).values
+        {'bleu': [100.0...]}
+    """
+    metric = _sacrebleu("BLEU", tokenize=tokenize)
+    sentence = _sacrebleu("BLEU", tokenize=tokenize, effective_order=True)
+    return _pooled("bleu", metric, sentence, references, predictions)
+
+
+def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, word_order: int = 0) -> Scores:
+    """Corpus chrF; ``word_order=2`` is chrF++."""
+    metric = _sacrebleu("CHRF", word_order=word_order)
+    return _pooled("chrf", metric, metric, references, predictions)
+
+
+def _sacrebleu(kind: str, **options: Any) -> Any:
+    try:
+        from sacrebleu import metrics
+    except ImportError:
+        raise Absent("BLEU and chrF need the package sacrebleu: pip install 'ngramloss[score]'.") from None
+    return getattr(metrics, kind)(**options)
+
+
+def _pooled(
+    name: str, metric: Any, sentence: Any, references: Sequence[Sequence[str]], predictions: Sequence[str]
+) -> Scores:
+    import numpy as np
+
+    check_lengths(references=references, predictions=predictions)
+    streams = _streams(references)
+    metric.corpus_score(list(predictions[:1]), [stream[:1] for stream in streams])   # its signature counts references
+    statistics = np.array(metric._extract_corpus_statistics(list(predictions), streams), dtype=np.float64)   # [N, k]
+    values = [sentence.sentence_score(text, list(those)).score for text, those in zip(predictions, references, strict=True)]
+
+    def combine(sums: Any) -> Any:
+        rows = np.asarray(sums, dtype=np.float64)
+        flat = [metric._compute_score_from_stats(row.tolist()).score for row in rows.reshape(-1, rows.shape[-1])]
+        return np.array(flat).reshape(rows.shape[:-1])
+
+    return Scores({name: values}, f"{name}|{metric.get_signature()}", {name: Pooled(statistics, combine)})
+
+
+def _streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
+    """SacreBLEU's turn of a table: the first reference of all, the second of all; None where there is no second."""
+    most = max((len(those) for those in references), default=1)
+    return [[those[place] if place < len(those) else None for those in references] for place in range(most)]

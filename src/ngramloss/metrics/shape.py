@@ -1,0 +1,77 @@
+"""predictions, and documents where there are some → how long, how new and how repetitive each text is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ngramloss.corpus.statistics import words_of
+from ngramloss.metrics.scores import Scores, check_lengths, signature
+
+
+def shape(predictions: Sequence[str], documents: Sequence[str] | None = None) -> Scores:
+    """Lengths, repetition, and against the documents compression, novelty, coverage and density, of each document.
+
+    * ``words``: words of the summary; ``repeated3``: per cent of its trigrams that stood before in it.
+    * ``compression``: words of the document for one of the summary.
+    * ``novel1`` … ``novel4``: per cent of the summary's distinct n-grams that the document lacks.
+    * ``coverage``: per cent of the summary's words in fragments copied from the document; ``density``: mean length of
+      the fragment that a word stands in (Grusky et al. 2018, their greedy fragments).
+
+    A summary without such n-grams has 0. Words are those of ``ngramloss data stats``.
+    """
+    written = [words_of(text) for text in predictions]
+    values: dict[str, list[float]] = {
+        "words": [float(len(text)) for text in written], "repeated3": [_repeated(text, 3) for text in written],
+    }
+    if documents is not None:
+        check_lengths(documents=documents, predictions=predictions)
+        pairs = [(words_of(document), text) for document, text in zip(documents, written, strict=True)]
+        values["compression"] = [len(document) / max(len(text), 1) for document, text in pairs]
+        for n in (1, 2, 3, 4):
+            values[f"novel{n}"] = [_novel(document, text, n) for document, text in pairs]
+        copied = [fragments(document, text) for document, text in pairs]
+        values["coverage"] = [100 * sum(those) / max(len(text), 1) for those, text in zip(copied, written, strict=True)]
+        values["density"] = [
+            sum(length**2 for length in those) / max(len(text), 1) for those, text in zip(copied, written, strict=True)
+        ]
+    return Scores(values, signature("shape", words="letters-digits-casefolded", documents=documents is not None))
+
+
+def fragments(document: Sequence[str], text: Sequence[str]) -> list[int]:
+    """Lengths of the fragments that the text shares with the document, found greedily from the left.
+
+    Example:
+        >>> fragments("a b c d e".split(), "x b c d a".split())
+        [3, 1]
+    """
+    places: dict[str, list[int]] = {}
+    for place, word in enumerate(document):
+        places.setdefault(word, []).append(place)
+    lengths, at = [], 0
+    while at < len(text):
+        longest = 0
+        for place in places.get(text[at], ()):
+            length = 1
+            while at + length < len(text) and place + length < len(document) and text[at + length] == document[place + length]:
+                length += 1
+            longest = max(longest, length)
+        if longest:
+            lengths.append(longest)
+        at += max(longest, 1)
+    return lengths
+
+
+def _ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    return list(pairwise(text)) if n == 2 else list(zip(*(text[start:] for start in range(n)), strict=False))
+
+
+def _novel(document: Sequence[str], text: Sequence[str], n: int) -> float:
+    kinds = set(_ngrams(text, n))
+    return 100 * len(kinds.difference(_ngrams(document, n))) / len(kinds) if kinds else 0.0
+
+
+def _repeated(text: Sequence[str], n: int) -> float:
+    counts = Counter(_ngrams(text, n))
+    return 100 * (counts.total() - len(counts)) / counts.total() if counts else 0.0

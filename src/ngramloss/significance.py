@@ -1,0 +1,189 @@
+"""figures of each document of several systems → intervals, and whether a difference could be chance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ngramloss.metrics.scores import Pooled
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+SAMPLES = 1000
+SHUFFLES = 10_000
+SEED = 12345
+_CHUNK = 250
+_SLACK = 1e-9
+"""Differences that rounding alone makes are ties."""
+
+
+class Figure(NamedTuple):
+    """A corpus figure with its interval, and against the first system its difference and how likely that is by chance.
+
+    Attributes:
+        value: the figure.
+        low: lower end of the 95% interval over documents, by bootstrap.
+        high: upper end.
+        difference: to the first system; None for the first itself, and so for the rest.
+        difference_low: lower end of the difference's 95% interval.
+        difference_high: upper end.
+        p_bootstrap: paired bootstrap, two-sided.
+        p_randomisation: paired approximate randomisation, two-sided.
+    """
+
+    value: float
+    low: float
+    high: float
+    difference: float | None = None
+    difference_low: float | None = None
+    difference_high: float | None = None
+    p_bootstrap: float | None = None
+    p_randomisation: float | None = None
+
+
+def compared(
+    systems: Sequence[Mapping[str, Sequence[float] | Pooled]], *,
+    samples: int = SAMPLES, shuffles: int = SHUFFLES, seed: int = SEED,
+) -> dict[str, list[Figure]]:
+    """Every figure that all systems have, on the same documents: name → a figure for each system.
+
+    The *paired bootstrap* (Koehn 2004) draws documents with replacement, the same for all systems and figures; p is the
+    share of samples whose difference is further from the mean of the samples than the observed one is from 0. The
+    *paired approximate randomisation* (Riezler and Maxwell 2005) swaps the two systems' outputs document by document; p
+    is the share of shuffles with a difference at least as large. Both count the observation itself, so p is never 0.
+    Documents without a figure (NaN) in any system are left out of that figure.
+
+    Args:
+        systems: for each system its figures: those of its documents, or what they add to a pooled figure. The others
+            are compared with the first.
+        samples: of the bootstrap.
+        shuffles: of the randomisation; 0 leaves it out.
+        seed: of both.
+    """
+    import numpy as np
+
+    names = [name for name in systems[0] if all(name in system for system in systems)]
+    tables = {name: _known([_as_pooled(system[name]) for system in systems]) for name in names}
+    sizes = {name: table[0].statistics.shape[1] for name, table in tables.items()}
+    if not tables:
+        return {}
+    everything = np.concatenate([one.statistics for table in tables.values() for one in table], axis=1)   # [N, columns]
+    drawn = _drawn(everything, samples, seed)                            # [samples, columns]
+    apart = [other.statistics - table[0].statistics for table in tables.values() for other in table[1:]]
+    moved = _swapped(np.concatenate(apart, axis=1), shuffles, seed) if apart and shuffles else None   # [shuffles, columns]
+    figures, at, moved_at = {}, 0, 0
+    for name, table in tables.items():
+        width = sizes[name]
+        sampled = np.split(drawn[:, at : at + width * len(table)], len(table), axis=1)   # each [samples, k]
+        at += width * len(table)
+        swaps = [None] * len(table)
+        if moved is not None:
+            swaps[1:] = np.split(moved[:, moved_at : moved_at + width * (len(table) - 1)], len(table) - 1, axis=1)
+            moved_at += width * (len(table) - 1)
+        figures[name] = _figures(table, sampled, swaps)
+    return figures
+
+
+def _figures(table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequence[Numbers | None]) -> list[Figure]:
+    """One figure of all systems, of their sums [k] under the samples and the swaps of the first and each other."""
+    import numpy as np
+
+    combine = table[0].combine
+    sums = [one.statistics.sum(0) for one in table]                      # each [k]
+    values = [float(combine(one)) for one in sums]
+    resampled = [combine(one) for one in sampled]                        # each [samples]
+    figures = [Figure(values[0], *_interval(resampled[0]))]
+    for place in range(1, len(table)):
+        gap, gaps = values[place] - values[0], resampled[place] - resampled[0]
+        beyond = int((np.abs(gaps - gaps.mean()) >= abs(gap) - _SLACK).sum())
+        swapped, moved = None, swaps[place]
+        if moved is not None:
+            total = sums[0] + sums[place]                                # [k]
+            others = combine((total + moved) / 2) - combine((total - moved) / 2)   # [shuffles]
+            swapped = (int((np.abs(others) >= abs(gap) - _SLACK).sum()) + 1) / (len(others) + 1)
+        figures.append(Figure(
+            values[place], *_interval(resampled[place]), gap, *_interval(gaps), (beyond + 1) / (len(gaps) + 1), swapped,
+        ))
+    return figures
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Chances corrected for being several (Holm 1979): the k-th smallest of m times m − k + 1, never falling.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(chances)), key=lambda place: chances[place])
+    corrected, so_far = [0.0] * len(chances), 0.0
+    for rank, place in enumerate(order):
+        so_far = max(so_far, min(1.0, chances[place] * (len(chances) - rank)))
+        corrected[place] = so_far
+    return corrected
+
+
+def over_seeds(values: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation and 95% interval (Student's t) of one system's runs."""
+    import statistics
+
+    from scipy.stats import t
+
+    if len(values) < 2:
+        raise ValueError(f"a spread needs two runs or more, got {len(values)}.")
+    mean, spread = statistics.mean(values), statistics.stdev(values)
+    half = float(t.ppf(0.975, len(values) - 1)) * spread / len(values) ** 0.5
+    return {"mean": mean, "spread": spread, "low": mean - half, "high": mean + half}
+
+
+def _as_pooled(system: Sequence[float] | Pooled) -> Pooled:
+    import numpy as np
+
+    if isinstance(system, Pooled):
+        return system
+    values = np.asarray(system, dtype=np.float64)                        # [N]
+    # A mean as sums: of the figures, and of ones.
+    return Pooled(np.stack([values, np.ones_like(values)], 1), lambda sums: sums[..., 0] / sums[..., 1])
+
+
+def _known(table: Sequence[Pooled]) -> list[Pooled]:
+    """The statistics with 0 for documents that some system has no figure for: they then add to no sum."""
+    import numpy as np
+
+    known = np.isfinite(np.concatenate([one.statistics for one in table], axis=1)).all(1)   # [N]
+    return [Pooled(np.where(known[:, None], one.statistics, 0.0), one.combine) for one in table]
+
+
+def _drawn(statistics: Numbers, samples: int, seed: int) -> Numbers:
+    """Sums over documents drawn with replacement, [samples, columns]."""
+    import numpy as np
+
+    rng, count = np.random.default_rng(seed), len(statistics)
+    sums = []
+    for start in range(0, samples, _CHUNK):
+        drawn = rng.integers(0, count, (min(_CHUNK, samples - start), count))   # [rows, N]
+        times = np.stack([np.bincount(row, minlength=count) for row in drawn]).astype(np.float64)   # [rows, N]
+        sums.append(times @ statistics)
+    return np.concatenate(sums)
+
+
+def _swapped(apart: Numbers, shuffles: int, seed: int) -> Numbers:
+    """Sums of differences with random signs, [shuffles, columns]."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    sums = []
+    for start in range(0, shuffles, _CHUNK):
+        rows = min(_CHUNK, shuffles - start)
+        bits = np.unpackbits(rng.integers(0, 256, (rows, -(-len(apart) // 8)), dtype=np.uint8), axis=1)[:, : len(apart)]
+        sums.append((bits.astype(np.float64) * 2 - 1) @ apart)           # [rows, columns]
+    return np.concatenate(sums)
+
+
+def _interval(values: Numbers) -> tuple[float, float]:
+    import numpy as np
+
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
