@@ -22,7 +22,7 @@ def test_the_papers_own_recipe_deviates_only_where_it_always_must():
 
 
 def test_every_setting_that_is_not_the_papers_is_named_with_both_values():
-    told = card.deviations(recipe.load("xsum", ["train.batch_size=8", "train.clip=0.5", "train.log_every=7", "generation.num_beams=2", "data.prefix=x"]))
+    told = card.deviations(recipe.load("xsum", ["train.batch_size=8", "train.clip=0.5", "train.log_every=7", "train.keep=5", "train.eval_batch_size=3", 'train.report_to=["wandb"]', "generation.num_beams=2", "data.prefix=x"]))
     assert told[:4] == [
         "`data.prefix: ''`, here `'x'`", "`train.batch_size: 16`, here `8`", "`train.clip: 1.0`, here `0.5`",
         "`generation.num_beams: 6`, here `2`",
@@ -58,8 +58,9 @@ def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
     assert re.search(r"Finished \d{4}-\d\d-\d\d \d\d:\d\d UTC\. Every setting is in recipe\.toml, every step in log\.jsonl\.\n$", text)
 
 
-def test_the_card_says_where_the_last_weights_were_taken():
-    text = card.write(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800"))
+@pytest.mark.parametrize("facts", [{"best_step": None, "best": None}, {"best_step": 1500, "best": 1.2}])
+def test_the_card_says_where_the_last_weights_were_taken(facts):
+    text = card.write(recipe.load("demo"), PREPARED, {"step": 1800, **facts}, Path("checkpoint-1800"))
     assert "Weights of step 1800 (the last) of 1800." in text
 
 

@@ -94,12 +94,13 @@ def test_one_flipped_bit_anywhere_is_seen(tmp_path_factory, data):
     assert fault(path).endswith(" was changed")
 
 
-def test_a_file_longer_than_one_reading_is_checked_to_its_end(tmp_path):
+@pytest.mark.parametrize("place", [0, (1 << 22) - 1, 1 << 22, (1 << 22) + 4])
+def test_a_file_longer_than_one_reading_is_checked_from_its_beginning_to_its_end(tmp_path, place):
     path = checkpoint(tmp_path, 1, sealed=False)
     (path / "big").write_bytes(bytes((1 << 22) + 5))
     seal(path)
     with (path / "big").open("r+b") as file:
-        file.seek((1 << 22) + 4)
+        file.seek(place)
         file.write(b"x")
     assert fault(path) == "big was changed"
 

@@ -15,7 +15,7 @@ from ngramloss.corpus import newswire
 from ngramloss.metrics import rouge
 from ngramloss.recipe import Generation, Model
 
-DOCUMENTS = ["The cat sat on the mat. It slept.", "Dogs ran.", "Nobody came to the café. Rain is expected in the north. Wind.", "A dog!", "Mats. Mats. Mats."]
+DOCUMENTS = ["The cat sat on the mat. It slept.", "Dogs ran.", "Nobody came to the café. Rain is expected in the north. Wind.", "A dog!", "Mats. Mats. Mats.", "Dr. Who left."]
 
 
 class Echo(torch.nn.Module):
@@ -111,7 +111,7 @@ def test_a_run_writes_by_its_models_own_settings(finished):
     written = generate.of_run(finished, DOCUMENTS, device="cpu", progress=counted.append)
     prepared = ids(separator="<s>", splitter="period", prefix="summarize: ", max_source=20)
     assert written == generate.summaries(real_model(), tiny_tokenizers.ours(), prepared)
-    assert counted == [5]
+    assert counted == [6]
 
 
 def test_a_run_that_is_not_finished_says_how_to_finish_it(tmp_path):

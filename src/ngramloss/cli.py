@@ -41,6 +41,21 @@ examples:
   torchrun --nproc_per_node 2 -m -- ngramloss train xsum      # two processes, the same batch, the same result
 """
 
+SCORE = """\
+Score one or more systems' summaries against references, with intervals, and test each against the first.
+
+Files are JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a
+line. A system's name is its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
+Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying)."""
+
+SCORE_EXAMPLES = """\
+examples:
+  ngramloss score --references refs.jsonl a.jsonl b.jsonl
+  ngramloss score --references refs.jsonl --documents docs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl
+  ngramloss score --references refs.txt a.txt --set rouge.sentences=pysbd --json | jq '.systems[0].scores'
+  ngramloss score --references zh.jsonl a.jsonl --set rouge.tokenizer=characters --latex
+"""
+
 DATA = "Look at data sets."
 
 STATS = """\
@@ -139,6 +154,23 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings, and stop")
     train.set_defaults(run_verb=_train)
+
+    score = _verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
+    score.add_argument("predictions", nargs="+", metavar="FILE", help="one for each system; the first is compared with")
+    score.add_argument("--references", required=True, metavar="FILE", help="what should have been written")
+    score.add_argument("--documents", metavar="FILE", help="what was summarised, for the metrics that read it")
+    score.add_argument("--metrics", default="rouge", metavar="NAMES", help="with commas between (default: %(default)s)")
+    score.add_argument(
+        "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="an option of a metric; repeatable"
+    )
+    score.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap (default: %(default)s)")
+    score.add_argument("--shuffles", type=int, default=10000, metavar="N", help="default: %(default)s")
+    score.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
+    score.add_argument("--per-document", metavar="FILE", help="write every document's figures as JSONL")
+    form = score.add_mutually_exclusive_group()
+    for name in ("json", "latex", "markdown"):
+        form.add_argument(f"--{name}", action="store_true", help=f"print {name} instead of a table")
+    score.set_defaults(run_verb=_score)
 
     data = verbs.add_parser("data", help="look at data sets", description=DATA)
     looks = data.add_subparsers(required=True, metavar="WHAT", title="what to look at")
@@ -281,6 +313,49 @@ def _data_stats(options: argparse.Namespace) -> int:
             print(f"skipped {bad}", file=sys.stderr)
     print(json.dumps(found.record(), indent=1, ensure_ascii=False) if options.json else found)
     return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from ngramloss import scoring, systems
+
+    chosen = [name for name in options.metrics.split(",") if name]
+    settings = _metric_options(options.set, chosen)
+    documents = Path(options.documents) if options.documents else None
+    texts = systems.aligned(Path(options.references), [Path(path) for path in options.predictions], documents)
+    for warning in texts.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    show = sys.stderr.isatty()
+    result = scoring.scored(
+        texts, chosen, options=settings, samples=options.samples, shuffles=options.shuffles, seed=options.seed,
+        progress=(lambda what: print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)) if show else None,
+    )  # fmt: skip
+    if show:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if options.per_document:
+        scoring.write_documents(result, texts.task.ids, Path(options.per_document))
+    forms = {"json": scoring.as_json, "latex": scoring.as_latex, "markdown": scoring.as_markdown}
+    form = next((forms[name] for name in forms if getattr(options, name)), scoring.as_text)
+    print(form(result))
+    return 1 if result.absent and not result.figures else 0
+
+
+def _metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:
+    import tomllib
+
+    options: dict[str, dict[str, object]] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        metric, dot, name = key.partition(".")
+        if not equals or not dot or metric not in chosen:
+            raise ValueError(f"--set takes METRIC.OPTION=VALUE of a metric in --metrics, got {setting!r}.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        options.setdefault(metric, {})[name] = value
+    return options
 
 
 def _bench_head(options: argparse.Namespace) -> int:

@@ -74,13 +74,15 @@ def compared(
     everything = np.concatenate([one.statistics for table in tables.values() for one in table], axis=1)   # [N, columns]
     drawn = _drawn(everything, samples, seed)                            # [samples, columns]
     apart = [other.statistics - table[0].statistics for table in tables.values() for other in table[1:]]
-    moved = _swapped(np.concatenate(apart, axis=1), shuffles, seed) if apart and shuffles else None   # [shuffles, columns]
+    moved = None
+    if apart and shuffles:
+        moved = _swapped(np.concatenate(apart, axis=1), shuffles, seed)  # [shuffles, columns]
     figures, at, moved_at = {}, 0, 0
     for name, table in tables.items():
         width = sizes[name]
         sampled = np.split(drawn[:, at : at + width * len(table)], len(table), axis=1)   # each [samples, k]
         at += width * len(table)
-        swaps = [None] * len(table)
+        swaps: list[Numbers | None] = [None] * len(table)
         if moved is not None:
             swaps[1:] = np.split(moved[:, moved_at : moved_at + width * (len(table) - 1)], len(table) - 1, axis=1)
             moved_at += width * (len(table) - 1)

@@ -43,7 +43,8 @@ def _pooled(
     streams = _streams(references)
     metric.corpus_score(list(predictions[:1]), [stream[:1] for stream in streams])   # its signature counts references
     statistics = np.array(metric._extract_corpus_statistics(list(predictions), streams), dtype=np.float64)   # [N, k]
-    values = [sentence.sentence_score(text, list(those)).score for text, those in zip(predictions, references, strict=True)]
+    pairs = zip(predictions, references, strict=True)
+    values = [sentence.sentence_score(text, list(those)).score for text, those in pairs]
 
     def combine(sums: Any) -> Any:
         rows = np.asarray(sums, dtype=np.float64)

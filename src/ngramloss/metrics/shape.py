@@ -51,16 +51,18 @@ def fragments(document: Sequence[str], text: Sequence[str]) -> list[int]:
         places.setdefault(word, []).append(place)
     lengths, at = [], 0
     while at < len(text):
-        longest = 0
-        for place in places.get(text[at], ()):
-            length = 1
-            while at + length < len(text) and place + length < len(document) and text[at + length] == document[place + length]:
-                length += 1
-            longest = max(longest, length)
+        rest = text[at:]
+        longest = max((_shared(rest, document[place:]) for place in places.get(text[at], ())), default=0)
         if longest:
             lengths.append(longest)
         at += max(longest, 1)
     return lengths
+
+
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many words two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (here, there) in pairs if here != there), min(len(one), len(other)))
 
 
 def _ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:

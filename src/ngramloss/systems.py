@@ -1,0 +1,170 @@
+"""files of references, documents and predictions, or run folders → texts of each system, aligned by id."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+SHOWN = 5
+_OPEN: Mapping[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_FIELDS = {
+    "prediction": ("prediction", "summary", "hypothesis", "output"),
+    "reference": ("reference", "references", "summary", "target", "highlights"),
+    "document": ("document", "article", "source", "text", "dialogue"),
+}
+
+
+class System(NamedTuple):
+    """A system's name and its texts by id; in a file without ids the line's number is the id."""
+
+    name: str
+    path: Path
+    texts: dict[str, str]
+    numbered: bool
+
+
+class Task(NamedTuple):
+    """What systems are judged by: references, one or more for each id, and documents where they are known."""
+
+    ids: list[str]
+    references: list[list[str]]
+    documents: list[str] | None
+
+
+class Aligned(NamedTuple):
+    """Systems with their texts in the order of the task's ids."""
+
+    task: Task
+    names: list[str]
+    texts: list[list[str]]
+    warnings: list[str]
+
+
+def aligned(references: Path, predictions: Sequence[Path], documents: Path | None = None) -> Aligned:
+    """Read and align everything. Missing, extra or duplicate ids are errors that name them."""
+    if not predictions:
+        raise ValueError("there is nothing to score: name one or more files of predictions.")
+    gold, numbered = _table(references, "reference")
+    several = {key: [value] if isinstance(value, str) else value for key, value in gold.items()}
+    warnings: list[str] = []
+    read = _texts(documents, "document", list(gold), numbered, references, warnings) if documents else None
+    names = _names(predictions)
+    texts = [_texts(path, "prediction", list(gold), numbered, references, warnings) for path in predictions]
+    return Aligned(Task(list(gold), list(several.values()), read), names, texts, warnings)
+
+
+def _texts(
+    path: Path, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str]
+) -> list[str]:
+    """The texts of a file in the order of the ids."""
+    found, by_line = _table(path, what)
+    if by_line != numbered and (by_line or not set(ids) <= found.keys()):
+        raise ValueError(
+            f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
+            "cannot be aligned. Give both as JSONL with ids, or both as lines."
+        )
+    if by_line and len(found) != len(ids):
+        kept = _without_blank_end(found)
+        if len(kept) != len(ids):
+            raise ValueError(
+                f"{path} has {len(found)} lines and {references} {len(ids)}: a text may hold line ends of its own. "
+                "Write JSONL with ids instead."
+            )
+        warnings.append(f"{path}: {len(found) - len(kept)} empty lines at the end were left out.")
+        found = kept
+    known = set(ids)
+    wrong = {"missing": [key for key in ids if key not in found], "extra": [key for key in found if key not in known]}
+    if wrong["missing"] or (wrong["extra"] and what != "document"):
+        told = ", ".join(f"{len(those)} {kind} ({_listed(those)})" for kind, those in wrong.items() if those)
+        raise ValueError(f"{path} does not have the ids of {references}: {told}.")
+    return [str(found[key]) for key in ids]
+
+
+def _without_blank_end(found: dict[str, Any]) -> dict[str, Any]:
+    keys = list(found)
+    while keys and not str(found[keys[-1]]).strip():
+        keys.pop()
+    return {key: found[key] for key in keys}
+
+
+def _table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
+    """Texts by id, and whether the ids are the lines' numbers."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}.")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file of {what}s in it.")
+    suffixes = [suffix for suffix in path.suffixes if suffix not in _OPEN]
+    if suffixes and suffixes[-1] in (".jsonl", ".json", ".ndjson"):
+        return _rows(path, what)
+    return {str(number): line for number, line in enumerate(_lines(path), 1)}, True
+
+
+def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
+    found: dict[str, Any] = {}
+    has_ids: bool | None = None
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as mistake:
+            raise ValueError(f"{path}:{number} is not JSON: {mistake.msg} at character {mistake.pos + 1}.") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
+        field = next((field for field in _FIELDS[what] if field in row), None)
+        if field is None:
+            there = ", ".join(row) or "nothing"
+            read = ", ".join(_FIELDS[what])
+            raise ValueError(f"{path}:{number} has no {what}: it has {there}; one of {read} is read.")
+        if has_ids is None:
+            has_ids = "id" in row
+        if ("id" in row) != has_ids:
+            raise ValueError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before.")
+        key = str(row["id"]) if has_ids else str(number)
+        if key in found:
+            raise ValueError(f"{path}:{number} repeats the id {key!r}.")
+        found[key] = _checked(row[field], path, number, what)
+    if not found:
+        raise ValueError(f"{path} is empty.")
+    return found, not has_ids
+
+
+def _checked(value: Any, path: Path, number: int, what: str) -> Any:
+    if isinstance(value, str):
+        return value
+    if what == "reference" and isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        return value
+    several = " or a list of texts" if what == "reference" else ""
+    raise ValueError(f"{path}:{number}: {what} should be text{several}, got {type(value).__name__}.")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+            for line in file:
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError as mistake:
+        raise ValueError(f"{path} is not UTF-8: byte {mistake.object[mistake.start]:#x} cannot be read.") from None
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as mistake:
+        raise ValueError(f"{path} ends too early or is damaged: {mistake}.") from None
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The stem of each file; where two are alike, with their folder."""
+    stems = [path.name.split(".")[0] or path.name for path in paths]
+    pairs = zip(paths, stems, strict=True)
+    names = [stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}" for path, stem in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two systems are called {name!r}. Rename a file.")
+    return names
+
+
+def _listed(keys: Sequence[str]) -> str:
+    shown = ", ".join(repr(key) for key in keys[:SHOWN])
+    return shown + (", …" if len(keys) > SHOWN else "")
