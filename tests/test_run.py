@@ -225,6 +225,7 @@ def test_a_kill_at_the_worst_moment_loses_nothing(place, undisturbed, sabotage):
     assert code == 0, err[-2000:]
     assert_equal_runs(run, undisturbed)
     assert "continuing" in err or sabotage.endswith(":0")
+    assert not list(run.glob("model.partial-*"))
     if sabotage in ("saving:9", "sealing:9"):
         assert "checkpoint-9 is not whole (its writing did not end) and is left out" in err
 

@@ -86,6 +86,8 @@ def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
                 f"{folder} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
                 "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
             )
+    for cut_short in folder.glob("model.partial-*"):
+        shutil.rmtree(cut_short, ignore_errors=True)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoints.write_whole(written, recipe.dump(settings))
     (folder / "prepared.json").unlink(missing_ok=True)

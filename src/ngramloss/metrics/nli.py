@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,8 +63,8 @@ def nli(
     transformers = needed(metric)
     hub, known = _published(name)
     folder = local_folder(hub, metric)
-    tokenizer = _tokenizer(transformers.AutoTokenizer, folder, metric)
-    with _loading(folder, metric):
+    tokenizer = load_tokenizer(transformers.AutoTokenizer, folder, metric)
+    with loading(folder, metric):
         model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
             folder, dtype="float32", output_loading_info=True
         )
@@ -78,7 +79,18 @@ def classifier(
     """The parts put together, on the device and in evaluation mode."""
     import torch
 
-    model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"{folder.name}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they are not of one model."
+        )
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        model.eval().to(chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device {chosen!r} cannot be used ({_first_line(error)}). Give 'cpu', or leave device out."
+        ) from error
     read = min(longest, tokenizer.model_max_length, _positions(model))
     files = [path for path in folder.iterdir() if path.suffix in (".json", ".txt", ".model", ".safetensors", ".bin")]
     shown = folder.name if Path(name).is_dir() else name
@@ -158,6 +170,20 @@ def local_folder(name: str, metric: str) -> Path:
     return folder
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """The tensors of a file, .safetensors or pickled by torch. Of a pickle nothing but tensors is let in."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    import torch
+
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ValueError("it holds no tensors by name")
+    return dict(state)
+
+
 def check_complete(report: Mapping[str, Any], folder: Path, metric: str) -> None:
     """Raise if some weights were not in the files: they would be random, and so would the scores."""
     if report["missing_keys"]:
@@ -166,33 +192,26 @@ def check_complete(report: Mapping[str, Any], folder: Path, metric: str) -> None
         )
 
 
-class _loading:   # noqa: N801  reads as a verb
-    """What goes wrong while loading → a sentence with the folder."""
-
-    def __init__(self, folder: Path, metric: str) -> None:
-        self.folder, self.metric = folder, metric
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise Absent(
-                f"{self.metric}: {self.folder} lacks files of its model ({_first_line(error)}). docs/metrics.md says "
-                "which are needed."
-            ) from error
-        if isinstance(error, Exception):
-            raise ValueError(
-                f"{self.metric}: {self.folder} cannot be loaded: {_first_line(error)}"
-            ) from error
+@contextmanager
+def loading(folder: Path, metric: str) -> Iterator[None]:
+    """What goes wrong while a model is read → a sentence with its folder."""
+    try:
+        yield
+    except OSError as error:
+        raise Absent(
+            f"{metric}: {folder} lacks files of its model ({_first_line(error)}). docs/metrics.md says which it needs."
+        ) from error
+    except Exception as error:    # damaged files and foreign formats: anything may come of them
+        raise ValueError(f"{metric}: {folder} cannot be loaded: {_first_line(error)}.") from error
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _tokenizer(kind: Any, folder: Path, metric: str) -> Any:
-    with _loading(folder, metric):
+def load_tokenizer(kind: Any, folder: Path, metric: str) -> Any:
+    """The tokenizer of a folder, by the class that reads it."""
+    with loading(folder, metric):
         tokenizer = kind.from_pretrained(folder)
     if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
         raise Absent(
@@ -225,8 +244,8 @@ def _columns(config: Any, labels: Sequence[str] | None, name: str) -> tuple[int,
 def named_outputs(config: Any, words: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """The meanings that the configuration's own names of outputs give, by ``id2label``, else by ``label2id``."""
     for names in (
-        {int(at): str(label) for at, label in config.id2label.items()},
-        {int(at): str(label) for label, at in config.label2id.items()},
+        {int(at): str(label) for at, label in (config.id2label or {}).items()},
+        {int(at): str(label) for label, at in (config.label2id or {}).items()},
     ):
         heard = {at: label.lower().replace("_", " ").replace("-", " ").strip() for at, label in names.items()}
         found = {meaning: at for meaning, said in words.items() for at, label in heard.items() if label in said}
@@ -247,7 +266,10 @@ def _encoded(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, li
     if not pairs:
         return []
     premises, hypotheses = zip(*pairs, strict=True)
+    # Asked for by name: since transformers 5, ALBERT's tokenizer leaves segments out, and the model takes them all for 0.
+    segments = (getattr(classifier.model.config, "type_vocab_size", None) or 0) > 1
     made = classifier.tokenizer(
-        list(premises), list(hypotheses), truncation="longest_first", max_length=classifier.longest
+        list(premises), list(hypotheses), truncation="longest_first", max_length=classifier.longest,
+        return_token_type_ids=segments,
     )
     return [{name: made[name][place] for name in made} for place in range(len(pairs))]

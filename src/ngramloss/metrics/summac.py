@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.corpus.sentences import split_many
-from ngramloss.metrics.nli import Classifier, Pair, check_finite, needed, nli, probabilities
+from ngramloss.metrics.nli import Classifier, Pair, check_finite, loading, needed, nli, probabilities, read_state
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
 from ngramloss.version import __version__
 
@@ -107,14 +107,92 @@ def summac(
     if document_sentences < 1:
         raise ValueError(f"document_sentences must be 1 or more, got {document_sentences}.")
     metric = f"summac_{form}"
-    needed(metric)
-    conv = read_weights(weights) if form == "conv" else None
+    transformers = needed(metric)
+    conv = _weights(weights) if form == "conv" else None
     judge = nli(model, metric=metric, labels=labels, longest=LONGEST, device=device)
     sources = [kept[:document_sentences] for kept in _sentences(documents, splitter)]
     summaries = _sentences(predictions, splitter)
-    values = []
-    for index, (entailed, contradicted) in enumerate(_tables(judge, sources, summaries, metric, batch_size, progress)):
-        del index
-        values.append(100 * (convolved(entailed, conv) if conv else zero_shot(entailed, contradicted if contradiction else None)))
-    facts: dict[str, Any] = {"model": judge.name, "fingerprint": judge.fingerprint}
-    return Scores({metric: values}, signature(metric, **facts))
+    images = _images(judge, sources, summaries, metric, batch_size, progress)
+    figures = [convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction) for image in images]
+    own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
+    signed = signature(
+        metric, model=judge.name, fingerprint=judge.fingerprint, **own, splitter=splitter, shortest=SHORTEST,
+        sentences=document_sentences, tokens=judge.longest, precision="fp32", transformers=transformers.__version__,
+        version=__version__,
+    )
+    return Scores({metric: [100 * figure for figure in figures]}, signed)
+
+
+def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
+    """The mean over summary sentences of the best entailment, less the worst contradiction: −1 to 1.
+
+    Args:
+        image: probabilities in the order of ``RELATIONS``, [document sentences, summary sentences, 3].
+        contradiction: whether to subtract it.
+    """
+    highest = image.amax(0)                                             # [S, 3]
+    against = highest[:, 1] if contradiction else 0.0
+    return float((highest[:, 0] - against).mean())
+
+
+def convolved(image: Tensor, conv: Conv) -> float:
+    """The probability of consistency that Conv's weights give to the histograms of entailment, 0 to 1."""
+    found = histograms(image[..., 0])[:SUMMARY_SENTENCES].double()      # [S, bins]
+    mean = (found @ conv.weight.T + conv.bias).mean()
+    logits = conv.final_weight @ mean.expand(3) + conv.final_bias       # [2]
+    return float(logits.softmax(0)[1])
+
+
+def histograms(entailment: Tensor) -> Tensor:
+    """How many document sentences fall into each bin of ``EDGES``, for each summary sentence.
+
+    ``numpy.histogram(entailment[:, j], bins=EDGES)[0]``, for every j.
+
+    Args:
+        entailment: probabilities, [document sentences, summary sentences].
+    """
+    import torch
+
+    inner = torch.tensor(EDGES[1:-1], dtype=torch.float64)
+    places = torch.bucketize(entailment.double().contiguous(), inner, right=True)   # [D, S]
+    return torch.nn.functional.one_hot(places, len(EDGES) - 1).sum(0)   # [S, bins]
+
+
+def _sentences(texts: Sequence[str], splitter: str) -> list[list[str]]:
+    return [[piece for piece in pieces if len(piece) >= SHORTEST] for pieces in split_many(texts, splitter)]
+
+
+def _images(
+    judge: Classifier, sources: Sequence[Sequence[str]], summaries: Sequence[Sequence[str]], metric: str,
+    batch_size: int, progress: Callable[[int], None] | None,
+) -> Iterator[Tensor]:
+    """Probabilities of each document's pairs, [document sentences, summary sentences, 3], all 0 where there is none."""
+    import torch
+
+    known: dict[Pair, tuple[float, ...]] = {}
+    for start in range(0, len(sources), WINDOW):
+        both = list(zip(sources[start : start + WINDOW], summaries[start : start + WINDOW], strict=True))
+        pairs = [[(premise, hypothesis) for premise in source for hypothesis in summary] for source, summary in both]
+        probabilities(judge, [pair for some in pairs for pair in some], batch_size=batch_size, known=known)
+        for index, (some, (source, summary)) in enumerate(zip(pairs, both, strict=True), start):
+            rows = [known[pair] for pair in some]
+            check_finite(rows, metric=metric, document=index)
+            flat = torch.tensor(rows or [(0.0, 0.0, 0.0)], dtype=torch.float64)
+            yield flat.view(len(source), len(summary), 3) if rows else flat.view(1, 1, 3)
+        if progress:
+            progress(len(both))
+
+
+def _weights(path: Path | None) -> Conv:
+    if path is None or not Path(path).is_file():
+        raise Absent(
+            f"summac_conv needs the weights that its authors released, {f'and {path} is no file' if path else WEIGHTS}. "
+            f"Fetch {WEIGHTS} from the repository tingofurro/summac on GitHub and give its path as weights=, or choose "
+            "form='zs', which needs none."
+        )
+    with loading(Path(path), "summac_conv"):
+        state = read_state(Path(path))
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    if shapes != SHAPES:
+        raise ValueError(f"{path} holds {shapes}; SummaC-Conv's weights are {SHAPES}.")
+    return Conv(*(state[name].double() for name in SHAPES))

@@ -1,0 +1,381 @@
+"""references and predictions → BERTScore of each document: how well tokens find one like them on the other side."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
+from ngramloss.metrics.wmd import reference_count
+from ngramloss.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The layers that BERTScore's authors chose by agreement with human judgements, by the last part of a model's name.
+LAYERS = {
+    "albert-base-v2": 9, "albert-large-v2": 14, "albert-xlarge-v2": 13, "albert-xxlarge-v2": 8,
+    "bart-base": 6, "bart-large": 10, "bart-large-cnn": 10, "bart-large-mnli": 11, "bart-large-xsum": 9,
+    "bert-base-chinese": 8, "bert-base-multilingual-cased": 9, "bert-base-uncased": 9, "bert-large-uncased": 18,
+    "deberta-base": 9, "deberta-base-mnli": 9, "deberta-large": 16, "deberta-large-mnli": 18,
+    "deberta-v3-base": 9, "deberta-v3-large": 12, "deberta-xlarge": 18, "deberta-xlarge-mnli": 40,
+    "distilbert-base-multilingual-cased": 5, "distilbert-base-uncased": 5, "distilroberta-base": 5,
+    "electra-base-discriminator": 9, "electra-large-discriminator": 14, "longformer-base-4096": 7,
+    "longformer-large-4096": 14, "mpnet-base": 8, "roberta-base": 10, "roberta-large": 17, "roberta-large-mnli": 19,
+    "scibert_scivocab_uncased": 8, "t5-base": 11, "t5-large": 23, "t5-small": 6, "xlm-roberta-base": 9,
+    "xlm-roberta-large": 17,
+}
+READ = ("*.safetensors", "*.safetensors.index.json", "config.json", "tokenizer*", "vocab*", "merges.txt",
+        "special_tokens_map.json", "added_tokens.json", "*.model")
+FAMILIES = "Choose an encoder of the BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA, BART or T5 families."
+BLOCK = 1 << 16   # tokens whose states are held at a time: a quarter of a gigabyte at width 1024
+
+Ids = tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """Of one prediction with one reference. F first, so that the best match is the greatest tuple."""
+
+    f: float
+    precision: float
+    recall: float
+
+
+class Encoder(NamedTuple):
+    """A model cut at a layer, and how it reads texts."""
+
+    model: Any
+    tokenizer: Any
+    layer: int
+    longest: int | None   # tokens it takes, special ones included
+    spaced: bool          # whether a text begins with a space: in byte-level vocabularies words do
+    folder: Path
+
+
+def bertscore(
+    references: Sequence[Sequence[str]], predictions: Sequence[str], *, model: str, layer: int | None = None,
+    idf: bool = False, baseline: Path | None = None, batch_size: int = 64, device: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Scores:
+    r"""Precision, recall and F of each document, 0 to 100, as Zhang et al. (2020) and bert-score 0.3.13 define them.
+
+    .. math::
+        P = \frac{\sum_i w_i \max_j \cos(x_i, y_j)}{\sum_i w_i} \qquad
+        R = \frac{\sum_j v_j \max_i \cos(x_i, y_j)}{\sum_j v_j} \qquad
+        F = \frac{2PR}{P+R}
+
+    for the prediction's token states x and the reference's y at one layer of the encoder. Tokens weigh 1, the model's
+    CLS and SEP 0; these two can still be the best match of a token, as in the package. With ``idf`` a token of df
+    among all N references (each reference counts, its tokens once) weighs log((N + 1) / (df + 1)), one in none of
+    them log(N + 1); CLS and SEP, in all, again 0.
+
+    A text is cut at the longest input of model and tokenizer (``cut`` in the signature). Spaces around it are
+    dropped, and a byte-level vocabulary such as RoBERTa's reads it after one space (``space``), as the package had
+    it when its numbers were published. If either text has no token, all three are 0; so is a side all of whose
+    weights are 0. With several references P, R and F are those of the reference with the best F.
+
+    Departures from the package: it takes the best P, R and F of several references each on its own, so that its P
+    and R may be higher; it lets the zeros of padding be a token's best match where all cosines are negative, so that
+    a batch decides; and it takes two tokens for an empty text whatever the model adds, so that with T5, which adds
+    one, texts of one token score 0 and empty ones do not.
+
+    Figures do not depend on the order of the documents, and on the batches only by what fp32 leaves (1e-6).
+
+    Args:
+        references: of each document, one text or more.
+        predictions: one text of each document.
+        model: a folder that ``save_pretrained`` wrote, or a hub id. Only safetensors are read, no code is fetched.
+            A model that the hub's cache holds is taken from there.
+        layer: counted from 1. Left out, the layer that the authors chose for a model of that name.
+        idf: whether rare tokens weigh more.
+        baseline: a file of the package's (columns LAYER, P, R, F). A figure x becomes (x - b) / (1 - b): 0 is then
+            what unrelated sentences score, less is possible, and empty texts score -b / (1 - b).
+        batch_size: texts encoded at a time.
+        device: as torch names it. Left out, the GPU where there is one.
+        progress: called with the number of documents done since the last call.
+
+    Returns:
+        ``bertscore_precision``, ``bertscore_recall`` and ``bertscore``, which is F.
+    """
+    refs = reference_count(references)
+    check_lengths(references=references, predictions=predictions)
+    if batch_size < 1:
+        raise ValueError(f"batch_size is at least 1, got {batch_size}.")
+    encoder = _encoder(model, layer, device)
+    rescaled = None if baseline is None else _baseline(Path(baseline), encoder.layer)
+    ids = _tokenised(encoder, {text for those in references for text in those} | set(predictions))
+    weights = _inverse_frequencies([ids[text] for those in references for text in those]) if idf else _plain(encoder)
+
+    documents = [(ids[prediction], sorted({ids[text] for text in those}))
+                 for prediction, those in zip(predictions, references, strict=True)]
+    best = _best_matches(encoder, documents, weights, batch_size, progress or (lambda _: None))
+    return Scores(
+        {name: [100 * value for value in _rescaled([getattr(match, part) for match in best], rescaled, part)]
+         for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f"))},
+        _signature(encoder, model, refs=refs, idf=idf, baseline=baseline),
+    )
+
+
+def _best_matches(
+    encoder: Encoder, documents: Sequence[tuple[Ids, list[Ids]]], weights: Callable[[int], float], batch_size: int,
+    progress: Callable[[int], None],
+) -> list[Match]:
+    """A text is encoded once, and its states are let go after the last document that has it."""
+    special = encoder.tokenizer.num_special_tokens_to_add()
+    nothing = Match(0.0, 0.0, 0.0)
+    pairs = [[(prediction, reference) for reference in references if min(len(prediction), len(reference)) > special]
+             for prediction, references in documents]
+    awaited = Counter(text for of_one in pairs for pair in of_one for text in pair)
+    states: dict[Ids, Tensor] = {}
+    best = [nothing] * len(documents)
+    for block in _blocks(documents):
+        texts = {text for number in block for pair in pairs[number] for text in pair}
+        states |= _states(encoder, texts - states.keys(), batch_size)
+        for number in block:
+            best[number] = max((_match(*pair, states, weights) for pair in pairs[number]), default=nothing)
+            awaited.subtract(text for pair in pairs[number] for text in pair)
+        states = {text: held for text, held in states.items() if awaited[text]}
+        progress(len(block))
+    return best
+
+
+def _blocks(documents: Sequence[tuple[Ids, list[Ids]]]) -> Iterator[list[int]]:
+    """Documents by length, as many at a time as can be held. Their own order plays no part."""
+    sizes = [len(prediction) + sum(map(len, references)) for prediction, references in documents]
+    block: list[int] = []
+    held = 0
+    for number in sorted(range(len(documents)), key=lambda number: (sizes[number], documents[number])):
+        if block and held + sizes[number] > BLOCK:
+            yield block
+            block, held = [], 0
+        block.append(number)
+        held += sizes[number]
+    if block:
+        yield block
+
+
+def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids, Tensor]:
+    import torch
+
+    ordered = sorted(texts, key=lambda ids: (len(ids), ids))
+    pad = encoder.tokenizer.pad_token_id or 0   # RoBERTa counts positions by it; to others only the mask matters
+    found = {}
+    for start in range(0, len(ordered), batch_size):
+        batch = ordered[start : start + batch_size]
+        longest = len(batch[-1])
+        tokens = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in batch])            # [B, T]
+        mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in batch])        # [B, T]
+        with torch.inference_mode():
+            device = encoder.model.device
+            hidden = encoder.model(tokens.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
+        for ids, rows in zip(batch, hidden, strict=True):
+            found[ids] = rows[: len(ids)].clone()                                                 # [T, D]
+            if not found[ids].isfinite().all():
+                text = encoder.tokenizer.decode(ids, skip_special_tokens=True)
+                raise ValueError(f"bertscore's model gave values that are not finite for the text {text[:80]!r}; its "
+                                 "weights are damaged, or this device computes it wrongly.")
+    return found
+
+
+def _match(prediction: Ids, reference: Ids, states: Mapping[Ids, Tensor], weights: Callable[[int], float]) -> Match:
+    from torch.nn.functional import normalize
+
+    x, y = (normalize(states[text].double(), dim=-1) for text in (prediction, reference))
+    cosines = x @ y.T                                                                 # [T, U]
+    precision = _weighted_mean(cosines.amax(1), [weights(token) for token in prediction])
+    recall = _weighted_mean(cosines.amax(0), [weights(token) for token in reference])
+    total = precision + recall
+    return Match(2 * precision * recall / total if total else 0.0, precision, recall)
+
+
+def _weighted_mean(values: Tensor, weights: Sequence[float]) -> float:
+    total = math.fsum(weights)
+    weighted = math.fsum(value * weight for value, weight in zip(values.tolist(), weights, strict=True))
+    return weighted / total if total else 0.0
+
+
+def _plain(encoder: Encoder) -> Callable[[int], float]:
+    without = {encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id}
+    return lambda token: float(token not in without)
+
+
+def _inverse_frequencies(references: Sequence[Ids]) -> Callable[[int], float]:
+    having = Counter(token for reference in references for token in set(reference))
+    return lambda token: math.log((len(references) + 1) / (having[token] + 1))
+
+
+def _tokenised(encoder: Encoder, texts: Iterable[str]) -> dict[str, Ids]:
+    """Ids of each text. Half a surrogate pair, which no tokenizer takes, is read as a question mark."""
+    ordered = sorted(texts)
+    clean = [text.strip().encode("utf-8", "replace").decode() for text in ordered]
+    read = [" " + text if encoder.spaced and text else text for text in clean]
+    cut = {} if encoder.longest is None else {"truncation": True, "max_length": encoder.longest}
+    found = [tuple(ids) for ids in encoder.tokenizer(read, **cut)["input_ids"]] if read else []
+    rows = encoder.model.get_input_embeddings().num_embeddings
+    if max((max(ids, default=0) for ids in found), default=0) >= rows:
+        raise ValueError(f"the tokenizer in {encoder.folder} has tokens that its model lacks (it has {rows}); "
+                         "they are not of one model. Save both of one model with save_pretrained.")
+    return dict(zip(ordered, found, strict=True))
+
+
+def _encoder(name: str, layer: int | None, device: str | None) -> Encoder:
+    try:
+        import torch
+        import transformers
+        from tokenizers import pre_tokenizers
+    except ImportError as error:
+        raise Absent(f"bertscore needs torch and transformers ({error}): pip install 'ngramloss[hf]'.") from None
+    with _quiet(transformers):
+        config, tokenizer, model, folder = _loaded(name, layer)
+    model = (model.get_encoder() if config.is_encoder_decoder else model).eval()
+    layer = _chosen_layer(name, layer, config)
+    longest = _longest_input(model, tokenizer)
+    _cut(model, layer)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        model = model.to(chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {chosen!r} cannot be used ({' '.join(str(error).split())[:200]}). Use 'cpu', or "
+                         "leave `device` out.") from error
+    spaced = isinstance(getattr(tokenizer, "backend_tokenizer", None) and tokenizer.backend_tokenizer.pre_tokenizer,
+                        pre_tokenizers.ByteLevel)
+    return Encoder(model, tokenizer, layer, longest, spaced, folder)
+
+
+def _loaded(name: str, layer: int | None) -> tuple[Any, Any, Any, Path]:
+    """Config, tokenizer, model and where they lie: a folder, else the hub's cache, else the hub."""
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+    from transformers.utils.hub import cached_file
+
+    reason: Exception | None = None
+    for local in (True,) if Path(name).is_dir() else (True, False):
+        options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
+        try:
+            config = AutoConfig.from_pretrained(name, **options)
+            _chosen_layer(name, layer, config)   # before gigabytes are read
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
+                raise OSError("its tokenizer has no tokens but the special ones; the vocabulary is missing")
+            model, report = AutoModel.from_pretrained(
+                name, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+            )
+            _check_complete(name, report["missing_keys"])
+            return config, tokenizer, model, Path(str(cached_file(name, "config.json", local_files_only=True))).parent
+        except _Misused as error:
+            raise ValueError(str(error)) from None
+        except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+            reason = error
+    raise Absent(
+        f"bertscore could not load {name!r}: {' '.join(str(reason).split())[:300].rstrip('.')}. Point `model` to a "
+        "folder that save_pretrained wrote (config.json, model.safetensors, tokenizer files; pytorch_model.bin is not "
+        "read), or to a hub id that can be reached from here, such as roberta-large."
+    ) from reason
+
+
+class _Misused(ValueError):
+    """A model that is there and cannot serve; looking further would not help."""
+
+
+def _chosen_layer(name: str, layer: int | None, config: Any) -> int:
+    layers = getattr(config, "num_hidden_layers", None)
+    if layers is None:
+        raise _Misused(f"{name!r} ({config.model_type}) does not say how many layers it has. {FAMILIES}")
+    if layer is None:
+        layer = LAYERS.get(Path(name).name)
+        if layer is None:
+            raise _Misused(f"no layer is known to be good for {name!r}: name one with `layer`, from 1 to {layers}, and "
+                           "report it with the figures.")
+    if not 1 <= layer <= layers:
+        raise _Misused(f"{name!r} has {layers} layers, so `layer` is from 1 to {layers}, got {layer}.")
+    return layer
+
+
+def _check_complete(name: str, missing: Iterable[str]) -> None:
+    lost = sorted(key for key in missing if "pooler" not in key and not key.startswith("decoder."))
+    if lost:
+        raise _Misused(f"the weights of {name!r} lack {len(lost)} of the encoder's tensors, {lost[0]} first: scores "
+                       "would be noise. Save the model again with save_pretrained.")
+
+
+def _longest_input(model: Any, tokenizer: Any) -> int | None:
+    """Tokens that positions are there for, or the tokenizer's own limit. None where neither knows any."""
+    tables = [module for name, module in model.named_modules()
+              if name.endswith(("position_embeddings", "embed_positions")) and hasattr(module, "num_embeddings")]
+    rows = [table.num_embeddings - (getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1)
+            for table in tables] or [getattr(model.config, "max_position_embeddings", None)]
+    limits = [limit for limit in (*rows, tokenizer.model_max_length) if limit and 0 < limit < 10**9]
+    return min(limits, default=None)
+
+
+def _cut(model: Any, layer: int) -> None:
+    """Leave the first layers; a norm after the last one, where there is one, then follows these, as in the package."""
+    from torch.nn import ModuleList
+
+    total = model.config.num_hidden_layers
+    if model.config.model_type == "albert":   # one layer, applied again and again
+        model.config.num_hidden_layers = layer
+        return
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, ModuleList) and len(child) == total:
+                setattr(module, name, child[:layer])
+                return
+    raise ValueError(f"bertscore cannot tell the layers of {type(model).__name__} apart. {FAMILIES}")
+
+
+def _baseline(path: Path, layer: int) -> Mapping[str, float]:
+    """What unrelated sentences score at this layer. The package's .tsv files have commas; tabs are read too."""
+    if not path.is_file():
+        raise Absent(f"there is no baseline {path}. Point `baseline` to a file with the columns LAYER,P,R,F, as the "
+                     "package bert-score has under rescale_baseline/, or leave it out.")
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    rows = list(csv.DictReader(lines, delimiter="\t" if lines and "\t" in lines[0] else ","))
+    try:
+        of_layer = {int(row["LAYER"]): {"precision": float(row["P"]), "recall": float(row["R"]), "f": float(row["F"])}
+                    for row in rows}
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is no baseline: it needs a first line LAYER,P,R,F and numbers below it.") from None
+    if layer not in of_layer:
+        raise ValueError(f"{path} has no baseline of layer {layer}; it has those of {sorted(of_layer)}.")
+    if not all(value < 1 for value in of_layer[layer].values()):
+        raise ValueError(f"a baseline is below 1; {path} has {of_layer[layer]} at layer {layer}.")
+    return of_layer[layer]
+
+
+def _rescaled(values: Sequence[float], baseline: Mapping[str, float] | None, part: str) -> list[float]:
+    if baseline is None:
+        return list(values)
+    return [(value - baseline[part]) / (1 - baseline[part]) for value in values]
+
+
+def _signature(encoder: Encoder, name: str, *, refs: str, idf: bool, baseline: Path | None) -> str:
+    import transformers
+
+    files = {path for pattern in READ for path in encoder.folder.glob(pattern) if path.is_file()}
+    return signature(
+        "bertscore", model=Path(name).name if Path(name).is_dir() else name, files=fingerprint(sorted(files)),
+        layer=encoder.layer, idf=idf, rescaled="no" if baseline is None else fingerprint([Path(baseline)]), refs=refs,
+        cut=encoder.longest or "no", space=encoder.spaced, transformers=transformers.__version__, version=__version__,
+    )
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without the bar and the table of unused weights that loading prints: what matters of it is checked here."""
+    logging = transformers.utils.logging
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()

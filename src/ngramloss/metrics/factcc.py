@@ -1,0 +1,130 @@
+"""documents and summaries → FactCCX of each: how likely its sentences are correct, given the document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ngramloss.corpus.sentences import split_many
+from ngramloss.metrics.nli import (
+    Classifier,
+    Pair,
+    check_complete,
+    check_finite,
+    classifier,
+    load_tokenizer,
+    loading,
+    local_folder,
+    named_outputs,
+    needed,
+    probabilities,
+    read_state,
+)
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
+from ngramloss.version import __version__
+
+LONGEST = 512
+"""Tokens of a document and a sentence."""
+
+WINDOW = 64
+"""Documents at a time."""
+
+WORDS = {"correct": ("correct", "consistent"), "incorrect": ("incorrect", "inconsistent")}
+"""How configurations call the two outputs. The released one does not: CORRECT is 0 there, INCORRECT 1."""
+
+RENAMED = {"label_classifier.weight": "classifier.weight", "label_classifier.bias": "classifier.bias"}
+"""Names of the released FactCCX checkpoint → those of transformers."""
+
+SPANS = tuple(f"{part}_{end}_classifier.weight" for part in ("ext", "aug") for end in ("start", "end"))
+"""FactCCX's heads that point at spans. Scores do not need them."""
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def factcc(
+    documents: Sequence[str],
+    predictions: Sequence[str],
+    *,
+    model: str,
+    splitter: str = "pysbd",
+    batch_size: int = 16,
+    device: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Scores:
+    r"""How far each summary's sentences are factually consistent with its document (Kryściński et al., 2020).
+
+    .. math::
+        \text{factcc} = \frac{100}{S} \sum_j p(\text{CORRECT} \mid \text{document}, s_j)
+        \qquad
+        \text{factcc\_share} = \frac{100}{S} \,\big|\{ j : p(\text{CORRECT}) \ge p(\text{INCORRECT}) \}\big|
+
+    * Both are from 0 to 100. The paper classifies single sentences and reports accuracy; an average over a summary's
+      sentences is what later work reports, as probability or as share.
+    * The document is the first text, the sentence the second, 512 tokens together as in the released code: the longer
+      one loses its end. So of a long document only the beginning is read, however long it is. Where both are longer
+      than half, which no real sentence is, the odd token may go to the other text than there.
+    * A summary without sentences scores 0. A document without text is read as it is.
+
+    Args:
+        documents: the texts summarised.
+        predictions: their summaries.
+        model: a folder or a name on the hub with a BERT of two outputs: FactCC, or FactCCX as it was released.
+        splitter: see ``ngramloss.corpus.sentences``.
+        batch_size: sentences at a time.
+        device: None takes the first GPU, where there is one.
+        progress: called with the number of documents done since the last call.
+    """
+    check_lengths(documents=documents, predictions=predictions)
+    transformers = needed("factcc")
+    judge = _judge(transformers, model, device)
+    summaries = split_many(predictions, splitter)
+    values: dict[str, list[float]] = {"factcc": [], "factcc_share": []}
+    known: dict[Pair, tuple[float, ...]] = {}
+    for start in range(0, len(documents), WINDOW):
+        window = range(start, min(start + WINDOW, len(documents)))
+        pairs = [[(documents[index], sentence) for sentence in summaries[index]] for index in window]
+        probabilities(judge, [pair for some in pairs for pair in some], batch_size=batch_size, known=known)
+        for index, some in zip(window, pairs, strict=True):
+            rows = [known[pair] for pair in some]
+            check_finite(rows, metric="factcc", document=index)
+            values["factcc"].append(_percent([correct for correct, _ in rows]))
+            values["factcc_share"].append(_percent([float(correct >= incorrect) for correct, incorrect in rows]))
+        if progress:
+            progress(len(window))
+    signed = signature(
+        "factcc", model=judge.name, fingerprint=judge.fingerprint, splitter=splitter, tokens=judge.longest,
+        precision="fp32", transformers=transformers.__version__, version=__version__,
+    )
+    return Scores(values, signed)
+
+
+def _percent(parts: Sequence[float]) -> float:
+    return 100 * sum(parts) / len(parts) if parts else 0.0
+
+
+def _judge(transformers: Any, name: str, device: str | None) -> Classifier:
+    folder = local_folder(name, "factcc")
+    tokenizer = load_tokenizer(transformers.BertTokenizer, folder, "factcc")
+    state = _state(folder)
+    with loading(folder, "factcc"):
+        config = transformers.BertConfig.from_pretrained(folder)
+        model, report = transformers.BertForSequenceClassification.from_pretrained(
+            None, config=config, state_dict=state, dtype="float32", output_loading_info=True
+        )
+    check_complete(report, folder, "factcc")
+    if config.num_labels != 2:
+        raise ValueError(f"factcc: {folder.name} has {config.num_labels} outputs; FactCC has 2, CORRECT and INCORRECT.")
+    places = named_outputs(config, WORDS) or {"correct": 0, "incorrect": 1}
+    columns = (places["correct"], 1 - places["correct"])
+    return classifier(model, tokenizer, columns, folder, name=name, longest=LONGEST, device=device)
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """The weights under transformers' names, without the heads that point at spans."""
+    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise Absent(f"factcc: {folder} holds neither {' nor '.join(FILES)}. docs/metrics.md says how to obtain one.")
+    with loading(path, "factcc"):
+        state = read_state(path)
+    return {RENAMED.get(name, name): value for name, value in state.items() if name not in SPANS}

@@ -1,0 +1,296 @@
+"""references and predictions → Word Mover's Distance of each document: how far words travel to become the others."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import sys
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
+from ngramloss.version import __version__
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Vector = NDArray[Any]
+
+# English words that hold sentences together: articles, pronouns, prepositions, conjunctions, auxiliaries, and what is
+# left of contractions and possessives at their apostrophe. Shorter than the SMART list (571) of Kusner et al.
+ENGLISH = frozenset(re.findall(
+    r"\w+",
+    "a about above after again against all also although am an and any are as at be because been before being below "
+    "between both but by can could d did do does doing down during each either few for from further had has have "
+    "having he her here hers herself him himself his how i if in into is it its itself just ll m may me might more "
+    "most must my myself neither no nor not of off on once only or other our ours ourselves out over own re s same "
+    "shall she should so some such t than that the their theirs them themselves then there these they this those "
+    "though through to too under until up upon us ve very was we were what when where whether which while who whom "
+    "whose why will with would you your yours yourself yourselves",
+))
+STOP_WORDS: Mapping[str, frozenset[str]] = {"none": frozenset(), "english": ENGLISH}
+FORMATS = (".txt", ".vec", ".bin")
+LONGEST_WORD = 1 << 16   # bytes. No word of a vector file is as long; a file of another kind soon is
+CHUNK = 1 << 20
+Bag = Mapping[str, int]
+
+
+class Entry(NamedTuple):
+    """One vector of a file: the bytes of its word and of its numbers, and where it stands."""
+
+    word: bytes
+    numbers: bytes
+    place: str
+
+
+def wmd(
+    references: Sequence[Sequence[str]], predictions: Sequence[str], *, vectors: Path, stop_words: str = "none",
+    normalise: bool = True, limit: int = 0, progress: Callable[[int], None] | None = None,
+) -> Scores:
+    r"""Word Mover's Distance of each document (Kusner et al., 2015, eq. 1), a distance: 0 is best, less is better.
+
+    .. math::
+        \min_{T \ge 0} \sum_{ij} T_{ij} \lVert x_i - x_j \rVert_2
+        \quad\text{with}\quad \sum_j T_{ij} = d_i, \quad \sum_i T_{ij} = d'_j
+
+    where d and d' are the shares of each word among the words of prediction and reference that have a vector x.
+    Solved exactly (network simplex). Weight that a word has on both sides stays where it is, which in a metric is
+    always among the optima: equal bags of words are exactly 0 apart, and only the rest is transported. Cost grows
+    a little faster than the square of the number of different words.
+
+    Words are runs of letters, digits and marks in lower case, so ``Don't`` is two words, ``don`` and ``t``. Scripts
+    without spaces need spaces between words. Words without a vector are left out; where that leaves no word on a
+    side, the distance is ``nan``, and a mean is to skip such a document and to say so. With several references the
+    smallest distance is kept.
+
+    Departures from the paper: words are not stopped by default, and vectors have unit length by default, as in
+    gensim, so that distances lie between 0 and 2.
+
+    Args:
+        references: of each document, one text or more.
+        predictions: one text of each document.
+        vectors: word2vec's text (``.txt``, ``.vec``: GloVe and fastText too, with or without the line ``count
+            dimensions``) or binary (``.bin``), each also with ``.gz``. It is streamed: only words that occur are held.
+        stop_words: left out before counting: "none", or "english", the list in this file.
+        normalise: whether each vector is first divided by its length.
+        limit: read only so many of the file's vectors, which are sorted by frequency as a rule. 0 is all.
+        progress: called with the number of documents done since the last call.
+
+    Returns:
+        ``wmd``, and ``wmd_known``: per cent of the words of prediction and references that have a vector, after
+        stop words; 0 where there are no words.
+    """
+    refs = reference_count(references)
+    check_lengths(references=references, predictions=predictions)
+    if stop_words not in STOP_WORDS:
+        raise ValueError(f"unknown stop words {stop_words!r}; choose from {sorted(STOP_WORDS)}.")
+    if limit < 0:
+        raise ValueError(f"limit is a number of vectors, 0 for all, got {limit}.")
+    ot = _transport()
+    stopped = STOP_WORDS[stop_words]
+    documents = [(_bag(prediction, stopped), [_bag(text, stopped) for text in those])
+                 for prediction, those in zip(predictions, references, strict=True)]
+    wanted = {word for prediction, those in documents for bag in (prediction, *those) for word in bag}
+    known, dimensions = read_vectors(Path(vectors), wanted, normalise=normalise, limit=limit)
+
+    values: dict[str, list[float]] = {"wmd": [], "wmd_known": []}
+    for prediction, those in documents:
+        bags = [{word: count for word, count in bag.items() if word in known} for bag in (prediction, *those)]
+        distances = [_distance(bags[0], bag, known, ot) for bag in bags[1:] if bags[0] and bag]
+        words = sum(sum(bag.values()) for bag in (prediction, *those))
+        values["wmd"].append(min(distances, default=math.nan))
+        values["wmd_known"].append(100 * sum(sum(bag.values()) for bag in bags) / max(1, words))
+        if progress:
+            progress(1)
+    return Scores(values, signature(
+        "wmd", vectors=Path(vectors).name, files=fingerprint([Path(vectors)]), dimensions=dimensions,
+        words="lower", stop=stop_words, normalised=normalise, limit=limit or "no", refs=refs, pot=ot.__version__,
+        version=__version__,
+    ))
+
+
+def reference_count(references: Sequence[Sequence[str]]) -> str:
+    """How many references documents have, for a signature: a number, or "var". Raises unless each has one or more.
+
+    >>> reference_count([["a", "b"], ["c"]])
+    'var'
+    """
+    for number, those in enumerate(references, 1):
+        if isinstance(those, str):
+            raise TypeError(f"references of a document are a list of texts; document {number} has the text "
+                            f"{those[:40]!r}. Put it in a list.")
+        if not those:
+            raise ValueError(f"document {number} has no reference.")
+    counts = {len(those) for those in references} or {1}
+    return str(counts.pop()) if len(counts) == 1 else "var"
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters, digits and marks, in lower case.
+
+    >>> words("Don't stop, Zoë: 3rd half_time!")
+    ['don', 't', 'stop', 'zoë', '3rd', 'half', 'time']
+    """
+    return _word().findall(unicodedata.normalize("NFC", text.lower()))
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    marks = "".join(sign for sign in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(sign)[0] == "M")
+    return re.compile(rf"[^\W_](?:[^\W_]|[{marks}])*")   # \w alone would cut Hindi at each vowel sign
+
+
+def _bag(text: str, stopped: frozenset[str]) -> Bag:
+    return Counter(word for word in words(text) if word not in stopped)
+
+
+def _transport() -> Any:
+    try:
+        import ot  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise Absent(f"wmd needs numpy and POT ({error}): pip install 'ngramloss[metrics]'.") from None
+    return ot
+
+
+def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot: Any) -> float:
+    """The distance of two bags. Shares are compared as whole numbers, so that equal ones cancel exactly."""
+    import numpy
+    from scipy.spatial.distance import cdist
+
+    size, other_size = sum(prediction.values()), sum(reference.values())
+    surplus = {word: prediction.get(word, 0) * other_size - reference.get(word, 0) * size
+               for word in sorted({*prediction, *reference})}
+    given = [word for word, count in surplus.items() if count > 0]
+    taken = [word for word, count in surplus.items() if count < 0]
+    if not given:
+        return 0.0
+    moved = sum(surplus[word] for word in given)
+    costs = cdist(numpy.stack([vectors[word] for word in given]), numpy.stack([vectors[word] for word in taken]))
+    shares = [numpy.array([abs(surplus[word]) / moved for word in side]) for side in (given, taken)]
+    cost, report = ot.emd2(*shares, costs, numItermax=100_000_000, log=True)
+    if report["warning"]:
+        raise ValueError(f"optimal transport of {len(given)} to {len(taken)} words was not solved: {report['warning']}")
+    return float(cost) * moved / (size * other_size)
+
+
+def read_vectors(
+    path: Path, wanted: set[str], *, normalise: bool = False, limit: int = 0
+) -> tuple[dict[str, Vector], int]:
+    """Vectors of the wanted words that the file has, in fp64, and their dimensions. A word's first vector counts.
+
+    A damaged file is refused with its place: a line with too few or too many numbers, one that is not a number, fewer
+    vectors than announced. Numbers of words that are not wanted are counted, not read.
+    """
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    if kind not in FORMATS:
+        raise ValueError(f"vectors are read from {', '.join(FORMATS)} files (word2vec, GloVe, fastText), also with "
+                         f".gz, got {path.name!r}. Save them in one of these formats, or rename the file.")
+    if not path.is_file():
+        raise Absent(f"wmd needs word vectors, and there is no file {path}. Point `vectors` to word2vec, GloVe or "
+                     "fastText vectors, such as GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt.")
+    import numpy
+
+    sought = {word.encode("utf-8", "replace"): word for word in wanted}
+    found: dict[str, Vector] = {}
+    dimensions = 0
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            for entry, dimensions in (_binary if kind == ".bin" else _text)(file, path, limit):
+                word = sought.get(entry.word)
+                if word is None or word in found:
+                    continue
+                vector = _numbers(entry, dimensions, binary=kind == ".bin")
+                length = float(numpy.linalg.norm(vector))
+                found[word] = vector / length if normalise and length else vector
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is damaged or not whole ({error}). Fetch it again.") from error
+    if not dimensions:
+        raise ValueError(f"{path} holds no vectors.")
+    return found, dimensions
+
+
+def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
+    announced = dimensions = read = 0
+    for number, line in enumerate(file, 1):
+        if limit and read == limit:
+            return
+        fields = line.strip(b" \r\n\t")   # fastText ends lines with a space; a no-break space can be part of a word
+        if number == 1 and re.fullmatch(rb"\d+ \d+", fields):
+            announced, dimensions = map(int, fields.split())
+            continue
+        if not fields:
+            continue
+        place = f"{path}, line {number}"
+        gaps = fields.count(b" ")
+        dimensions = dimensions or gaps
+        if not 0 < dimensions <= gaps:
+            raise ValueError(f"{place}: a word and {dimensions or 'its'} numbers expected, with spaces between, got "
+                             f"{gaps} after {_shown(fields.split(b' ')[0])}.")
+        read += 1
+        word, numbers = fields.split(b" ", 1) if gaps == dimensions else _phrase(fields, dimensions, place)
+        yield Entry(word, numbers, place), dimensions
+    if read < announced and not limit:
+        raise ValueError(f"{path} announces {announced} vectors and holds {read}: it is not whole. Fetch it again.")
+
+
+def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
+    """A word with spaces (``at name@domain.com``), of which GloVe's largest file has some; not a number too many."""
+    word, *numbers = fields.rsplit(b" ", dimensions)
+    if all(_is_number(part) for part in word.split(b" ")[1:]):
+        raise ValueError(f"{place}: {dimensions} numbers expected, got more after {_shown(word.split(b' ')[0])}.")
+    return word, b" ".join(numbers)
+
+
+def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
+    header = re.fullmatch(rb"(\d+) (\d+)\s*", file.readline(100))
+    if header is None or int(header[2]) == 0:
+        raise ValueError(f"{path} does not begin with the line `count dimensions` of word2vec's binary files. Of a "
+                         "fastText model take the .vec file instead.")
+    announced, dimensions = int(header[1]), int(header[2])
+    width = 4 * dimensions
+    held, start = b"", 0
+    for number in range(1, min(announced, limit or announced) + 1):
+        space = held.find(b" ", start)
+        while space < 0 or len(held) < space + 1 + width:
+            more = file.read(CHUNK + width)
+            if not more:
+                raise ValueError(f"{path} announces {announced} vectors and ends within number {number}: it is not "
+                                 "whole. Fetch it again.")
+            held, start = held[start:] + more, 0
+            space = held.find(b" ")
+            if space > LONGEST_WORD or (space < 0 and len(held) > LONGEST_WORD):
+                raise ValueError(f"{path}, vector {number}: a word and {dimensions} numbers of 4 bytes expected, got "
+                                 "no word. It is not a binary file of word2vec.")
+        end = space + 1 + width
+        yield Entry(held[start:space].lstrip(b"\n"), held[space + 1 : end], f"{path}, vector {number}"), dimensions
+        start = end
+
+
+def _numbers(entry: Entry, dimensions: int, *, binary: bool) -> Vector:
+    import numpy
+
+    try:
+        vector = numpy.frombuffer(entry.numbers, "<f4") if binary else numpy.array(entry.numbers.split(b" "), "f8")
+    except ValueError:
+        vector = numpy.array([math.nan])
+    if len(vector) != dimensions or not numpy.isfinite(vector).all():
+        raise ValueError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
+    return vector.astype("f8")
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(word: bytes) -> str:
+    return repr(word.decode("utf-8", "replace")[:40])

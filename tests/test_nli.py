@@ -1,0 +1,343 @@
+"""Classifiers of pairs: as one pair at a time without padding, labels found, every absence told."""
+
+import json
+import pickle
+import random
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import LocalEntryNotFoundError
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from ngramloss.metrics import nli as room
+from ngramloss.metrics.nli import PUBLISHED, nli, probabilities
+from ngramloss.metrics.scores import Absent
+
+TEXTS = [
+    "The cat sat on the mat. It slept there all day! Was the dog awake?",
+    "Dogs ran home quickly in 2024. A naïve café owner in Łódź said “no”.",
+    "Rain is expected in the north, and wind in the south. Nobody came to the hall.",
+]
+PAIRS = [
+    ("The cat sat on the mat.", "A cat sat."),
+    ("Dogs ran home.", "Nobody came to the hall in the north."),
+    ("", "The dog slept."),
+    ("It slept there all day!", ""),
+    ("cat", "dog"),
+    ("A naïve café owner in Łódź said “no”.", "东京 下雨了 😀"),
+    ("wind " * 300, "Rain is expected."),
+    ("Rain", "wind and rain " * 200),
+    ("rain and wind " * 90, "wind and rain " * 40),
+]
+SIZES = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+         "initializer_range": 0.25}
+
+
+def words(*special):
+    """A vocabulary in a fixed order: a trained one would come out in another each time."""
+    found = {word for text in TEXTS for word in re.findall(r"\w+", text.lower())}
+    return [*special, *sorted(found), *".,!?“”abcdefghijklmnopqrstuvwxyz"]
+
+
+def wordpiece():
+    known = words("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") + [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    known = {word: at for at, word in enumerate(dict.fromkeys(known))}
+    pieces = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
+    pieces.normalizer = normalizers.BertNormalizer()
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pieces.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=pieces, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]"
+    )
+
+
+def byte_level():
+    known = ["<s>", "<pad>", "</s>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    bpe = Tokenizer(models.BPE(vocab={piece: at for at, piece in enumerate(known)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", sep_token="</s>", cls_token="<s>", pad_token="<pad>",
+        unk_token="<unk>", model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def unigram():
+    """ALBERT's own class, which gives no segments unless it is asked to."""
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    known = dict.fromkeys(["▁", *(f"▁{word}" for word in words()), *words()])
+    return transformers.AlbertTokenizer(vocab=[(word, 0.0) for word in special] + [(word, -5.0 - 1 / len(word)) for word in known])
+
+
+TOKENIZERS = {"bert": wordpiece, "roberta": byte_level, "albert": unigram}
+
+
+def made(folder, kind="bert", *, outputs=("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"), positions=64, seed=1, sharpness=6, **options):
+    """A folder with a small random classifier of that kind. The model is returned too."""
+    torch.manual_seed(seed)
+    tokenizer = TOKENIZERS[kind]()
+    if outputs:
+        options |= {"id2label": dict(enumerate(outputs)), "label2id": {label: at for at, label in enumerate(outputs)}}
+    if kind == "albert":
+        options |= {"embedding_size": 8, "num_hidden_groups": 1}
+    sizes = SIZES | {"vocab_size": len(tokenizer), "max_position_embeddings": positions, "pad_token_id": tokenizer.pad_token_id}
+    config = transformers.AutoConfig.for_model(kind, **sizes | options)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    head = getattr(model.classifier, "out_proj", model.classifier)
+    with torch.no_grad():     # sure of itself and even-handed: no layer amplifies rounding, and all answers are met
+        head.weight *= sharpness
+        head.bias -= torch.stack([plain_logits(model, tokenizer, pair, positions - 2) for pair in PAIRS]).median(0).values
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def plain_ids(tokenizer, premise, hypothesis, longest):
+    """Both texts' ids and segments: the longer text loses its last token until they fit."""
+    first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (premise, hypothesis))
+    begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
+    middle = end * 2 if tokenizer.cls_token == "<s>" else end
+    while len(first) + len(second) + 2 + len(middle) > longest:
+        (first if len(first) > len(second) else second).pop()
+    head, tail = begin + first + middle, second + end
+    return head + tail, [0] * len(head) + [1] * len(tail)
+
+
+@torch.no_grad()
+def plain_logits(model, tokenizer, pair, longest):
+    ids, segments = plain_ids(tokenizer, *pair, longest)
+    extra = {} if tokenizer.cls_token == "<s>" else {"token_type_ids": torch.tensor([segments])}
+    return model(input_ids=torch.tensor([ids]), **extra).logits[0]
+
+
+def plain(model, tokenizer, pair, longest):
+    """The definition: one pair, no batch, no padding, no mask."""
+    return plain_logits(model, tokenizer, pair, longest).softmax(-1).tolist()
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bert")
+    return folder, made(folder)
+
+
+@pytest.mark.parametrize(("kind", "positions", "read"), [("bert", 64, 64), ("albert", 90, 80), ("roberta", 66, 64)])
+def test_every_family_agrees_with_one_pair_at_a_time(kind, positions, read, tmp_path):
+    model = made(tmp_path, kind, positions=positions)
+    judge = nli(str(tmp_path), metric="m", longest=80)
+    assert judge.longest == read
+    found = probabilities(judge, PAIRS, batch_size=4)
+    for pair, row in zip(PAIRS, found, strict=True):
+        assert row == pytest.approx(plain(model, judge.tokenizer, pair, read), abs=1e-6)
+    assert max(max(column) - min(column) for column in zip(*found, strict=True)) > 0.1   # else the comparison says little
+
+
+def test_batches_and_order_change_nothing(bert):
+    judge = nli(str(bert[0]), metric="m")
+    whole = dict(zip(PAIRS, probabilities(judge, PAIRS, batch_size=len(PAIRS)), strict=True))
+    for size in (1, 2, 5):
+        mixed = random.Random(size).sample(PAIRS, len(PAIRS))
+        for pair, row in zip(mixed, probabilities(judge, mixed, batch_size=size), strict=True):
+            assert row == pytest.approx(whole[pair], abs=1e-6)
+
+
+def rows_read(judge):
+    counts = []
+    judge.model.register_forward_pre_hook(lambda _, __, inputs: counts.append(inputs["input_ids"].shape), with_kwargs=True)
+    return counts
+
+
+def test_a_pair_is_computed_once_and_known_ones_never(bert):
+    judge = nli(str(bert[0]), metric="m")
+    counts, known = rows_read(judge), {PAIRS[0]: (0.5, 0.25, 0.25)}
+    rows = probabilities(judge, [*PAIRS, *PAIRS], batch_size=3, known=known)
+    assert sum(size for size, _ in counts) == len(PAIRS) - 1
+    assert rows[: len(PAIRS)] == rows[len(PAIRS) :]
+    assert rows[0] == (0.5, 0.25, 0.25)
+    assert set(known) == set(PAIRS)
+
+
+def test_pairs_of_like_length_go_together(bert):
+    judge = nli(str(bert[0]), metric="m")
+    counts = rows_read(judge)
+    pairs = [("cat " * length, "dog") for length in (1, 40, 2, 41)]
+    probabilities(judge, pairs, batch_size=2)
+    assert [width for _, width in counts] == [45, 6]
+
+
+def test_no_pairs_give_no_rows(bert):
+    assert probabilities(nli(str(bert[0]), metric="m"), [], batch_size=2) == []
+
+
+def test_the_model_reads_in_fp32_without_dropout(tmp_path):
+    made(tmp_path, hidden_dropout_prob=0.5).bfloat16().save_pretrained(tmp_path)
+    judge = nli(str(tmp_path), metric="m", device="cpu")
+    assert judge.model.dtype == torch.float32
+    assert probabilities(judge, PAIRS, batch_size=2) == probabilities(judge, PAIRS, batch_size=2)
+
+
+def test_a_tokenizer_that_reads_less_is_heeded(bert, tmp_path):
+    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
+    told = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": 20}))
+    judge = nli(str(tmp_path), metric="m")
+    assert judge.longest == 20
+    counts = rows_read(judge)
+    probabilities(judge, PAIRS, batch_size=4)
+    assert max(width for _, width in counts) == 20
+
+
+@pytest.mark.parametrize(("outputs", "columns"), [
+    (("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), (2, 0, 1)),
+    (("entailment", "neutral", "contradiction"), (0, 2, 1)),
+    (("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"), (0, 1, 2)),
+    (("NEI", "Refuted", "Supported"), (2, 1, 0)),
+    (("not_enough_info", "supports", "refutes"), (1, 2, 0)),
+])
+def test_outputs_are_found_by_their_names(outputs, columns):
+    config = transformers.BertConfig(id2label=dict(enumerate(outputs)))
+    assert room._columns(config, None, "x") == columns
+
+
+def test_names_may_stand_in_label2id_alone_as_texts():
+    label2id = {"ENTAILMENT": "2", "NEUTRAL": "0", "CONTRADICTION": "1"}
+    config = transformers.BertConfig(id2label={0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, label2id=label2id)
+    assert room._columns(config, None, "x") == (2, 1, 0)
+
+
+@pytest.mark.parametrize(("outputs", "labels"), [
+    (None, None), (("entailment", "not_entailment"), None), (("entailment", "neutral", "other"), None),
+    (("entailment", "entails", "contradiction"), None), (None, ["entailment", "neutral"]),
+    (None, ["entailment", "contradiction", "neutral", "neutral"]), (None, ["yes", "no", "neutral"]),
+])
+def test_outputs_that_cannot_be_told_apart_are_asked_for(outputs, labels):
+    config = transformers.BertConfig(id2label=dict(enumerate(outputs or ("LABEL_0", "LABEL_1", "LABEL_2"))))
+    said = re.escape(str(labels)) if labels else re.escape(str(list(config.id2label.values())))
+    with pytest.raises(ValueError, match=rf"which outputs of x mean entailment, contradiction, neutral\? .*{said}.*Give labels="):
+        room._columns(config, labels, "some/x")
+
+
+def test_outputs_without_names_are_taken_as_told(tmp_path):
+    model = made(tmp_path, outputs=None, num_labels=3)
+    judge = nli(str(tmp_path), metric="m", labels=["neutral", "contradiction", "entailment"])
+    row, = probabilities(judge, PAIRS[:1], batch_size=1)
+    assert row == pytest.approx(plain(model, judge.tokenizer, PAIRS[0], 64)[::-1], abs=1e-6)
+
+
+@pytest.mark.parametrize(("short", "columns"), [("vitc", (0, 1, 2)), ("mnli", (2, 0, 1)), ("anli", (0, 2, 1))])
+def test_published_models_have_their_documented_outputs(short, columns, bert, tmp_path, monkeypatch):
+    hub = PUBLISHED[short][0]
+    local = tmp_path / hub.split("/")[-1]
+    made(local, outputs=None, num_labels=3)
+    assert nli(str(local), metric="m").columns == columns
+    assert nli(str(local), metric="m").name == local.name
+    monkeypatch.setattr(room, "local_folder", lambda name, metric: {hub: local}[name])
+    assert nli(short, metric="m").columns == nli(hub, metric="m").columns == columns
+    assert nli(short, metric="m").name == hub
+
+
+def fake_hub(monkeypatch, answer):
+    import huggingface_hub
+
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return answer(name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+def test_pickled_weights_are_fetched_only_where_there_are_no_others(bert, tmp_path, monkeypatch):
+    asked = fake_hub(monkeypatch, lambda name: str(bert[0]))
+    assert nli("some/model", metric="m").name == "some/model"
+    assert len(asked) == 1
+    assert not any("bin" in pattern for pattern in asked[0][1])
+    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(bert[1].state_dict(), tmp_path / "pytorch_model.bin")
+    asked = fake_hub(monkeypatch, lambda name: str(tmp_path))
+    judge = nli("some/model", metric="m")
+    assert [any("bin" in pattern for pattern in patterns) for _, patterns in asked] == [False, True]
+    row, = probabilities(judge, PAIRS[:1], batch_size=1)
+    assert row == pytest.approx(plain(bert[1], judge.tokenizer, PAIRS[0], 64), abs=1e-6)
+
+
+def test_a_model_that_is_nowhere_is_absent(monkeypatch):
+    def nothing(name):
+        raise LocalEntryNotFoundError("no connection.\nmore")
+
+    fake_hub(monkeypatch, nothing)
+    with pytest.raises(Absent, match=r"m needs the model 'tals/albert-xlarge-vitaminc-mnli', .*\(no connection\)\. Give the path"):
+        nli("vitc", metric="m")
+
+
+@pytest.mark.parametrize(("lost", "message"), [
+    (["model.safetensors"], "lacks files of its model"),
+    (["config.json"], "cannot be loaded|lacks files"),
+    (["tokenizer.json"], "lacks its tokenizer's vocabulary|cannot be loaded|lacks files"),
+])
+def test_a_folder_that_lacks_files_is_named(lost, message, bert, tmp_path):
+    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
+    for name in lost:
+        (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=message) as caught:
+        nli(str(tmp_path), metric="m")
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_damaged_weights_get_a_sentence(bert, tmp_path):
+    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="m: .* cannot be loaded: .+"):
+        nli(str(tmp_path), metric="m")
+
+
+def test_a_model_without_a_trained_classifier_is_refused(tmp_path):
+    made(tmp_path).bert.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is no classifier of pairs; its files lack \['classifier.bias', 'classifier.weight'\]"):
+        nli(str(tmp_path), metric="m")
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    model = made(tmp_path)
+    model.resize_token_embeddings(50)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="the tokenizer has [0-9]+ tokens, the model 50; they are not of one model"):
+        nli(str(tmp_path), metric="m")
+
+
+def test_bad_options_get_sentences(bert):
+    with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
+        probabilities(nli(str(bert[0]), metric="m"), PAIRS, batch_size=0)
+    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used|device 'nowhere' cannot be used"):
+        nli(str(bert[0]), metric="m", device="nowhere")
+
+
+def test_without_transformers_the_metric_is_absent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(Absent, match=r"m needs the package transformers: pip install 'ngramloss\[hf,metrics\]'"):
+        nli("vitc", metric="m")
+
+
+def test_the_fingerprint_changes_with_the_weights(bert, tmp_path):
+    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
+    first, same = nli(str(bert[0]), metric="m"), nli(str(tmp_path), metric="m")
+    made(tmp_path, seed=2)
+    assert first.fingerprint == same.fingerprint != nli(str(tmp_path), metric="m").fingerprint
+
+
+def test_nothing_but_tensors_is_read_from_a_pickle(tmp_path):
+    (tmp_path / "evil.bin").write_bytes(pickle.dumps(print, protocol=2))
+    with pytest.raises(pickle.UnpicklingError):
+        room.read_state(tmp_path / "evil.bin")
+    torch.save([torch.zeros(1)], tmp_path / "list.bin")
+    with pytest.raises(ValueError, match="holds no tensors by name"):
+        room.read_state(tmp_path / "list.bin")
