@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import tiny_tokenizers
@@ -155,8 +156,8 @@ def test_blocks_that_memory_asks_for_change_nothing(bert, monkeypatch):
 
 
 def test_each_text_is_encoded_once_and_no_more_is_held_than_awaited(bert, monkeypatch):
-    seen, held = [], []
-    inner = module._states
+    seen, held, kept = [], [], []
+    inner, match = module._states, module._match
 
     def counted(encoder, texts, batch_size):
         seen.extend(texts)
@@ -165,11 +166,12 @@ def test_each_text_is_encoded_once_and_no_more_is_held_than_awaited(bert, monkey
         return found
 
     monkeypatch.setattr(module, "_states", counted)
+    monkeypatch.setattr(module, "_match", lambda *of: kept.append(len(of[2])) or match(*of))
     monkeypatch.setattr(module, "BLOCK", 30)
     bertscore([*REFERENCES, ["Nobody came."]], [*PREDICTIONS, "wind"], model=bert, layer=2)
     assert len(seen) == len(set(seen)) == len({text for those in REFERENCES for text in those} | set(PREDICTIONS))
     assert len(held) > 2
-    assert max(held) < len(seen)
+    assert max(held) <= max(kept) < len(seen)
 
 
 def test_a_block_holds_as_many_tokens_as_may_be_held_or_one_document(monkeypatch):
@@ -177,6 +179,25 @@ def test_a_block_holds_as_many_tokens_as_may_be_held_or_one_document(monkeypatch
     documents = [((1,) * size, [(2,) * 2]) for size in (3, 9, 1, 20, 3, 2)]   # 5, 11, 3, 22, 5, 4 tokens
     assert list(module._blocks(documents)) == [[2, 5], [0, 4], [1], [3]]
     assert list(module._blocks([])) == []
+
+
+def test_blocks_and_batches_do_not_depend_on_any_order(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 10)
+    documents = [((1, token), [(2, 3)]) for token in (5, 3, 9, 4, 7)]   # all of one size
+    blocks = [[[those[number] for number in block] for block in module._blocks(those)] for those in (documents, documents[::-1])]
+    assert blocks[0] == blocks[1]
+    seen = []
+
+    def model(tokens, attention_mask):
+        seen.append((tokens.tolist(), attention_mask.tolist()))
+        return SimpleNamespace(last_hidden_state=torch.ones(*tokens.shape, 2))
+
+    model.device = "cpu"
+    encoder = SimpleNamespace(model=model, tokenizer=SimpleNamespace(pad_token_id=8))
+    texts = [(5, 1, 2), (3, 1), (4, 1), (2, 1, 2)]
+    for order in (texts, texts[::-1]):
+        assert set(module._states(encoder, order, 3)) == set(texts)
+    assert seen[:2] == seen[2:] == [([[3, 1, 8], [4, 1, 8], [2, 1, 2]], [[1, 1, 0], [1, 1, 0], [1, 1, 1]]), ([[5, 1, 2]], [[1, 1, 1]])]
 
 
 def test_progress_counts_each_document_once(bert, monkeypatch):
@@ -249,6 +270,20 @@ def test_without_positions_nothing_is_cut(folders):
     assert "|cut:no|" in signature
 
 
+def test_the_configuration_tells_the_longest_input_where_no_table_does():
+    model = torch.nn.Linear(2, 2)
+    model.config = SimpleNamespace(max_position_embeddings=30)
+    assert module._longest_input(model, SimpleNamespace(model_max_length=10**30)) == 30
+    assert module._longest_input(model, SimpleNamespace(model_max_length=20)) == 20
+
+
+def test_an_encoder_saved_without_its_decoder_serves(folders, tmp_path):
+    hf.T5EncoderModel.from_pretrained(folders / "t5").save_pretrained(tmp_path / "t5")
+    hf.AutoTokenizer.from_pretrained(folders / "t5").save_pretrained(tmp_path / "t5")
+    alone, whole = (bertscore([["the cat"]], ["a dog ran"], model=str(root / "t5"), layer=2).values for root in (tmp_path, folders))
+    assert alone == whole
+
+
 def test_spaces_around_a_text_change_nothing(folders):
     for name, space in (("bert", "no"), ("roberta", "yes")):
         plain = bertscore([["the cat sat"]], ["a dog ran"], model=str(folders / name), layer=2)
@@ -319,6 +354,7 @@ def test_the_signature_says_what_could_change_a_figure(folders, bert, tmp_path):
     assert "|refs:var|" in bertscore(REFERENCES, PREDICTIONS, model=bert, layer=2).signature
     copy = tmp_path / "bert"
     shutil.copytree(folders / "bert", copy)
+    (copy / "tokenizer_old").mkdir()
     assert bertscore([["a"]], ["a"], model=str(copy), layer=2, idf=True).signature == found
     hf.BertModel.from_pretrained(copy, num_hidden_layers=2).save_pretrained(copy)
     assert bertscore([["a"]], ["a"], model=str(copy), layer=2, idf=True).signature != found
@@ -339,6 +375,12 @@ def test_a_known_name_brings_its_layer(folders, tmp_path, monkeypatch):
 def test_the_layers_of_the_papers_models_are_the_published_ones():
     published = {"roberta-large": 17, "roberta-base": 10, "bert-base-uncased": 9, "bert-large-uncased": 18, "deberta-xlarge-mnli": 40}
     assert {name: module.LAYERS[name] for name in published} == published
+
+
+def test_the_layer_is_asked_for_before_anything_large_is_read(folders, tmp_path):
+    shutil.copy(folders / "bert" / "config.json", tmp_path)
+    with pytest.raises(ValueError, match="no layer is known to be good"):
+        bertscore([["a"]], ["a"], model=str(tmp_path))
 
 
 def test_an_unknown_name_asks_for_a_layer(bert):
@@ -407,7 +449,7 @@ def test_values_that_are_not_finite_are_named(folders, tmp_path):
 def test_layers_that_cannot_be_told_apart_are_refused(bert):
     model = torch.nn.Module()
     model.config = hf.BertConfig(num_hidden_layers=5)
-    with pytest.raises(ValueError, match="bertscore cannot tell the layers of Module apart. Choose an encoder of the BERT"):
+    with pytest.raises(ValueError, match=r"bertscore cannot tell the layers of Module apart. Choose an encoder of the BERT"):
         module._cut(model, 2)
 
 
@@ -419,13 +461,13 @@ def test_a_model_that_does_not_count_its_layers_is_refused():
 def test_misuse_gets_a_sentence(bert):
     with pytest.raises(ValueError, match="got 1 references, 2 predictions"):
         bertscore([["a"]], ["a", "b"], model=bert, layer=2)
-    with pytest.raises(TypeError, match="document 2 has the text 'abc'. Put it in a list"):
+    with pytest.raises(TypeError, match=r"document 2 has the text 'abc'. Put it in a list"):
         bertscore([["a"], "abc"], ["a", "b"], model=bert, layer=2)
     with pytest.raises(ValueError, match="document 1 has no reference"):
         bertscore([[]], ["a"], model=bert, layer=2)
     with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
         bertscore([["a"]], ["a"], model=bert, layer=2, batch_size=0)
-    with pytest.raises(ValueError, match="device 'abacus' cannot be used .*Use 'cpu', or leave `device` out"):
+    with pytest.raises(ValueError, match=r"device 'abacus' cannot be used .*Use 'cpu', or leave `device` out"):
         bertscore([["a"]], ["a"], model=bert, layer=2, device="abacus")
 
 

@@ -40,7 +40,7 @@ def released(folder, *, pickled=True):
     state = {f"label_{name}" if name.startswith("classifier.") else name: value for name, value in model.state_dict().items()}
     state |= {f"{part}_{end}_classifier.weight": torch.randn(1, 16) for part in ("ext", "aug") for end in ("start", "end")}
     if pickled:
-        torch.save(state, folder / "pytorch_model.bin")
+        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)   # as torch 1.3 wrote
     else:
         save_file(state, folder / "model.safetensors")
     return model
@@ -131,6 +131,11 @@ def test_the_splitter_and_the_model_are_signed(small):
     assert re.fullmatch(r"factcc\|model:factccx0\|fingerprint:[0-9a-f]{12}\|splitter:newline\|tokens:64\|precision:fp32\|transformers:[^|]+\|version:[^|]+", found.signature)
 
 
+def test_a_pair_has_512_tokens_at_most(tmp_path):
+    made(tmp_path, outputs=("CORRECT", "INCORRECT"), positions=700)
+    assert "|tokens:512|" in factcc(["wind " * 900], ["Rain."], model=str(tmp_path)).signature
+
+
 def test_absences_say_what_to_fetch(tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -142,7 +147,7 @@ def test_absences_say_what_to_fetch(tmp_path, monkeypatch):
         factcc([], [], model="some/factcc")
     released(tmp_path)
     (tmp_path / "vocab.txt").rename(tmp_path / "kept")
-    with pytest.raises(Absent, match="lacks its tokenizer's vocabulary .* Copy it there from the model that was fine-tuned"):
+    with pytest.raises(Absent, match=r"lacks its tokenizer's vocabulary .* Copy it there from the model that was fine-tuned"):
         factcc([], [], model=str(tmp_path))
     (tmp_path / "kept").rename(tmp_path / "vocab.txt")
     (tmp_path / "pytorch_model.bin").unlink()
@@ -160,7 +165,7 @@ def test_other_models_are_refused(tmp_path):
     (tmp_path / "broken").mkdir()
     released(tmp_path / "broken")
     (tmp_path / "broken" / "pytorch_model.bin").write_bytes(b"<html>")
-    with pytest.raises(ValueError, match="pytorch_model.bin cannot be loaded"):
+    with pytest.raises(ValueError, match=r"pytorch_model.bin cannot be loaded"):
         factcc([], [], model=str(tmp_path / "broken"))
     with pytest.raises(ValueError, match="got 1 documents, 0 predictions"):
         factcc(["a"], [], model=str(tmp_path / "three"))

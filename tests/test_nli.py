@@ -237,6 +237,7 @@ def test_published_models_have_their_documented_outputs(short, columns, bert, tm
     made(local, outputs=None, num_labels=3)
     assert nli(str(local), metric="m").columns == columns
     assert nli(str(local), metric="m").name == local.name
+    assert nli(str(local), metric="m", labels=["neutral", "contradiction", "entailment"]).columns == (2, 1, 0)
     monkeypatch.setattr(room, "local_folder", lambda name, metric: {hub: local}[name])
     assert nli(short, metric="m").columns == nli(hub, metric="m").columns == columns
     assert nli(short, metric="m").name == hub
@@ -296,7 +297,7 @@ def test_a_folder_that_lacks_files_is_named(lost, message, bert, tmp_path):
 def test_damaged_weights_get_a_sentence(bert, tmp_path):
     shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="m: .* cannot be loaded: .+"):
+    with pytest.raises(ValueError, match=r"m: .* cannot be loaded: .+"):
         nli(str(tmp_path), metric="m")
 
 
@@ -310,14 +311,14 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     model = made(tmp_path)
     model.resize_token_embeddings(50)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="the tokenizer has [0-9]+ tokens, the model 50; they are not of one model"):
+    with pytest.raises(ValueError, match=r"the tokenizer has [0-9]+ tokens, the model 50; they are not of one model"):
         nli(str(tmp_path), metric="m")
 
 
 def test_bad_options_get_sentences(bert):
     with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
         probabilities(nli(str(bert[0]), metric="m"), PAIRS, batch_size=0)
-    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used|device 'nowhere' cannot be used"):
+    with pytest.raises(ValueError, match=r"device 'nowhere' cannot be used \(.+\)\. Give 'cpu'"):
         nli(str(bert[0]), metric="m", device="nowhere")
 
 
@@ -338,6 +339,7 @@ def test_nothing_but_tensors_is_read_from_a_pickle(tmp_path):
     (tmp_path / "evil.bin").write_bytes(pickle.dumps(print, protocol=2))
     with pytest.raises(pickle.UnpicklingError):
         room.read_state(tmp_path / "evil.bin")
-    torch.save([torch.zeros(1)], tmp_path / "list.bin")
-    with pytest.raises(ValueError, match="holds no tensors by name"):
-        room.read_state(tmp_path / "list.bin")
+    for other in ([torch.zeros(1)], {"model": {"weight": torch.zeros(1)}}):
+        torch.save(other, tmp_path / "other.bin")
+        with pytest.raises(ValueError, match="holds no tensors by name"):
+            room.read_state(tmp_path / "other.bin")

@@ -23,7 +23,7 @@ def write(path, texts, field):
     return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def files(tmp_path):
     write(tmp_path / "refs.jsonl", REFERENCES, "reference")
     write(tmp_path / "good.jsonl", GOOD, "prediction")
@@ -190,8 +190,8 @@ def test_shape_counts_what_is_new_repeated_and_copied():
 
 
 def test_fragments_take_the_longest_copy():
-    assert fragments("a b x a b c".split(), "a b c".split()) == [3]
-    assert fragments([], "a".split()) == []
+    assert fragments(["a", "b", "x", "a", "b", "c"], ["a", "b", "c"]) == [3]
+    assert fragments([], ["a"]) == []
 
 
 # The authors' released summaries

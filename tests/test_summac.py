@@ -13,9 +13,12 @@ from ngramloss.corpus.sentences import sentences
 from ngramloss.metrics import summac as room
 from ngramloss.metrics.nli import nli
 from ngramloss.metrics.scores import Absent
-from ngramloss.metrics.summac import EDGES, convolved, histograms, summac, zero_shot
+from ngramloss.metrics.summac import convolved, histograms, summac, zero_shot
 
 POOL = [sentence for text in TEXTS for sentence in sentences(text)] + ["Yes.", "Ten chars.", "Ten chars!!", "It rained in Łódź, 东京 said."]
+EDGES = [
+    0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, *(k / 100 for k in range(90, 95)), *(k / 1000 for k in range(950, 1001, 5))
+]
 EDGE_CASES = [
     ("", "The cat sat on the mat."),
     ("The cat sat on the mat.", ""),
@@ -40,12 +43,12 @@ DOCUMENTS, PREDICTIONS = texts()
 def small(tmp_path_factory):
     """A folder, its weights of Conv, and one pair's entailment, contradiction and neutrality."""
     folder = tmp_path_factory.mktemp("albert")
-    model = made(folder, "albert", outputs=("neutral", "entailment", "contradiction"), positions=64, sharpness=20)
+    model = made(folder, "albert", outputs=("neutral", "entailment", "contradiction"), positions=64, sharpness=20, seed=1)
     tokenizer = nli(str(folder), metric="m").tokenizer
     draw = torch.Generator().manual_seed(5)
     state = {name: torch.randn(shape, generator=draw) / 4 for name, shape in room.SHAPES.items()}
     path = tmp_path_factory.mktemp("conv") / "conv.bin"
-    torch.save(state, path)
+    torch.save(state, path, _use_new_zipfile_serialization=False)
     cache = {}
 
     def believed(premise, hypothesis):
@@ -78,7 +81,7 @@ def plain_conv(believed, state, document, summary):
     columns = [[believed(sentence, claim)[0] for sentence in source] for claim in claims] if source and claims else [[0.0]]
     results = []
     for column in columns[:10]:
-        counts = np.histogram(column, bins=list(EDGES), range=(0, 1))[0]
+        counts = np.histogram(column, bins=EDGES, range=(0, 1))[0]
         results.append(sum(float(w) * c for w, c in zip(state["mlp.weight"][0], counts, strict=True)) + float(state["mlp.bias"]))
     mean = sum(results) / len(results)
     bad, good = (mean * sum(map(float, row)) + float(b) for row, b in zip(state["layer_final.weight"], state["layer_final.bias"], strict=True))
@@ -105,7 +108,7 @@ def test_conv_agrees_with_plain_loops(small):
     assert found.values == {"summac_conv": pytest.approx(truth, abs=1e-4)}
     assert max(truth) - min(truth) > 20
     seen = [believed(a, b)[0] for pair in zip(DOCUMENTS, PREDICTIONS, strict=True) for a in split(pair[0]) for b in split(pair[1])]
-    assert (np.histogram(seen, bins=list(EDGES))[0] > 0).sum() > 12           # the bins are met
+    assert (np.histogram(seen, bins=EDGES)[0] > 0).sum() > 6            # several bins are met
 
 
 @pytest.mark.parametrize("form", ["zs", "conv"])
@@ -132,11 +135,32 @@ def test_no_documents_give_no_figures(small):
     assert summac([], [], model=small[0], form="zs").values == {"summac_zs": []}
 
 
+def test_the_bins_are_the_published_ones():
+    assert list(room.EDGES) == EDGES
+    assert len(EDGES) == 24
+
+
+def test_a_pair_has_500_tokens_at_most(tmp_path):
+    made(tmp_path, positions=512)
+    assert "|tokens:500|" in summac(["wind " * 900], ["The rain came."], model=str(tmp_path), form="zs").signature
+
+
+def test_outputs_without_names_are_asked_for_and_taken(small, tmp_path):
+    made(tmp_path, outputs=("LABEL_0", "LABEL_1", "LABEL_2"))
+    with pytest.raises(ValueError, match=r"Give labels="):
+        summac([], [], model=str(tmp_path), form="zs")
+    one, two = (
+        summac(DOCUMENTS[:4], PREDICTIONS[:4], model=str(tmp_path), form="zs", labels=labels).values["summac_zs"]
+        for labels in (["entailment", "contradiction", "neutral"], ["contradiction", "entailment", "neutral"])
+    )
+    assert one == pytest.approx([-figure for figure in two], abs=1e-4)
+
+
 def test_histograms_count_an_edge_with_the_bin_above_it_and_one_with_the_last():
-    values = torch.tensor([EDGES, tuple(np.nextafter(edge, -1) for edge in EDGES)], dtype=torch.float64)[:, 1:].reshape(-1, 1)
+    values = torch.tensor([EDGES, [np.nextafter(edge, -1) for edge in EDGES]], dtype=torch.float64)[:, 1:].reshape(-1, 1)
     assert histograms(values)[0].tolist() == [1] + [2] * 21 + [3]
     drawn = torch.rand(500, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 0.1
-    expected = [np.histogram(drawn[:, j].numpy(), bins=list(EDGES))[0].tolist() for j in range(4)]
+    expected = [np.histogram(drawn[:, j].numpy(), bins=EDGES)[0].tolist() for j in range(4)]
     assert histograms(drawn).tolist() == expected
 
 
@@ -216,7 +240,7 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
     with pytest.raises(ValueError, match=r"wrong.bin holds .*'mlp.weight': \(1, 50\).*; SummaC-Conv's weights are .*'mlp.weight': \(1, 23\)"):
         summac([], [], model=small[0], weights=tmp_path / "wrong.bin")
     (tmp_path / "text.bin").write_text("<html>")
-    with pytest.raises(ValueError, match="text.bin cannot be loaded"):
+    with pytest.raises(ValueError, match=r"text.bin cannot be loaded"):
         summac([], [], model=small[0], weights=tmp_path / "text.bin")
 
 
@@ -227,10 +251,11 @@ def test_mistakes_get_sentences(small):
         summac(["a"], ["b", "c"], model=small[0], form="zs")
 
 
-def test_nan_is_told_with_the_document(tmp_path):
+def test_nan_is_told_with_the_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "WINDOW", 2)
     model = made(tmp_path)
     with torch.no_grad():
         model.bert.embeddings.word_embeddings.weight[nli(str(tmp_path), metric="m").tokenizer.convert_tokens_to_ids("cat")] = math.nan
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"summac_zs: the model gave NaN for document 1 \(the first is 0\)"):
-        summac(["Dogs ran home quickly."] * 3, ["Nobody came to the hall.", "The cat came home.", "The cat came home."], model=str(tmp_path), form="zs")
+    with pytest.raises(ValueError, match=r"summac_zs: the model gave NaN for document 3 \(the first is 0\)"):
+        summac(["Dogs ran home quickly."] * 5, ["Nobody came to the hall."] * 3 + ["The cat came home."] * 2, model=str(tmp_path), form="zs")

@@ -286,7 +286,7 @@ def test_misuse_gets_a_sentence(square, tmp_path):
         wmd([["cat"]], ["dog"], vectors=square, limit=-1)
     with pytest.raises(ValueError, match="got 1 references, 2 predictions"):
         wmd([["cat"]], ["dog", "cat"], vectors=square)
-    with pytest.raises(TypeError, match="references of a document are a list of texts; document 1 has the text 'cat'. Put it in a list"):
+    with pytest.raises(TypeError, match=r"references of a document are a list of texts; document 1 has the text 'cat'. Put it in a list"):
         wmd(["cat"], ["dog"], vectors=square)
     with pytest.raises(ValueError, match="document 2 has no reference"):
         wmd([["cat"], []], ["dog", "cat"], vectors=square)

@@ -232,7 +232,7 @@ def _encoder(name: str, layer: int | None, device: str | None) -> Encoder:
         raise Absent(f"bertscore needs torch and transformers ({error}): pip install 'ngramloss[hf]'.") from None
     with _quiet(transformers):
         config, tokenizer, model, folder = _loaded(name, layer)
-    model = (model.get_encoder() if config.is_encoder_decoder else model).eval()
+    model = (model.get_encoder() if hasattr(model, "encoder") and hasattr(model, "decoder") else model).eval()
     layer = _chosen_layer(name, layer, config)
     longest = _longest_input(model, tokenizer)
     _cut(model, layer)

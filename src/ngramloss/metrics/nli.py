@@ -266,7 +266,7 @@ def _encoded(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, li
     if not pairs:
         return []
     premises, hypotheses = zip(*pairs, strict=True)
-    # Asked for by name: since transformers 5, ALBERT's tokenizer leaves segments out, and the model takes them all for 0.
+    # Asked for by name: since transformers 5 ALBERT's tokenizer leaves segments out; the model then takes them for 0.
     segments = (getattr(classifier.model.config, "type_vocab_size", None) or 0) > 1
     made = classifier.tokenizer(
         list(premises), list(hypotheses), truncation="longest_first", max_length=classifier.longest,

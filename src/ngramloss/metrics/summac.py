@@ -186,7 +186,7 @@ def _images(
 def _weights(path: Path | None) -> Conv:
     if path is None or not Path(path).is_file():
         raise Absent(
-            f"summac_conv needs the weights that its authors released, {f'and {path} is no file' if path else WEIGHTS}. "
+            f"summac_conv needs the weights that its authors released{f', and {path} is no file' if path else ''}. "
             f"Fetch {WEIGHTS} from the repository tingofurro/summac on GitHub and give its path as weights=, or choose "
             "form='zs', which needs none."
         )
