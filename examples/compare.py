@@ -38,11 +38,12 @@ def main() -> None:
         with ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(lambda job: _train_and_write(options, *job), jobs))
     print(f"{'objective':<26}{'BLEU by seed':<40}{'mean':>7}{'difference':>12}  95% interval over seeds")
-    _, references = _texts(options)
+    split = corpus.load(options.data, options.split)
+    references = [example.target for example in split.examples]
     first: list[float] = []
     for objective in options.objectives:
         folders = [_folder(options, objective, seed) for seed in options.seeds]
-        bleu = [_bleu(json.loads((folder / f"{options.split}.json").read_text()), references) for folder in folders]
+        bleu = [_bleu(_predictions(folder, options.split, split.fingerprint), references) for folder in folders]
         first = first or bleu
         each = " ".join(f"{score:.2f}" for score in bleu)
         print(f"{objective:<26}{each:<40}{statistics.mean(bleu):>7.2f}{_difference(bleu, first)}")
@@ -50,15 +51,15 @@ def main() -> None:
 
 def _train_and_write(options: argparse.Namespace, objective: str, seed: int) -> None:
     folder = _folder(options, objective, seed)
-    if (folder / f"{options.split}.json").exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     settings = [f"data.name={options.data}", f"objective={objective}", f"train.seed={seed}", *options.set]
     command = [sys.executable, "-m", "ngramloss", "train", options.recipe, "--run", str(folder)]
-    with (folder / "output.txt").open("a") as output:
+    output_path = folder.with_name(f"{folder.name}.output.txt")
+    with output_path.open("a") as output:
         for setting in settings:
             command += ["--set", setting]
-        subprocess.run(command, check=True, stdout=output, stderr=output)
+        if subprocess.run(command, check=False, stdout=output, stderr=output).returncode:
+            sys.exit(f"{folder.name} could not be trained; {output_path} tells why.")
         write = [sys.executable, __file__, options.recipe, "--data", options.data, "--split", options.split]
         subprocess.run([*write, "--write", str(folder)], check=True, stdout=output, stderr=output)
 
@@ -68,9 +69,12 @@ def _folder(options: argparse.Namespace, objective: str, seed: int) -> Path:
     return Path(options.runs) / f"{slug}-{seed}"
 
 
-def _texts(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    examples = corpus.load(options.data, options.split).examples
-    return [example.source for example in examples], [example.target for example in examples]
+def _predictions(folder: Path, split: str, fingerprint: str) -> list[str]:
+    found = json.loads((folder / f"{split}.json").read_text())
+    if found["fingerprint"] != fingerprint:
+        sys.exit(f"{folder / split}.json was written for other data. Delete it, or give the same --data.")
+    texts: list[str] = found["predictions"]
+    return texts
 
 
 def _bleu(predictions: list[str], references: list[str]) -> float:
@@ -98,10 +102,12 @@ def _write() -> None:
     for name in ("--data", "--split", "--write"):
         parser.add_argument(name)
     options = parser.parse_args()
-    sources, _ = _texts(options)
-    folder = Path(options.write)
-    predictions = of_run(folder, sources, batch_size=250)
-    (folder / f"{options.split}.json").write_text(json.dumps(predictions, ensure_ascii=False))
+    split, path = corpus.load(options.data, options.split), Path(options.write) / f"{options.split}.json"
+    if path.exists() and json.loads(path.read_text())["fingerprint"] == split.fingerprint:
+        return
+    predictions = of_run(Path(options.write), [example.source for example in split.examples], batch_size=250)
+    found = {"fingerprint": split.fingerprint, "predictions": predictions}
+    path.write_text(json.dumps(found, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """BERTScore against its definition in loops, on tiny random models."""
 
+import logging
 import math
 import shutil
 import sys
@@ -478,9 +479,29 @@ def test_without_its_packages_it_says_how_to_get_them(bert, monkeypatch, name):
         bertscore([["a"]], ["a"], model=bert, layer=2)
 
 
-def test_loading_is_silent_and_leaves_the_library_as_it_was(bert, capfd):
-    logging = hf.utils.logging
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    bertscore([["a"]], ["a"], model=bert, layer=2)
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+@pytest.mark.parametrize("bar", [True, False])
+def test_loading_is_silent_and_leaves_the_library_as_it_was(bert, capfd, bar):
+    records, library, settings = [], logging.getLogger("transformers"), hf.utils.logging
+    before = settings.is_progress_bar_enabled()
+    (settings.enable_progress_bar if bar else settings.disable_progress_bar)()
+    handler = logging.Handler()
+    handler.emit = records.append
+    library.addHandler(handler)
+    try:
+        level = settings.get_verbosity()
+        bertscore([["a"]], ["a"], model=bert, layer=2)
+        assert (settings.get_verbosity(), settings.is_progress_bar_enabled()) == (level, bar)
+    finally:
+        library.removeHandler(handler)
+        (settings.enable_progress_bar if before else settings.disable_progress_bar)()
+    assert records == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
+    (tmp_path / "config.json").write_text('{"model_type": "own", "num_hidden_layers": 2, "auto_map": {"AutoConfig": "own.Config"}}')
+    with pytest.raises(Absent, match="could not load"):
+        bertscore([["a"]], ["a"], model=str(tmp_path), layer=2)
+    assert not (tmp_path / "ran").exists()

@@ -8,7 +8,7 @@ import torch
 
 from ngramloss import __version__, card, recipe
 
-PREPARED = {"splits": {
+PREPARED = {"machine": {"processes": 2, "device": "CPU", "precision": "fp32"}, "splits": {
     "train": {"examples": 24000, "skipped": ["a.jsonl:3: blank"], "fingerprint": "0123456789abcdef"},
     "validation": {"examples": 500, "skipped": [], "fingerprint": "fedcba9876543210"},
 }}  # fmt: skip
@@ -16,13 +16,13 @@ PREPARED = {"splits": {
 
 def test_the_papers_own_recipe_deviates_only_where_it_always_must():
     for name in ("xsum", "cnndm"):
-        *always, clipping = card.deviations(recipe.load(name))
+        *always, clipping = card.deviations(recipe.load(name), "bf16")
         assert tuple(always) == card.ALWAYS
         assert clipping == "Gradients are clipped at norm 1; the paper does not say, its authors' code had 1."
 
 
 def test_every_setting_that_is_not_the_papers_is_named_with_both_values():
-    told = card.deviations(recipe.load("xsum", ["train.batch_size=8", "train.clip=0.5", "train.log_every=7", "train.keep=5", "train.eval_batch_size=3", 'train.report_to=["wandb"]', "generation.num_beams=2", "data.prefix=x"]))
+    told = card.deviations(recipe.load("xsum", ["train.batch_size=8", "train.clip=0.5", "train.log_every=7", "train.keep=5", "train.eval_batch_size=3", 'train.report_to=["wandb"]', "generation.num_beams=2", "data.prefix=x"]), "bf16")
     assert told[:4] == [
         "`data.prefix: ''`, here `'x'`", "`train.batch_size: 16`, here `8`", "`train.clip: 1.0`, here `0.5`",
         "`generation.num_beams: 6`, here `2`",
@@ -33,18 +33,18 @@ def test_every_setting_that_is_not_the_papers_is_named_with_both_values():
 
 @pytest.mark.parametrize("name", ["cnn_dailymail", "cnndm", "abisee/cnn_dailymail:3.0.0"])
 def test_cnn_dailymail_is_compared_with_the_papers_own_settings_for_it(name):
-    told = card.deviations(recipe.load("cnndm", [f"data.name={name}"]))
+    told = card.deviations(recipe.load("cnndm", [f"data.name={name}"]), "bf16")
     assert not [line for line in told if "generation" in line]
 
 
 def test_a_model_from_scratch_and_its_path_for_copying_are_disclosed():
-    told = card.deviations(recipe.load("demo"))
+    told = card.deviations(recipe.load("demo"), "bf16")
     assert told[0] == "The model is `scratch`; the paper fine-tunes BART-base."
     assert told[1] == "From scratch: mbart, width 128, 2 + 2 layers, 4,000 pieces, init_std 0.09."
     assert told[2].startswith("A path for copying is built in, not learned: the value and output projections of cross-attention")
-    plain = card.deviations(recipe.load("demo", ["model.copying=false"]))
+    plain = card.deviations(recipe.load("demo", ["model.copying=false"]), "bf16")
     assert not [line for line in plain if "copying" in line]
-    other = card.deviations(recipe.load("xsum", ["model.name=mine"]))
+    other = card.deviations(recipe.load("xsum", ["model.name=mine"]), "bf16")
     assert other[0] == "The model is `mine`; the paper fine-tunes BART-base."
     assert not [line for line in other if "From scratch" in line]
 

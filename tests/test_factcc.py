@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +73,10 @@ def check(found, model, tokenizer):
 def test_the_released_format_agrees_with_one_sentence_at_a_time(pickled, tmp_path):
     model = released(tmp_path, pickled=pickled)
     check(factcc(DOCUMENTS, PREDICTIONS, model=str(tmp_path)), model, BertTokenizer.from_pretrained(tmp_path))
+
+
+def test_span_heads_are_left_out_and_the_classifier_has_its_name(small):
+    assert set(room._state(Path(small[0]))) == set(small[1].state_dict())
 
 
 @pytest.mark.parametrize("outputs", [("LABEL_0", "LABEL_1"), ("CORRECT", "INCORRECT")])

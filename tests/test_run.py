@@ -187,7 +187,9 @@ def test_a_run_folder_holds_what_it_says(undisturbed):
     assert "ce + matches(2) + bag(2)" in card
     assert "`train.batch_size: 16`, here `4`" in card
     assert "| train | 60 | 0 |" in card
-    assert "trained from scratch" in card or "From scratch" in card
+    assert "From scratch: bart, width 16" in card
+    assert "Trained in fp32; the paper trains in mixed precision" in card
+    assert "* processes: 1" in card
 
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -314,10 +316,10 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(place, tmp_path, capsys):
 
 
 def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, capsys):
-    before = (undisturbed / "log.jsonl").read_text()
+    before = {path: path.read_bytes() for path in undisturbed.rglob("*") if path.is_file()}
     assert train(place / "tiny.toml", "--run", undisturbed) == 0
     assert "is finished. Start over with --fresh" in capsys.readouterr().err
-    assert (undisturbed / "log.jsonl").read_text() == before
+    assert {path: path.read_bytes() for path in undisturbed.rglob("*") if path.is_file()} == before
 
     short = ["--set", "train.max_steps=2"]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *short) == 0
@@ -330,8 +332,45 @@ def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, 
 def test_fresh_deletes_no_folder_that_is_not_a_runs(place, tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert train(place / "tiny.toml", "--run", tmp_path, "--fresh") == 2
-    assert "is not a run's folder (thesis.txt); nothing was deleted" in capsys.readouterr().err
+    assert "is not a run's folder (it holds thesis.txt); nothing in it was touched" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").exists()
+    (tmp_path / "thesis.txt").rename(tmp_path / "model")   # named like a part of a run, and still not one
+    for fresh in ([], ["--fresh"]):
+        assert train(place / "tiny.toml", "--run", tmp_path, *fresh) == 2
+    assert (tmp_path / "model").read_text() == "years of work"
+
+
+def test_a_loss_that_is_no_number_ends_the_run(place, tmp_path, capsys):
+    changes = ["--set", "train.learning_rate=1e30", "--set", "train.clip=0", "--set", "train.early_stopping=1"]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 1
+    err = capsys.readouterr().err
+    assert "error: the loss is no number any more at step" in err
+    assert "Lower train.learning_rate" in err
+    assert not (tmp_path / "a" / "model").exists()
+    for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_damaged_best_checkpoint_does_not_become_the_model(place, tmp_path):
+    """lr 0: the first validation stays the best, and is older than what is kept anyway."""
+    settings = ["train.learning_rate=0", "train.eval_every=2", "train.save_every=2", "train.max_steps=10"]
+    changes = [word for one in settings for word in ("--set", one)]
+    assert finished(command(place, tmp_path / "a", *changes), sabotage="card:0")[0] == -signal.SIGKILL
+    with (tmp_path / "a" / "checkpoints" / "checkpoint-2" / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    code, _, err = finished(command(place, tmp_path / "a", *changes))
+    assert code == 0, err[-2000:]
+    assert "the best checkpoint, checkpoint-2, is not whole (model.safetensors has 1000 bytes of" in err
+    assert "Weights of step 10 (the last)" in (tmp_path / "a" / "card.md").read_text()
+    assert weights(tmp_path / "a")
+
+
+def test_saving_and_sealing_count_in_no_documents_a_second(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "seal", lambda *args, seal=checkpoints.seal, **facts: (time.sleep(1), seal(*args, **facts)))
+    changes = ["--set", "train.save_every=1", "--set", "train.log_every=1", "--set", "train.max_steps=4", "--set", "train.eval_every=0"]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 0
+    speeds = [json.loads(line)["docs_per_second"] for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
+    assert min(speeds[1:]) > 2 * 8   # a second a step for saving alone would make 8 a second
 
 
 def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
@@ -450,6 +489,30 @@ def test_two_processes_of_torchrun_train_one_run(place, tmp_path, fsdp):
     )
     assert again.returncode == 0
     assert "is finished" in again.stderr
+
+
+def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, tmp_path):
+    """61 rows: in the epoch that is continued the last round has repeated rows, which must count for nothing."""
+    (tmp_path / "data").mkdir()
+    write_split(tmp_path / "data" / "train.jsonl", "train", 61)
+    (tmp_path / "worker.py").write_text(SABOTAGE)
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
+
+    def run(folder, where):
+        changes = [f"data.name={tmp_path / 'data'}", "train.eval_every=0", "train.max_steps=10"]
+        arguments = command(place, folder, *(word for one in changes for word in ("--set", one)))
+        return subprocess.run(
+            [sys.executable, *launcher, str(tmp_path / "worker.py"), where, *arguments], capture_output=True, text=True,
+            check=False, env=environment(), timeout=300,
+        )
+
+    assert run(tmp_path / "killed", "saving:6").returncode != 0
+    assert not (tmp_path / "killed" / "model").exists()
+    again = run(tmp_path / "killed", "nowhere:0")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "from step 3" in again.stderr
+    assert run(tmp_path / "whole", "nowhere:0").returncode == 0
+    assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ngramloss import JointLoss, checkpoints
-from ngramloss.watching import Log, Patience, Progress, Sealing, Stopping, discard_unsealed
+from ngramloss.watching import Finite, Log, Patience, Progress, Sealing, Stopping, discard_unsealed
 
 
 def state(**changes):
@@ -119,8 +119,8 @@ def test_other_processes_show_no_line(capsys):
 # Sealing
 
 
-def sealing(folder, *, keep=2, was_stopped=False, wait=lambda: None):
-    return Sealing(folder, keep=keep, wait=wait, was_stopped=lambda: was_stopped)
+def sealing(folder, *, keep=2, ended=False, wait=lambda: None):
+    return Sealing(folder, keep=keep, wait=wait, ended=lambda: ended)
 
 
 @pytest.mark.parametrize("event", ["should_save", "should_evaluate", "should_log", None])
@@ -162,12 +162,12 @@ def test_what_was_saved_is_sealed_with_its_facts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("step", "stops", "was_stopped", "finished"),
-    [(10, False, False, False), (100, False, False, True), (10, True, False, True), (10, True, True, False), (100, True, True, True)],
+    ("step", "stops", "ended", "finished"),
+    [(10, False, False, False), (100, False, False, True), (10, True, False, False), (10, True, True, True), (100, True, True, True)],
 )
-def test_a_run_is_finished_at_its_last_step_or_where_it_ends_early_and_not_where_it_is_stopped(tmp_path, step, stops, was_stopped, finished):
+def test_a_run_is_finished_at_its_last_step_or_where_it_ends_early_and_not_where_it_is_stopped(tmp_path, step, stops, ended, finished):
     path = written(tmp_path, step)
-    sealing(tmp_path, was_stopped=was_stopped).on_save(ARGS, state(global_step=step), control(should_training_stop=stops))
+    sealing(tmp_path, ended=ended).on_save(ARGS, state(global_step=step), control(should_training_stop=stops))
     assert checkpoints.facts(path)["finished"] is finished
 
 
@@ -261,8 +261,10 @@ def test_the_end_of_training_gives_the_signals_back():
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_processes_stop_together_at_a_logging_step(monkeypatch):
+def test_processes_stop_together_and_on_a_gpu_ask_each_other_at_every_tenth_step(monkeypatch):
     import torch
+
+    monkeypatch.setattr(torch, "tensor", lambda value, device, tensor=torch.tensor: tensor(value))
 
     asked_by_all = []
 
@@ -271,11 +273,11 @@ def test_processes_stop_together_at_a_logging_step(monkeypatch):
         value.add_(1)   # another process was asked
 
     monkeypatch.setattr(torch.distributed, "all_reduce", add_up)
-    watcher, args, asked = Stopping(processes=2), SimpleNamespace(logging_steps=5, device="cpu"), control()
-    watcher.on_step_end(args, state(global_step=4), asked)
+    watcher, args, asked = Stopping(processes=2), SimpleNamespace(device=torch.device("cuda")), control()
+    watcher.on_step_end(args, state(global_step=9), asked)
     assert asked_by_all == []
     assert not asked.should_training_stop
-    watcher.on_step_end(args, state(global_step=5), asked)
+    watcher.on_step_end(args, state(global_step=10), asked)
     assert asked_by_all == [0.0]
     assert watcher.asked   # so that this process too knows the run to be stopped, not finished
     assert asked.should_save
@@ -286,9 +288,44 @@ def test_a_process_that_is_asked_alone_waits_for_the_others(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda value: None)
-    watcher, args, asked = Stopping(processes=2), SimpleNamespace(logging_steps=5, device="cpu"), control()
+    monkeypatch.setattr(torch, "tensor", lambda value, device, tensor=torch.tensor: tensor(value))
+    watcher, args, asked = Stopping(processes=2), SimpleNamespace(device=torch.device("cuda")), control()
     watcher.asked = True
-    watcher.on_step_end(args, state(global_step=4), asked)
+    watcher.on_step_end(args, state(global_step=9), asked)
     assert not asked.should_training_stop
-    watcher.on_step_end(args, state(global_step=5), asked)
+    watcher.on_step_end(args, state(global_step=10), asked)
     assert asked.should_training_stop
+
+
+def test_processes_on_a_cpu_ask_each_other_at_every_step(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda value: None)
+    watcher, asked = Stopping(processes=2), control()
+    watcher.asked = True
+    watcher.on_step_end(SimpleNamespace(device=torch.device("cpu")), state(global_step=7), asked)
+    assert asked.should_training_stop
+
+
+def test_patience_ends_training_after_its_validations_and_counts_no_number_as_no_best():
+    args = SimpleNamespace(metric_for_best_model="ce", eval_steps=10)
+    for best, value, step, ends in ((None, 3.0, 10, False), (2.0, 1.9, 50, False), (2.0, 2.0, 20, False), (2.0, 2.1, 30, True), (2.0, math.nan, 30, True)):
+        watcher, told = Patience(2), control()
+        watcher.on_evaluate(args, state(global_step=step, best_metric=best, best_global_step=10), told, {"eval_ce": value})
+        assert watcher.ended is told.should_training_stop is ends, (best, value, step)
+    never, told = Patience(0), control()
+    never.on_evaluate(args, state(global_step=900, best_metric=1.0, best_global_step=10), told, {"eval_ce": 2.0})
+    assert not told.should_training_stop
+
+
+def test_a_loss_that_is_no_number_is_told_before_it_is_saved():
+    args = SimpleNamespace(fp16=False)
+    Finite().on_log(args, state(), control(), {"loss": 1.0})
+    for logs in ({"loss": math.nan}, {"eval_loss": math.inf}):
+        with pytest.raises(FloatingPointError, match=r"at step 10. Lower train.learning_rate"):
+            Finite().on_log(args, state(), control(), logs)
+    searching = Finite()   # fp16: the scaler may need a few
+    for _ in range(2):
+        searching.on_log(SimpleNamespace(fp16=True), state(), control(), {"loss": math.inf})
+    with pytest.raises(FloatingPointError):
+        searching.on_log(SimpleNamespace(fp16=True), state(), control(), {"loss": math.inf})

@@ -196,6 +196,37 @@ def test_only_as_many_vectors_as_the_limit_are_read(tmp_path, make, name):
     assert "|limit:no|" in wmd([["w1"]], ["w2"], vectors=path).signature
 
 
+def test_the_order_of_words_changes_nothing_at_all(tmp_path):
+    generator = np.random.default_rng(3)
+    many = {f"v{i}": tuple(row) for i, row in enumerate(generator.normal(size=(90, 3)))}
+    path = text_file(tmp_path / "many.txt", many)
+    pairs = [(generator.choice(list(many), 40), generator.choice(list(many), 30)) for _ in range(20)]
+    once = distances(path, [" ".join(b) for _, b in pairs], [" ".join(a) for a, _ in pairs])
+    assert distances(path, [" ".join(b[::-1]) for _, b in pairs], [" ".join(sorted(a)) for a, _ in pairs]) == once
+
+
+def test_one_dimension_and_words_that_are_numbers(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("2 1\ncat 3\n7 4\n")
+    assert {word: vector.tolist() for word, vector in read_vectors(path, {"cat", "7", "2"})[0].items()} == {"cat": [3], "7": [4]}
+
+
+def test_binary_files_are_read_alike_whatever_the_chunks(tmp_path, monkeypatch):
+    path = binary_file(tmp_path / "a.bin", RANDOM)
+    for chunk in range(1, 60):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        found = read_vectors(path, set(RANDOM))[0]
+        assert np.allclose([found[word] for word in RANDOM], list(RANDOM.values()), atol=1e-6)
+
+
+def test_a_file_is_missed_only_as_far_as_the_limit(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("9 2\na 1 2\nb 3 4\n")
+    assert set(read_vectors(path, {"a", "b"}, limit=2)[0]) == {"a", "b"}
+    with pytest.raises(ValueError, match="announces 9 vectors and holds 2"):
+        read_vectors(path, {"a", "b"}, limit=3)
+
+
 def test_damage_beyond_the_limit_is_not_met(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("2 2\na 1 2\nb 3\n")
@@ -210,7 +241,7 @@ def test_the_first_of_two_vectors_of_a_word_counts(tmp_path):
 
 def test_a_word_with_spaces_is_not_taken_for_its_first_part(tmp_path):
     path = tmp_path / "glove.txt"
-    path.write_bytes(b"in 1 2\nat name@domain.com 3 4\n. . . 5 6\nno\xc2\xa0break 1 1\nat 7 8\n")
+    path.write_bytes(b"in 1 2\nat name@domain.com 3 4\n. . . 5 6\nin 2012 elections 5 6\nno\xc2\xa0break 1 1\nat 7 8\n")
     assert {word: vector.tolist() for word, vector in read_vectors(path, {"in", "at", "no", "name"})[0].items()} == {"in": [1, 2], "at": [7, 8]}
 
 

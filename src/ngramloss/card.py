@@ -18,6 +18,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "nu
 ALWAYS = (
     "Cross-entropy is the mean over tokens, as in the authors' code; the paper's equation 2 prints a sum.",
     "N-gram terms follow the paper's equations; the authors' code departs from them (docs/objectives.md).",
+    "Sources of like length share an optimiser step where `train.group_by_length` is on; the paper does not say how it "
+    "makes batches.",
     "Denominators are counted over the whole optimiser step; the authors' code averages the means of micro-batches.",
 )
 
@@ -35,6 +37,7 @@ def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], cho
     why = f"lowest validation {settings.train.best}, {facts['best']:.4f}" if facts["best_step"] == step else "the last"
     versions = {"ngramloss": __version__, **{name: _version(name) for name in PACKAGES}}
     versions["Python"] = platform.python_version()
+    left = deviations(settings, prepared["machine"]["precision"])
     lines = [
         f"# {settings.slug}", "",
         f"`{settings.objective}` on `{settings.data.name}`, from `{settings.model.name}`. "
@@ -42,14 +45,15 @@ def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], cho
         "## Data", "", "| split | examples | left out | fingerprint |", "|---|---|---|---|",
         *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
           for name, split in prepared["splits"].items()),
-        "", "## Deviations from the paper", "", *(f"* {line}" for line in deviations(settings)),
+        "", "## Deviations from the paper", "", *(f"* {line}" for line in left),
+        "", "## Machine", "", *(f"* {name}: {value}" for name, value in prepared["machine"].items()),
         "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()), "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def deviations(settings: Recipe) -> list[str]:
+def deviations(settings: Recipe, precision: str) -> list[str]:
     """Every setting that is not the paper's, and what the paper leaves open."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
     silent = ("objective", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
@@ -64,6 +68,8 @@ def deviations(settings: Recipe) -> list[str]:
         if model.copying:
             given.insert(2, "A path for copying is built in, not learned: the value and output projections of "
                          "cross-attention start at the identity, positions as sinusoids.")
+    if precision == "fp32":
+        given.append("Trained in fp32; the paper trains in mixed precision.")
     return [*given, *ALWAYS, "Gradients are clipped at norm "
             f"{settings.train.clip:g}; the paper does not say, its authors' code had 1."]
 

@@ -269,6 +269,9 @@ def _train(options: argparse.Namespace) -> int:
         outcome = run.train(settings, folder, fresh=options.fresh, say=lambda text: print(text, file=sys.stderr))
     except run.Stopped:
         return 1
+    except run.Diverged as reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
     if not outcome.finished:
         return 130
     if settings.data.name == "newswire" and os.environ.get("RANK", "0") == "0":

@@ -167,7 +167,7 @@ _AT_LEAST = {
     "generation.num_beams": 1, "generation.min_length": 0, "generation.max_length": 1,
     "generation.no_repeat_ngram_size": 0,
 }  # fmt: skip
-_BELOW = {"model.dropout": 1, "train.beta1": 1, "train.beta2": 1}
+_BELOW = {"train.seed": 2**32, "model.dropout": 1, "train.beta1": 1, "train.beta2": 1}
 _CHOICES = {
     "data.on_bad_row": ("error", "skip"),
     "data.splitter": ("pysbd", "newline", "period"),

@@ -31,6 +31,10 @@ class Outcome(NamedTuple):
     continued_from: int
 
 
+class Diverged(Exception):
+    """The loss is no number any more."""
+
+
 class Stopped(Exception):
     """Another process of this run reported why it cannot go on."""
 
@@ -48,18 +52,17 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = pri
     say = say if rank == 0 else lambda _: None
     if rank == 0:
         _claim(settings, folder, fresh=fresh)
-        if (folder / "model").exists():
-            say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
     arguments = _arguments(settings, folder, processes)
     _wait(processes)
     if (folder / "model").exists():
+        say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
         return Outcome(folder, True, 0, 0)
     if rank == 0:
-        _report_to_others(folder, lambda: _prepare(settings, folder, say), alone=processes == 1)
+        _report_to_others(folder, lambda: _prepare(settings, folder, arguments, say), alone=processes == 1)
     prepared = _prepared(folder)
     outcome = _trained(settings, folder, arguments, prepared, say)
     if outcome.finished and rank == 0:
-        _finish(settings, folder, prepared)
+        _finish(settings, folder, prepared, say)
         say(f"finished at step {outcome.step}: {folder / 'model'}")
     _wait(processes)
     return outcome
@@ -71,10 +74,12 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = pri
 def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
     """Make the folder this run's, or say why it cannot be."""
     written = folder / "recipe.toml"
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; --run needs a folder, which will be made.")
+    if folder.exists() and not written.exists() and any(folder.iterdir()):
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:3])
+        raise ValueError(f"{folder} is not a run's folder (it holds {there}); nothing in it was touched.")
     if fresh and folder.exists():
-        foreign = sorted(path.name for path in folder.iterdir() if path.name not in PARTS)
-        if not written.exists() and foreign:
-            raise ValueError(f"{folder} is not a run's folder ({', '.join(foreign[:3])}); nothing was deleted.")
         for name in reversed(PARTS):
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -86,6 +91,8 @@ def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
                 f"{folder} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
                 "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
             )
+    if (folder / "model").exists():
+        return
     for cut_short in folder.glob("model.partial-*"):
         shutil.rmtree(cut_short, ignore_errors=True)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -93,7 +100,7 @@ def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
     (folder / "prepared.json").unlink(missing_ok=True)
 
 
-def _prepare(settings: Recipe, folder: Path, say: Say) -> dict[str, Any]:
+def _prepare(settings: Recipe, folder: Path, arguments: Any, say: Say) -> dict[str, Any]:
     """Read and tokenise the data once for all processes, and find where to go on from."""
     from tqdm.auto import tqdm
 
@@ -129,6 +136,10 @@ def _prepare(settings: Recipe, folder: Path, say: Say) -> dict[str, Any]:
     return {
         "splits": described, "tokenizer": str(tokenizer_folder or settings.model.name),
         "continue": str(found.newest) if found.newest else None,
+        "machine": {
+            "processes": arguments.world_size, "device": _device_name(arguments.device),
+            "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
+        },
     }
 
 
@@ -172,7 +183,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
 
     from ngramloss.attachment import decoder_inputs
     from ngramloss.trainer import CheckpointError, NgramTrainer
-    from ngramloss.watching import Log, Patience, Progress, Sealing, Stopping, discard_unsealed
+    from ngramloss.watching import Finite, Log, Patience, Progress, Sealing, Stopping, discard_unsealed
 
     quiet: Any = hf_logging
     quiet.set_verbosity_error()
@@ -189,10 +200,11 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     model = models.load(settings.model, tokenizer)
     _raise_unless_it_fits(model, tokenizer, settings)
     models.prepare_generation(model, settings.generation)
-    stopping = Stopping(processes=arguments.world_size)
+    stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
+    patience = Patience(settings.train.early_stopping)
     sealing = Sealing(
         folder / "checkpoints", keep=settings.train.keep, wait=partial(_wait, arguments.world_size),
-        was_stopped=lambda: stopping.asked,
+        ended=lambda: patience.ended,
     )
     splits = {name: Tokens(_present(Path(split["tokens"]))) for name, split in prepared["splits"].items()}
     trainer = NgramTrainer(
@@ -202,11 +214,9 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    if settings.train.early_stopping:
-        trainer.add_callback(Patience(settings.train.early_stopping))
     if arguments.should_save:
         trainer.add_callback(Log(folder / "log.jsonl", began))
-    for callback in (Progress(trainer.loss_fn), stopping, sealing):
+    for callback in (Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
     trainer.also_saved = {"data.json": json.dumps(fingerprints)}
@@ -214,6 +224,8 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
         say(f"continuing {folder} from step {began}.")
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    except FloatingPointError as reason:
+        raise Diverged(str(reason)) from reason
     except CheckpointError as reason:
         if arguments.should_save:
             discard_unsealed(folder / "checkpoints")
@@ -223,7 +235,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     finally:
         stopping.restore()
     step = trainer.state.global_step
-    finished = step >= trainer.state.max_steps or not stopping.asked
+    finished = step >= trainer.state.max_steps or patience.ended
     if not finished:
         say(f"stopped at step {step} of {trainer.state.max_steps}; the same command continues it.")
     return Outcome(folder, finished, step, began)
@@ -271,7 +283,7 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
     for tracker in train.report_to:
         if find_spec(tracker) is None:
             raise ValueError(f"train.report_to: {tracker} is not installed. Install it with: pip install {tracker}")
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard"))
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
@@ -289,7 +301,7 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
         seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
         train_sampling_strategy="group_by_length" if train.group_by_length else "random",
         remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
-        **sharded,
+        ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None, **sharded,
     )
     _ = arguments.device   # starts the processes' group
     return arguments
@@ -316,15 +328,28 @@ def _wait(processes: int) -> None:
 # After training
 
 
-def _finish(settings: Recipe, folder: Path, prepared: dict[str, Any]) -> None:
+def _device_name(device: Any) -> str:
+    import platform
+
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
+
+
+def _finish(settings: Recipe, folder: Path, prepared: dict[str, Any], say: Say) -> None:
     """Write the card, then the model: its folder says that the run is done."""
     from ngramloss.batch import whole_folder
 
     newest = checkpoints.find(folder / "checkpoints").newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
-    best = folder / "checkpoints" / f"checkpoint-{facts['best_step']}"
-    chosen = best if facts["best_step"] is not None and best.exists() else newest
+    chosen = newest
+    if facts["best_step"] is not None:
+        best = folder / "checkpoints" / f"checkpoint-{facts['best_step']}"
+        damage = checkpoints.fault(best) if best.exists() else "it is missing"
+        if damage:
+            say(f"the best checkpoint, {best.name}, is not whole ({damage}); the last weights become the model.")
+        chosen = newest if damage else best
     checkpoints.write_whole(folder / "card.md", card.write(settings, prepared, facts, chosen))
     with whole_folder(folder / "model") as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)

@@ -106,7 +106,7 @@ class NgramTrainer(Seq2SeqTrainer):
         """The micro-batches of a step, and its counts of tokens and sequences over all processes, [2]."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if batches:
-            self._blank_repeated_rows(batches[-1])
+            self._blank_repeated_rows(batches[-1], self.train_dataset)
         counts = torch.zeros(2, device=device)                           # [2]
         for batch in batches:
             counts += _counts(self._labels(batch)).to(device)
@@ -142,12 +142,16 @@ class NgramTrainer(Seq2SeqTrainer):
         step = self.get_total_train_batch_size(self.args)
         return LengthGrouped(lengths, step=step, seed=self.args.data_seed or self.args.seed)
 
-    def _blank_repeated_rows(self, batch: dict[str, Any]) -> None:
+    def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any) -> None:
         """Take the labels from the rows that Accelerate repeats to give every process a whole last batch."""
-        state, labels = self.accelerator.gradient_state, batch.get("labels")
-        if labels is None or self.accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+        state, labels, processes = self.accelerator.gradient_state, batch.get("labels"), self.accelerator.num_processes
+        if labels is None or processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:
             return
-        first = max(0, state.remainder - self.accelerator.process_index * len(labels))
+        # Accelerate's own `remainder` is unknown in an epoch that is continued.
+        own = len(dataset) % (len(labels) * processes) if hasattr(dataset, "__len__") else state.remainder
+        if own <= 0:
+            return
+        first = max(0, own - self.accelerator.process_index * len(labels))
         for name in ("labels", "shift_labels"):
             if name in batch:
                 batch[name] = batch[name].clone()
@@ -159,7 +163,7 @@ class NgramTrainer(Seq2SeqTrainer):
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None, **settings: Any
     ) -> tuple[Any, Any, Any]:
         """As stock; the terms of the batch are remembered with their weights in the whole."""
-        self._blank_repeated_rows(inputs)
+        self._blank_repeated_rows(inputs, getattr(self.callback_handler.eval_dataloader, "dataset", None))
         result: tuple[Any, Any, Any] = super().prediction_step(
             model, inputs, prediction_loss_only, ignore_keys, **settings
         )
@@ -190,19 +194,13 @@ class NgramTrainer(Seq2SeqTrainer):
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
         return output
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock. Its time counts in no documents a second."""
-        with self._pause():
-            return super().evaluate(*args, **kwargs)
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """As stock, with ``also_saved``. What cannot be written is a :class:`CheckpointError`."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         try:
-            with self._pause():
-                super()._save_checkpoint(model, trial)
-                for name, text in self.also_saved.items() if self.args.should_save else ():
-                    (folder / name).write_text(text, encoding="utf-8")
+            super()._save_checkpoint(model, trial)
+            for name, text in self.also_saved.items() if self.args.should_save else ():
+                (folder / name).write_text(text, encoding="utf-8")
         except (OSError, RuntimeError, SafetensorError) as reason:
             raise CheckpointError(f"{folder} could not be written: {' '.join(str(reason).split())}.") from reason
 
@@ -212,15 +210,28 @@ class NgramTrainer(Seq2SeqTrainer):
         """As stock, with every term, diagnostics, documents a second and memory beside the loss."""
         steps = self.state.global_step - self._trained.since
         if "loss" in logs and self._trained.parts and steps > 0:
-            with self._pause():
-                watched = self._diagnostics()
             parts, (_, sequences) = self._trained.totals(self.accelerator, over_processes=False)
             seconds = time.perf_counter() - self._logged_at - self._paused
+            watched = self._diagnostics()
             logs |= {name: value / steps for name, value in parts.items()}
             logs |= {"docs_per_second": sequences / max(seconds, 1e-9), "memory_gib": _memory(self.args.device)}
             logs |= watched
             self._count_from(self.state.global_step)
         super().log(logs, start_time)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """As stock. Its time counts in no documents a second."""
+        began = time.perf_counter()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._paused += time.perf_counter() - max(began, self._logged_at)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """As stock; of weights that are one, as FSDP hands them over several times, only one is written."""
+        if state_dict is not None:
+            tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", None) or {}
+            state_dict = {name: value for name, value in state_dict.items() if tied.get(name, name) not in state_dict
+                          or name not in tied}
+        super()._save(output_dir, state_dict)
 
     def _diagnostics(self) -> dict[str, float]:
         """What ``JointLoss.diagnose`` says of a few rows of the last micro-batch, without dropout."""
@@ -246,9 +257,6 @@ class NgramTrainer(Seq2SeqTrainer):
     def _labels(self, batch: Any) -> Tensor:
         model: Any = self.model
         return aligned_labels(model, batch)
-
-    def _pause(self) -> _Pause:
-        return _Pause(self)
 
     def _attach(self, model: Any) -> Any:
         """Attach the objective, with cross-entropy watched if it is not in it, so that validation always has it."""
@@ -324,19 +332,6 @@ class _Sums:
         parts = accelerator.reduce(torch.stack(list(self.parts.values())), "sum")   # [parts]
         counts = accelerator.reduce(self.counts, "sum") if over_processes else self.counts   # [2]
         return dict(zip(self.parts, parts.tolist(), strict=True)), counts.tolist()
-
-
-class _Pause:
-    """Time that is not training's."""
-
-    def __init__(self, trainer: NgramTrainer) -> None:
-        self.trainer = trainer
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.trainer._paused += time.perf_counter() - self.began
 
 
 def _seq2seq(args: Any) -> Any:

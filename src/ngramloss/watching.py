@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from ngramloss import checkpoints
 from ngramloss.objectives import JointLoss
+from ngramloss.trainer import CheckpointError
 
 
 class Log(TrainerCallback):
@@ -74,8 +75,8 @@ class Progress(TrainerCallback):
 class Sealing(TrainerCallback):
     """Saves whatever is the best so far and where training ends; seals what was saved; deletes what is not kept."""
 
-    def __init__(self, folder: Path, *, keep: int, wait: Callable[[], None], was_stopped: Callable[[], bool]) -> None:
-        self.folder, self.keep, self.wait, self.was_stopped = folder, keep, wait, was_stopped
+    def __init__(self, folder: Path, *, keep: int, wait: Callable[[], None], ended: Callable[[], bool]) -> None:
+        self.folder, self.keep, self.wait, self.ended = folder, keep, wait, ended
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Have it logged where it is saved: a run that goes on from here then logs what an undisturbed one does."""
@@ -92,36 +93,61 @@ class Sealing(TrainerCallback):
         """Seal what every process has written; then delete what is not kept."""
         self.wait()
         if state.is_world_process_zero:
-            ended_early = control.should_training_stop and not self.was_stopped()
-            checkpoints.seal(
-                self.folder / f"checkpoint-{state.global_step}", step=state.global_step,
-                best_step=state.best_global_step, best=state.best_metric,
-                finished=state.global_step >= state.max_steps or ended_early,
-            )
+            checkpoint = self.folder / f"checkpoint-{state.global_step}"
+            try:
+                checkpoints.seal(
+                    checkpoint, step=state.global_step, best_step=state.best_global_step, best=state.best_metric,
+                    finished=state.global_step >= state.max_steps or self.ended(),
+                )
+            except OSError as reason:
+                raise CheckpointError(f"{checkpoint} could not be written: {reason}.") from reason
             checkpoints.prune(self.folder, keep=self.keep, best=state.best_global_step)
         self.wait()
 
 
+class Finite(TrainerCallback):
+    """Ends a run whose loss is no number, before that is saved. With fp16 a single one may be the scaler's search."""
+
+    def __init__(self) -> None:
+        self.broken = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Look at the loss, of training or of validation."""
+        figures = [logs[name] for name in ("loss", "eval_loss") if name in logs]
+        if not figures:
+            return
+        self.broken = 0 if all(math.isfinite(figure) for figure in figures) else self.broken + 1
+        if self.broken > (2 if args.fp16 else 0):
+            raise FloatingPointError(
+                f"the loss is no number any more at step {state.global_step}. Lower train.learning_rate, raise "
+                "train.warmup_steps, or leave fp16 if it was chosen; then start over with --fresh."
+            )
+
+
 class Patience(TrainerCallback):
-    """Ends training after so many validations without a new best. It counts by steps, so a continued run counts on."""
+    """Ends training after so many validations without a new best, never with 0.
+
+    It counts by steps, so a continued run counts on.
+    """
 
     def __init__(self, validations: int) -> None:
         self.validations = validations
+        self.ended = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Look how long ago the best was."""
         if state.best_metric is None or metrics[f"eval_{args.metric_for_best_model}"] < state.best_metric:
             return
-        if state.global_step - state.best_global_step >= self.validations * args.eval_steps:
-            control.should_training_stop = True
+        if self.validations and state.global_step - (state.best_global_step or 0) >= self.validations * args.eval_steps:
+            self.ended = control.should_training_stop = True
 
 
 class Stopping(TrainerCallback):
     """On Ctrl-C or SIGTERM the step is finished and saved. A second Ctrl-C stops at once."""
 
-    def __init__(self, *, processes: int) -> None:
+    def __init__(self, *, processes: int, speaks: bool = True) -> None:
         self.asked = self.agreed = False
-        self.processes = processes
+        self.processes, self.speaks = processes, speaks
         self._handlers: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -131,7 +157,8 @@ class Stopping(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop where it was asked for."""
-        if self.processes > 1 and state.global_step % args.logging_steps == 0:   # all must stop at the same step
+        # All must stop at the same step. On a GPU asking waits for the step, so it is asked less often.
+        if self.processes > 1 and state.global_step % (1 if args.device.type == "cpu" else 10) == 0:
             asked = torch.tensor(float(self.asked), device=args.device)   # []
             torch.distributed.all_reduce(asked)
             self.agreed = self.asked = bool(asked.item())
@@ -152,7 +179,8 @@ class Stopping(TrainerCallback):
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-        tqdm.write("stopping after this step, which will be saved. Ctrl-C again stops at once.", file=sys.stderr)
+        if self.speaks:
+            tqdm.write("stopping after this step, which will be saved. Ctrl-C again stops at once.", file=sys.stderr)
 
 
 def discard_unsealed(folder: Path) -> None:

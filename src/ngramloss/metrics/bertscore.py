@@ -111,7 +111,7 @@ def bertscore(
     ids = _tokenised(encoder, {text for those in references for text in those} | set(predictions))
     weights = _inverse_frequencies([ids[text] for those in references for text in those]) if idf else _plain(encoder)
 
-    documents = [(ids[prediction], sorted({ids[text] for text in those}))
+    documents = [(ids[prediction], [ids[text] for text in those])
                  for prediction, those in zip(predictions, references, strict=True)]
     best = _best_matches(encoder, documents, weights, batch_size, progress or (lambda _: None))
     return Scores(

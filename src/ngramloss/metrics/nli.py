@@ -57,7 +57,7 @@ def nli(
         name: of ``PUBLISHED``, of a repository on the hub, or the path of a folder.
         metric: for whom, in what is said when the model is not there.
         labels: the outputs' meanings in order, words of ``RELATIONS``.
-        longest: tokens of a pair, special ones included. A model with fewer positions reads fewer.
+        longest: tokens of a pair, special ones included; SummaC's 500. A model with fewer positions reads fewer.
         device: None takes the first GPU, where there is one.
     """
     transformers = needed(metric)

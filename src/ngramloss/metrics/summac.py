@@ -26,9 +26,6 @@ SHORTEST = 11
 SUMMARY_SENTENCES = 10
 """Conv looks at no more of a summary."""
 
-LONGEST = 500
-"""Tokens of a pair."""
-
 WINDOW = 64
 """Documents at a time: pairs of like length are sought among theirs."""
 
@@ -109,7 +106,7 @@ def summac(
     metric = f"summac_{form}"
     transformers = needed(metric)
     conv = _weights(weights) if form == "conv" else None
-    judge = nli(model, metric=metric, labels=labels, longest=LONGEST, device=device)
+    judge = nli(model, metric=metric, labels=labels, device=device)
     sources = [kept[:document_sentences] for kept in _sentences(documents, splitter)]
     summaries = _sentences(predictions, splitter)
     images = _images(judge, sources, summaries, metric, batch_size, progress)

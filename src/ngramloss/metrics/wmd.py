@@ -220,7 +220,7 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
     for number, line in enumerate(file, 1):
         if limit and read == limit:
             return
-        fields = line.strip(b" \r\n\t")   # fastText ends lines with a space; a no-break space can be part of a word
+        fields = line.strip()   # fastText ends lines with a space. Bytes have no other spaces, such as words may hold
         if number == 1 and re.fullmatch(rb"\d+ \d+", fields):
             announced, dimensions = map(int, fields.split())
             continue
@@ -235,7 +235,7 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
         read += 1
         word, numbers = fields.split(b" ", 1) if gaps == dimensions else _phrase(fields, dimensions, place)
         yield Entry(word, numbers, place), dimensions
-    if read < announced and not limit:
+    if read < min(announced, limit or announced):
         raise ValueError(f"{path} announces {announced} vectors and holds {read}: it is not whole. Fetch it again.")
 
 
@@ -279,7 +279,7 @@ def _numbers(entry: Entry, dimensions: int, *, binary: bool) -> Vector:
         vector = numpy.frombuffer(entry.numbers, "<f4") if binary else numpy.array(entry.numbers.split(b" "), "f8")
     except ValueError:
         vector = numpy.array([math.nan])
-    if len(vector) != dimensions or not numpy.isfinite(vector).all():
+    if not numpy.isfinite(vector).all():
         raise ValueError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
     return vector.astype("f8")
 
