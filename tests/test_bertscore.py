@@ -3,6 +3,7 @@
 import logging
 import math
 import shutil
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -401,6 +402,18 @@ def test_an_absent_model_is_asked_for(tmp_path):
         bertscore([["a"]], ["a"], model=str(tmp_path / "nothing"), layer=2)
 
 
+def test_a_model_in_the_hubs_cache_is_read_without_the_hub(folders, tmp_path, monkeypatch):
+    cached = tmp_path / "models--some--bert"
+    shutil.copytree(folders / "bert", cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("asked the network"))
+    found, folder = (bertscore([["the cat"]], ["a dog"], model=name, layer=2) for name in ("some/bert", str(folders / "bert")))
+    assert found.values == folder.values
+    assert found.signature == folder.signature.replace("|model:bert|", "|model:some/bert|")
+
+
 def test_only_safetensors_are_read(folders, tmp_path):
     shutil.copytree(folders / "bert", tmp_path / "bert")
     model = hf.BertModel.from_pretrained(folders / "bert")
@@ -482,16 +495,17 @@ def test_without_its_packages_it_says_how_to_get_them(bert, monkeypatch, name):
 @pytest.mark.parametrize("bar", [True, False])
 def test_loading_is_silent_and_leaves_the_library_as_it_was(bert, capfd, bar):
     records, library, settings = [], logging.getLogger("transformers"), hf.utils.logging
-    before = settings.is_progress_bar_enabled()
+    before, level = settings.is_progress_bar_enabled(), settings.get_verbosity()
+    settings.set_verbosity_warning()
     (settings.enable_progress_bar if bar else settings.disable_progress_bar)()
     handler = logging.Handler()
     handler.emit = records.append
     library.addHandler(handler)
     try:
-        level = settings.get_verbosity()
         bertscore([["a"]], ["a"], model=bert, layer=2)
-        assert (settings.get_verbosity(), settings.is_progress_bar_enabled()) == (level, bar)
+        assert (settings.get_verbosity(), settings.is_progress_bar_enabled()) == (logging.WARNING, bar)
     finally:
+        settings.set_verbosity(level)
         library.removeHandler(handler)
         (settings.enable_progress_bar if before else settings.disable_progress_bar)()
     assert records == []

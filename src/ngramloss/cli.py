@@ -41,6 +41,20 @@ examples:
   torchrun --nproc_per_node 2 -m -- ngramloss train xsum      # two processes, the same batch, the same result
 """
 
+GENERATE = """\
+Write a summary for every document of a split: predictions.jsonl, references.jsonl, and every setting in generation.json.
+
+MODEL is a run's folder, a model's folder or hub id, or lead-3 (the first three sentences). The same command continues a
+stopped job; no id is written twice. Under torchrun each process takes its share."""
+
+GENERATE_EXAMPLES = """\
+examples:
+  ngramloss generate runs/demo-matches234
+  ngramloss generate facebook/bart-large-cnn --data cnn_dailymail --preset cnndm --out bart-large
+  ngramloss generate lead-3 --data newswire --out lead
+  ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
+"""
+
 SCORE = """\
 Score one or more systems' summaries against references, with intervals, and test each against the first.
 
@@ -154,6 +168,19 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings, and stop")
     train.set_defaults(run_verb=_train)
+
+    generate = _verb(verbs, "generate", "write summaries of a split", GENERATE, GENERATE_EXAMPLES)
+    generate.add_argument("model", metavar="MODEL", help="a run's folder, a model's folder or hub id, or lead-3")
+    generate.add_argument("--data", metavar="NAME", help="default: the run's own, or the preset's")
+    generate.add_argument("--split", default="test", metavar="SPLIT", help="default: %(default)s")
+    generate.add_argument("--preset", choices=["cnndm", "xsum"], help="the paper's settings for beam search")
+    generate.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of generation.* or data.*; repeatable"
+    )
+    generate.add_argument("--limit", type=int, default=0, metavar="N", help="at most N documents")
+    generate.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: %(default)s")
+    generate.add_argument("--out", metavar="DIR", help="default: the run's folder")
+    generate.set_defaults(run_verb=_generate)
 
     score = _verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
     score.add_argument("predictions", nargs="+", metavar="FILE", help="one for each system; the first is compared with")
@@ -315,6 +342,31 @@ def _data_stats(options: argparse.Namespace) -> int:
         for bad in rows:
             print(f"skipped {bad}", file=sys.stderr)
     print(json.dumps(found.record(), indent=1, ensure_ascii=False) if options.json else found)
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from tqdm import tqdm
+
+    from ngramloss import predictions
+
+    work = predictions.job(
+        options.model, data=options.data, split=options.split, preset=options.preset, overrides=options.set,
+        limit=options.limit, batch_size=options.batch_size,
+    )  # fmt: skip
+    if options.out is None and not (Path(options.model) / "recipe.toml").exists():
+        raise ValueError("say where to write with --out DIR; only a run's folder is its own place.")
+    bar: tqdm[object] = tqdm(unit=" documents", desc="writing")
+
+    def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done)
+
+    path = predictions.write_predictions(work, Path(options.out or options.model), progress=show)
+    bar.close()
+    print(path)
     return 0
 
 

@@ -196,6 +196,14 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return _checked(_name(name), settings)
 
 
+def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with ``key=value`` overrides."""
+    settings = {"objective": recipe.objective, **{name: dataclasses.asdict(getattr(recipe, name)) for name in SECTIONS}}
+    for override in overrides:
+        _override(settings, override)
+    return _checked(recipe.name, settings)
+
+
 def dump(recipe: Recipe) -> str:
     """The recipe as TOML that :func:`load` reads back."""
     lines = [f"objective = {_toml(recipe.objective)}"]

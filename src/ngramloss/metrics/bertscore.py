@@ -255,19 +255,21 @@ def _loaded(name: str, layer: int | None) -> tuple[Any, Any, Any, Path]:
     from transformers.utils.hub import cached_file
 
     reason: Exception | None = None
-    for local in (True,) if Path(name).is_dir() else (True, False):
-        options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
+    for source in [name] if Path(name).is_dir() else [_cached(name), name]:
+        if source is None:
+            continue
+        options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source != name}
         try:
-            config = AutoConfig.from_pretrained(name, **options)
+            config = AutoConfig.from_pretrained(source, **options)
             _chosen_layer(name, layer, config)   # before gigabytes are read
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
                 raise OSError("its tokenizer has no tokens but the special ones; the vocabulary is missing")
             model, report = AutoModel.from_pretrained(
-                name, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+                source, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
             )
             _check_complete(name, report["missing_keys"])
-            return config, tokenizer, model, Path(str(cached_file(name, "config.json", local_files_only=True))).parent
+            return config, tokenizer, model, Path(str(cached_file(source, "config.json"))).parent
         except _Misused as error:
             raise ValueError(str(error)) from None
         except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
@@ -277,6 +279,18 @@ def _loaded(name: str, layer: int | None) -> tuple[Any, Any, Any, Path]:
         "folder that save_pretrained wrote (config.json, model.safetensors, tokenizer files; pytorch_model.bin is not "
         "read), or to a hub id that can be reached from here, such as roberta-large."
     ) from reason
+
+
+def _cached(name: str) -> str | None:
+    """The folder of the hub's cache that holds a model. By its name even a cached one would be asked for on the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:   # a path, and there is nothing
+        return None
+    return str(Path(found).parent) if isinstance(found, str) else None
 
 
 class _Misused(ValueError):

@@ -1,0 +1,145 @@
+"""ngramloss generate: every id once, in order, however often the job is stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ngramloss import cli, predictions
+from ngramloss.corpus import newswire
+from ngramloss.corpus.sentences import sentences
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NGRAMLOSS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny finished run on the built-in corpus."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    settings = [
+        "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
+        "generation.max_length=12", "model.feed_forward=16",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_print_floors", lambda *_: None)
+        assert cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
+    return folder
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def generate(*arguments):
+    return cli.main(["generate", *map(str, arguments)])
+
+
+def test_a_run_writes_a_summary_for_every_document_in_their_order(run, tmp_path, capsys):
+    assert generate(run, "--limit", 7, "--out", tmp_path, "--batch-size", 3) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "predictions.jsonl")
+    items = newswire.items("test", 7)
+    assert [row["id"] for row in rows(tmp_path / "predictions.jsonl")] == [item.id for item in items]
+    assert [row["reference"] for row in rows(tmp_path / "references.jsonl")] == [item.summary for item in items]
+    told = json.loads((tmp_path / "generation.json").read_text())
+    assert told["generation"]["max_length"] == 12
+    assert len(told["weights"]) == 12
+    assert told["documents"] == 7
+    assert {"torch", "transformers", "ngramloss"} <= told["versions"].keys()
+    assert not list(tmp_path.glob("*partial*"))
+    assert cli.main(["score", "--references", str(tmp_path / "references.jsonl"), str(tmp_path / "predictions.jsonl")]) == 0
+
+
+def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
+    for size in (2, 5):
+        assert generate(run, "--limit", 5, "--out", tmp_path / str(size), "--batch-size", size) == 0
+    assert (tmp_path / "2" / "predictions.jsonl").read_text() == (tmp_path / "5" / "predictions.jsonl").read_text()
+    work = predictions.job(str(run), preset="cnndm")
+    assert (work.generation.num_beams, work.generation.length_penalty, work.generation.min_length, work.generation.max_length) == (4, 2.0, 56, 142)
+    assert work.data.name == "newswire"
+    assert predictions.job(str(run)).generation is None
+
+
+def test_lead_3_is_a_generator(tmp_path):
+    assert generate("lead-3", "--data", "newswire", "--limit", 4, "--out", tmp_path) == 0
+    for row, item in zip(rows(tmp_path / "predictions.jsonl"), newswire.items("test", 4), strict=True):
+        assert row["prediction"] == "\n".join(sentences(item.document)[:3])
+
+
+STOP = """
+import os, signal, sys
+from ngramloss import cli, predictions
+whole, count = predictions.summaries, 0
+def some(*args, **kwargs):
+    global count
+    count += 1
+    if count == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(*args, **kwargs)
+predictions.summaries = some
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_job_goes_on_and_writes_no_id_twice(run, tmp_path):
+    arguments = ["generate", str(run), "--limit", "9", "--out", str(tmp_path / "a"), "--batch-size", "2"]
+    done = subprocess.run([sys.executable, "-c", STOP, *arguments], capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == -signal.SIGKILL
+    partial = tmp_path / "a" / "predictions.partial-0.jsonl"
+    before = partial.read_text()
+    assert len(rows(partial)) == 4
+    with partial.open("a") as file:
+        file.write('{"id": "newswire-te')   # a line that the kill cut short
+    assert cli.main(arguments) == 0
+    assert generate(run, "--limit", 9, "--out", tmp_path / "b") == 0
+    assert (tmp_path / "a" / "predictions.jsonl").read_text() == (tmp_path / "b" / "predictions.jsonl").read_text()
+    assert all(line in (tmp_path / "a" / "predictions.jsonl").read_text() for line in before.splitlines())
+
+
+def test_processes_share_the_documents(run, tmp_path):
+    arguments = [sys.executable, "-m", "ngramloss", "generate", str(run), "--limit", "5", "--out", str(tmp_path / "two")]
+    workers = [
+        subprocess.Popen(arguments, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        for rank in (0, 1)
+    ]
+    assert [worker.wait(timeout=200) for worker in workers] == [0, 0]
+    for worker in workers:
+        worker.communicate()
+    assert generate(run, "--limit", 5, "--out", tmp_path / "one") == 0
+    assert rows(tmp_path / "two" / "predictions.jsonl") == rows(tmp_path / "one" / "predictions.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["lead-3", "--out", "x"], "say which documents with --data"),
+        (["lead-3", "--data", "newswire"], "say where to write with --out DIR"),
+        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "--set takes generation.* and data.* here"),
+        (["nowhere/model", "--data", "newswire", "--limit", "2", "--out", "x"], "could not be loaded"),
+    ],
+)
+def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert generate(*arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
+    assert generate(run, "--limit", 2, "--out", tmp_path) == 0
+    assert generate(run, "--limit", 3, "--out", tmp_path) == 2
+    assert "holds predictions made otherwise" in capsys.readouterr().err
+    assert generate(run, "--limit", 2, "--out", tmp_path) == 0
+
+
+def test_an_unfinished_run_is_told_how_to_be_finished(tmp_path, capsys):
+    (tmp_path / "recipe.toml").write_text('objective = "ce"\n')
+    assert generate(tmp_path) == 2
+    assert "is not finished: the same ngramloss train command continues it" in capsys.readouterr().err
