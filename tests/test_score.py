@@ -144,6 +144,32 @@ def test_a_figure_that_is_not_there_leaves_nothing_half_written(files, capsys):
     assert not (files / "scores.jsonl").exists()
 
 
+def test_a_metric_that_lacks_its_model_says_so_and_the_others_run(files, capsys):
+    assert score(files, files / "good.jsonl", "--metrics", "rouge,bertscore,wmd,summac,factcc", "--set", "wmd.vectors=nowhere.txt") == 0
+    out = capsys.readouterr().out
+    assert "rouge1" in out
+    assert "bertscore was left out: needs --set bertscore.model=…" in out
+    assert "wmd was left out: " in out
+    assert "nowhere.txt" in out
+    assert "summac was left out: needs the documents: give them with --documents" in out
+    assert score(files, files / "good.jsonl", "--metrics", "factcc", "--documents", files / "docs.jsonl") == 1
+    assert "factcc was left out: needs --set factcc.model=…" in capsys.readouterr().out
+
+
+def test_word_movers_distance_runs_from_the_command_line(files, capsys):
+    words = sorted({word for texts in (REFERENCES, GOOD) for text in texts.values() for word in text.split()})
+    (files / "vectors.txt").write_text("".join(f"{word} {place} {place % 3}\n" for place, word in enumerate(words)))
+    assert score(files, files / "good.jsonl", "--metrics", "wmd", "--set", f"wmd.vectors={files / 'vectors.txt'}", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["systems"][0]
+    assert found["scores"]["wmd"] > 0
+    assert found["scores"]["wmd_known"] == 100.0
+
+
+def test_an_unknown_option_of_a_metric_is_told(files, capsys):
+    assert score(files, files / "good.jsonl", "--set", "rouge.stem=false") == 2
+    assert "rouge has no option 'stem'; it has stemmer, sentences, tokenizer" in capsys.readouterr().err
+
+
 def test_names_of_like_files_carry_their_folder(tmp_path):
     paths = [tmp_path / run / "predictions.jsonl" for run in ("one", "two")]
     for path in paths:

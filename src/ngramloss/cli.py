@@ -42,7 +42,7 @@ examples:
 """
 
 GENERATE = """\
-Write a summary for every document of a split: predictions.jsonl, references.jsonl, and every setting in generation.json.
+Write a summary for every document of a split: predictions.jsonl, references.jsonl, and the settings in generation.json.
 
 MODEL is a run's folder, a model's folder or hub id, or lead-3 (the first three sentences). The same command continues a
 stopped job; no id is written twice. Under torchrun each process takes its share."""
@@ -60,13 +60,15 @@ Score one or more systems' summaries against references, with intervals, and tes
 
 Files are JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a
 line. A system's name is its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
-Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying)."""
+Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying); with a model or vectors given
+by --set, bertscore, wmd, summac, factcc. One whose model is absent says what it needs; the others still run."""
 
 SCORE_EXAMPLES = """\
 examples:
   ngramloss score --references refs.jsonl a.jsonl b.jsonl
   ngramloss score --references refs.jsonl --documents docs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl
   ngramloss score --references refs.txt a.txt --set rouge.sentences=pysbd --json | jq '.systems[0].scores'
+  ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large
   ngramloss score --references zh.jsonl a.jsonl --set rouge.tokenizer=characters --latex
 """
 

@@ -6,15 +6,20 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import significance
 from ngramloss.checkpoints import write_whole
+from ngramloss.metrics.bertscore import bertscore
+from ngramloss.metrics.factcc import factcc
 from ngramloss.metrics.overlap import bleu, chrf
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.scores import Absent, Pooled, Scores
 from ngramloss.metrics.shape import shape
+from ngramloss.metrics.summac import summac
+from ngramloss.metrics.wmd import wmd
 from ngramloss.significance import Figure
 from ngramloss.systems import Aligned
 from ngramloss.version import __version__
@@ -24,6 +29,10 @@ METRICS: dict[str, tuple[Callable[..., Scores], tuple[str, ...]]] = {
     "bleu": (bleu, ("references", "predictions")),
     "chrf": (chrf, ("references", "predictions")),
     "shape": (shape, ("predictions", "documents")),
+    "bertscore": (bertscore, ("references", "predictions")),
+    "wmd": (wmd, ("references", "predictions")),
+    "summac": (summac, ("documents", "predictions")),
+    "factcc": (factcc, ("documents", "predictions")),
 }
 """Name → the metric, and the texts it takes in this order. ``documents`` may be None for ``shape`` alone."""
 
@@ -77,7 +86,12 @@ def scored(
         if "documents" in takes and given["documents"] is None and name != "shape":
             absent[name] = "needs the documents: give them with --documents."
             continue
-        run = partial(metric, **(options or {}).get(name, {}))
+        chosen, lacking = _options(metric, dict((options or {}).get(name, {})))
+        if lacking:
+            told = ", ".join(f"--set {name}.{option}=…" for option in lacking)
+            absent[name] = f"needs {told}; docs/metrics.md says what to give."
+            continue
+        run = partial(metric, **chosen)
         for place, system in enumerate(texts.names):
             tell(f"{name} of {system}")
             try:
@@ -91,6 +105,17 @@ def scored(
     tell("intervals and tests")
     figures = significance.compared(values, samples=samples, shuffles=shuffles, seed=seed)
     return Result(texts.names, figures, documents, signatures, absent, [audit(those) for those in texts.texts])
+
+
+def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A metric's options with paths as paths, and those it needs and was not given."""
+    known = {name: one for name, one in signature(metric).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    for name in given:
+        if name not in known or name == "progress":
+            there = ", ".join(one for one in known if one != "progress") or "none"
+            raise ValueError(f"{metric.__name__} has no option {name!r}; it has {there}.")
+    chosen = {name: Path(value) if "Path" in str(known[name].annotation) else value for name, value in given.items()}
+    return chosen, [name for name, one in known.items() if one.default is one.empty and name not in given]
 
 
 def audit(predictions: Sequence[str]) -> list[str]:
