@@ -319,7 +319,7 @@ def recipes(draw):
         data=Data(name=draw(TEXT), source=draw(TEXT), prefix=draw(TEXT), separator=draw(TEXT), limit=draw(st.integers(0, 10**12)),
                   on_bad_row=draw(st.sampled_from(["error", "skip"]))),
         model=Model(name=draw(TEXT), revision=draw(TEXT), dropout=draw(st.floats(0, 0.999)), copying=draw(st.booleans())),
-        train=Train(learning_rate=draw(POSITIVE), epsilon=draw(POSITIVE), epochs=draw(st.floats(1e-9, 1e9)), seed=draw(st.integers(0, 2**40)),
+        train=Train(learning_rate=draw(POSITIVE), epsilon=draw(POSITIVE), epochs=draw(st.floats(1e-9, 1e9)), seed=draw(st.integers(0, 2**32 - 1)),
                     report_to=draw(st.lists(st.sampled_from(["tensorboard", "trackio", "wandb"])))),
         generation=Generation(length_penalty=draw(st.floats(-1e9, 1e9))),
     )  # fmt: skip
