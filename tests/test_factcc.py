@@ -63,7 +63,7 @@ def plain_factcc(model, tokenizer, document, summary):
 
 def check(found, model, tokenizer):
     truth = [plain_factcc(model, tokenizer, *pair) for pair in zip(DOCUMENTS, PREDICTIONS, strict=True)]
-    assert found.values["factcc"] == pytest.approx([mean for mean, _ in truth], abs=1e-4)
+    assert found.values["factcc"] == pytest.approx([mean for mean, _ in truth], abs=1e-3)
     assert found.values["factcc_share"] == pytest.approx([share for _, share in truth], abs=1e-9)
     assert len({share for _, share in truth}) > 2
     assert list(found.values) == ["factcc", "factcc_share"]
@@ -96,7 +96,7 @@ def test_an_empty_summary_scores_0_and_an_empty_document_is_read(small):
     folder, model, tokenizer = small
     found = factcc(["The cat sat.", ""], ["", "The cat sat."], model=folder).values
     assert found["factcc"][0] == found["factcc_share"][0] == 0
-    assert found["factcc"][1] == pytest.approx(100 * plain(model, tokenizer, ("", "The cat sat."), 64)[0], abs=1e-4)
+    assert found["factcc"][1] == pytest.approx(100 * plain(model, tokenizer, ("", "The cat sat."), 64)[0], abs=1e-3)
     assert factcc([], [], model=folder).values == {"factcc": [], "factcc_share": []}
 
 
@@ -118,7 +118,7 @@ def test_order_batches_and_windows_change_nothing(small, monkeypatch):
         mixed = factcc([DOCUMENTS[i] for i in order], [PREDICTIONS[i] for i in order], model=small[0], batch_size=size, progress=told.append).values
         assert told == [4, 4, 1]
         for name, values in whole.items():
-            assert mixed[name] == pytest.approx([values[i] for i in order], abs=1e-4)
+            assert mixed[name] == pytest.approx([values[i] for i in order], abs=1e-3)
 
 
 def test_what_is_cut_cannot_change_the_figure(small):
@@ -132,7 +132,7 @@ def test_the_splitter_and_the_model_are_signed(small):
     folder = small[0]
     found = factcc(["a b"], ["The cat. The dog.\nRain."], model=folder, splitter="newline")
     parts = [plain(small[1], small[2], ("a b", claim), 64)[0] for claim in ("The cat. The dog.", "Rain.")]
-    assert found.values["factcc"] == [pytest.approx(50 * sum(parts), abs=1e-4)]
+    assert found.values["factcc"] == [pytest.approx(50 * sum(parts), abs=1e-3)]
     assert re.fullmatch(r"factcc\|model:factccx0\|fingerprint:[0-9a-f]{12}\|splitter:newline\|tokens:64\|precision:fp32\|transformers:[^|]+\|version:[^|]+", found.signature)
 
 

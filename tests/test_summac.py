@@ -92,11 +92,11 @@ def test_zero_shot_agrees_with_plain_loops(small):
     folder, _, _, believed = small
     found = summac(DOCUMENTS, PREDICTIONS, model=folder, form="zs")
     truth = [100 * plain_zs(believed, *pair) for pair in zip(DOCUMENTS, PREDICTIONS, strict=True)]
-    assert found.values == {"summac_zs": pytest.approx(truth, abs=1e-4)}      # 1e-6 of what the model gives, times 100
+    assert found.values == {"summac_zs": pytest.approx(truth, abs=1e-3)}      # 1e-5 of what the model gives, times 100
     assert min(truth) < -5 < 5 < max(truth)
     alone = summac(DOCUMENTS, PREDICTIONS, model=folder, form="zs", contradiction=False)
     truth = [100 * plain_zs(believed, *pair, contradiction=False) for pair in zip(DOCUMENTS, PREDICTIONS, strict=True)]
-    assert alone.values == {"summac_zs": pytest.approx(truth, abs=1e-4)}
+    assert alone.values == {"summac_zs": pytest.approx(truth, abs=1e-3)}
     assert "contradiction:yes" in found.signature
     assert "contradiction:no" in alone.signature
 
@@ -105,7 +105,7 @@ def test_conv_agrees_with_plain_loops(small):
     folder, path, state, believed = small
     found = summac(DOCUMENTS, PREDICTIONS, model=folder, weights=path)
     truth = [100 * plain_conv(believed, state, *pair) for pair in zip(DOCUMENTS, PREDICTIONS, strict=True)]
-    assert found.values == {"summac_conv": pytest.approx(truth, abs=1e-4)}
+    assert found.values == {"summac_conv": pytest.approx(truth, abs=1e-3)}
     assert max(truth) - min(truth) > 20
     seen = [believed(a, b)[0] for pair in zip(DOCUMENTS, PREDICTIONS, strict=True) for a in split(pair[0]) for b in split(pair[1])]
     assert (np.histogram(seen, bins=EDGES)[0] > 0).sum() > 6            # several bins are met
@@ -119,7 +119,7 @@ def test_order_batches_and_windows_change_nothing(form, small, monkeypatch):
     for size in (1, 7):
         order = random.Random(size).sample(range(len(whole)), len(whole))
         mixed = summac([DOCUMENTS[i] for i in order], [PREDICTIONS[i] for i in order], model=folder, form=form, weights=path, batch_size=size)
-        assert mixed.values[f"summac_{form}"] == pytest.approx([whole[i] for i in order], abs=1e-4)
+        assert mixed.values[f"summac_{form}"] == pytest.approx([whole[i] for i in order], abs=1e-3)
 
 
 def test_a_text_without_sentences_counts_as_one_sentence_that_nothing_supports(small):
@@ -153,7 +153,7 @@ def test_outputs_without_names_are_asked_for_and_taken(small, tmp_path):
         summac(DOCUMENTS[:4], PREDICTIONS[:4], model=str(tmp_path), form="zs", labels=labels).values["summac_zs"]
         for labels in (["entailment", "contradiction", "neutral"], ["contradiction", "entailment", "neutral"])
     )
-    assert one == pytest.approx([-figure for figure in two], abs=1e-4)
+    assert one == pytest.approx([-figure for figure in two], abs=1e-3)
 
 
 def test_histograms_count_an_edge_with_the_bin_above_it_and_one_with_the_last():
@@ -198,7 +198,7 @@ def test_the_splitter_is_used_and_signed(small):
     believed = small[3]
     first, second = lines.splitlines()
     best = [max(believed(a, b)[0] for a in (first, second)) - max(believed(a, b)[1] for a in (first, second)) for b in (first, second)]
-    assert found.values["summac_zs"] == [pytest.approx(50 * sum(best), abs=1e-4)]
+    assert found.values["summac_zs"] == [pytest.approx(50 * sum(best), abs=1e-3)]
     assert "splitter:newline" in found.signature
 
 
