@@ -2,7 +2,17 @@
 
 import os
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    """Prepared data of a module's tests lie in a folder of their own, and no hub is asked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NGRAMLOSS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield

@@ -64,5 +64,7 @@ def test_the_card_says_where_the_last_weights_were_taken(facts):
     assert "Weights of step 1800 (the last) of 1800." in text
 
 
-def test_a_package_that_is_not_there_is_named_as_such():
-    assert card._version("no-such-package-anywhere") == "not installed"
+def test_a_package_that_is_not_there_is_named_as_such(monkeypatch):
+    monkeypatch.setattr(card, "PACKAGES", ("no-such-package-anywhere",))
+    text = card.write(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800"))
+    assert "* no-such-package-anywhere not installed" in text

@@ -233,3 +233,10 @@ def test_files_reach_the_disk_before_they_are_declared_whole(tmp_path, monkeypat
     assert sorted(synced[:-1]) == ["empty", "model.safetensors", "optimizer.bin"]
     assert synced[-1] == f"{SEAL}.partial"
     assert json.loads((path / SEAL).read_text())["files"]
+
+
+def test_lines_cut_short_are_left_out_and_odd_line_ends_belong_to_the_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert checkpoints.whole_rows(path) == []
+    path.write_text('{"id": "1", "text": "a\u2028b\x85c"}\n[1]\n{"id": "2"}\n{"id": "3", "te', encoding="utf-8")
+    assert checkpoints.whole_rows(path) == [{"id": "1", "text": "a\u2028b\x85c"}, {"id": "2"}]

@@ -101,12 +101,7 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NGRAMLOSS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write_split(path, split, count):
@@ -313,6 +308,8 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(place, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert train(place / "tiny.toml", "--run", tmp_path / "file" / "run") == 1
     assert "error: Not a directory" in capsys.readouterr().err
+    assert train(place / "tiny.toml", "--run", tmp_path / "file") == 2
+    assert "is a file; --run needs a folder, which will be made" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, capsys):
@@ -489,6 +486,29 @@ def test_two_processes_of_torchrun_train_one_run(place, tmp_path, fsdp):
     )
     assert again.returncode == 0
     assert "is finished" in again.stderr
+
+
+def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):
+    from types import SimpleNamespace
+
+    from ngramloss import run
+
+    with pytest.raises(ValueError, match=r"train\.batch_size is over all processes together: 5 cannot be shared by 2"):
+        run._each("train.batch_size", 5, 2)
+    with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all see"):
+        run._present(tmp_path / "elsewhere")
+    settings = recipe.load(str(place / "tiny.toml"))
+    model = SimpleNamespace(config=SimpleNamespace(), get_input_embeddings=lambda: SimpleNamespace(num_embeddings=3))
+    for tokenizer, sentence in ((Pieces("abcd", 1), "4 tokens and the model 3 embeddings"), (Pieces("ab", None), "no padding token")):
+        with pytest.raises(ValueError, match=sentence):
+            run._raise_unless_it_fits(model, tokenizer, settings)
+
+
+class Pieces(str):
+    def __new__(cls, pieces, pad):
+        made = super().__new__(cls, pieces)
+        made.pad_token_id = pad
+        return made
 
 
 def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, tmp_path):

@@ -119,6 +119,33 @@ def test_what_does_not_fit_gets_a_sentence(files, capsys, content, sentence):
     assert sentence in capsys.readouterr().err
 
 
+def test_files_that_cannot_be_read_get_a_sentence(files, capsys):
+    (files / "latin.jsonl").write_bytes('{"id": "a", "prediction": "caf\xe9"}'.encode("latin-1"))
+    (files / "cut.jsonl.xz").write_bytes(lzma.compress(b"x" * 10_000)[:-20])
+    (files / "folder").mkdir()
+    for name, sentence in (
+        ("latin.jsonl", "is not UTF-8: byte 0xe9"), ("cut.jsonl.xz", "ends too early or is damaged"),
+        ("folder", "is a folder; name a file of predictions in it"), ("nowhere.jsonl", "there is no"),
+    ):
+        assert score(files, files / name) == 2
+        assert sentence in capsys.readouterr().err
+    with pytest.raises(ValueError, match="nothing to score"):
+        systems.aligned(files / "refs.jsonl", [])
+    with pytest.raises(ValueError, match="two systems are called"):
+        systems.aligned(files / "refs.jsonl", [files / "good.jsonl", files / "good.jsonl"])
+
+
+def test_seed_samples_and_shuffles_reach_the_tests(files, capsys):
+    found = []
+    for arguments in ([], ["--seed", "1"], ["--samples", "7"], ["--shuffles", "3"]):
+        assert score(files, files / "good.jsonl", files / "bad.jsonl", "--json", *arguments) == 0
+        bad = json.loads(capsys.readouterr().out)["systems"][1]
+        found.append((bad["intervals"]["rouge1"], bad["against_first"]["rouge1"]["p_randomisation"]))
+    assert found[0] != found[1]
+    assert found[0][0] != found[2][0]
+    assert found[3][1] in (0.25, 0.5, 0.75, 1.0)   # of three shuffles and the observation
+
+
 def test_lines_that_cannot_be_aligned_are_refused(files, capsys):
     (files / "refs.txt").write_text("a b\nc d\n")
     (files / "lines.txt").write_text("a b\nc d\ne f\n")

@@ -254,6 +254,12 @@ def test_a_second_loss_is_refused(tmp_path):
         NgramTrainer(tiny(), arguments(tmp_path, label_smoothing_factor=0.1), objective="ce")
 
 
+def test_parallelism_within_a_sequence_or_the_vocabulary_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(NgramTrainer, "get_tp_size", lambda self: 2)   # a model so split needs several processes
+    with pytest.raises(ValueError, match=r"does not serve. Use data parallelism \(DDP, FSDP\)"):
+        NgramTrainer(tiny(), arguments(tmp_path), objective="ce")
+
+
 def test_rows_of_a_step_are_of_like_length_and_the_order_is_the_epochs_own():
     lengths = torch.randint(1, 1000, (1003,), generator=torch.Generator().manual_seed(0)).tolist()
     sampler = LengthGrouped(lengths, step=16, seed=5)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from ngramloss.metrics import wmd as module
-from ngramloss.metrics.scores import Absent
-from ngramloss.metrics.wmd import read_vectors, reference_count, wmd, words
+from ngramloss.metrics.scores import Absent, reference_count
+from ngramloss.metrics.wmd import read_vectors, wmd, words
 
 SQUARE = {"nw": (0, 3), "ne": (4, 3), "sw": (0, 0), "se": (4, 0), "cat": (1, 1), "zoë": (2, 2), "雨": (3, 1)}
 RANDOM = {f"w{i}": tuple(row) for i, row in enumerate(np.random.default_rng(0).normal(size=(12, 5)).round(3))}

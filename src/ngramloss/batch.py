@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ngramloss.corpus import Example, split_many
+from ngramloss.recipe import Data
 from ngramloss.stats import IGNORE_INDEX
 
 Ids = NDArray[np.int32]
@@ -44,6 +45,11 @@ class Shape:
     prefix: str = ""
     max_source: int = 1024
     max_target: int = 128
+
+    @classmethod
+    def of(cls, data: Data) -> Shape:
+        """As a recipe says."""
+        return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
 
 
 class Tokens(Dataset[dict[str, Ids]]):

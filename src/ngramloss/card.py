@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ngramloss import checkpoints, recipe
 from ngramloss.corpus.origins import canonical
 from ngramloss.recipe import Recipe
-from ngramloss.version import __version__
+from ngramloss.version import __version__, installed
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "pysbd")
 
@@ -35,7 +34,7 @@ def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], cho
     """
     step = checkpoints.step(chosen)
     why = f"lowest validation {settings.train.best}, {facts['best']:.4f}" if facts["best_step"] == step else "the last"
-    versions = {"ngramloss": __version__, **{name: _version(name) for name in PACKAGES}}
+    versions = {"ngramloss": __version__, **{name: installed(name) or 'not installed' for name in PACKAGES}}
     versions["Python"] = platform.python_version()
     left = deviations(settings, prepared["machine"]["precision"])
     lines = [
@@ -72,10 +71,3 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         given.append("Trained in fp32; the paper trains in mixed precision.")
     return [*given, *ALWAYS, "Gradients are clipped at norm "
             f"{settings.train.clip:g}; the paper does not say, its authors' code had 1."]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -105,6 +105,20 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def whole_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines; a line that a kill cut short is left out. No file, no objects."""
+    rows = []
+    # Not splitlines(): a text may hold U+2028 or U+0085, which end a line there and not in JSON lines.
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
 def _all(folder: Path) -> list[Path]:
     return [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name.rpartition("-")[2].isdigit()]
 

@@ -399,7 +399,7 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:
-    import tomllib
+    from ngramloss.recipe import toml_value
 
     options: dict[str, dict[str, object]] = {}
     for setting in settings:
@@ -407,11 +407,7 @@ def _metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str,
         metric, dot, name = key.partition(".")
         if not equals or not dot or metric not in chosen:
             raise ValueError(f"--set takes METRIC.OPTION=VALUE of a metric in --metrics, got {setting!r}.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        options.setdefault(metric, {})[name] = value
+        options.setdefault(metric, {})[name] = toml_value(text)
     return options
 
 

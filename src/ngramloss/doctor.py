@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from ngramloss.stats import BACKENDS, chosen_backend
-from ngramloss.version import __version__
+from ngramloss.version import __version__, installed
 
 PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors"]
 
@@ -18,7 +17,7 @@ def report() -> Iterator[str]:
     """The lines to print."""
     yield f"ngramloss {__version__}, Python {platform.python_version()}"
     for package in PACKAGES:
-        yield f"  {package:<14}{version(package) if _installed(package) else 'not installed'}"
+        yield f"  {package:<14}{installed(package) or 'not installed'}"
     yield ""
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
@@ -34,11 +33,3 @@ def report() -> Iterator[str]:
     yield "backends:"
     for name, text in BACKENDS.items():
         yield f"  {name:<9}{text}"
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -25,8 +25,7 @@ def of_run(
     data = recipe.load(str(folder / "recipe.toml")).data
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder / "model", use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    shape = Shape(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
-    ids = source_ids(texts, tokenizer, shape, separator_id(tokenizer, data.separator))
+    ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)
 

@@ -8,19 +8,18 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import corpus, recipe
 from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
-from ngramloss.checkpoints import write_whole
+from ngramloss.checkpoints import whole_rows, write_whole
 from ngramloss.corpus.sentences import sentences
 from ngramloss.generate import summaries
 from ngramloss.metrics.scores import fingerprint
 from ngramloss.recipe import Data, Generation, Recipe
-from ngramloss.version import __version__
+from ngramloss.version import __version__, installed
 
 LEAD = "lead-3"
 SEVERAL_SENTENCES = ("cnndm",)
@@ -102,10 +101,13 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
         write_whole(folder / "generation.json", json.dumps(settings, indent=1))
         rows = ({"id": one.id, "reference": one.target, "document": one.source} for one in split.examples)
         write_whole(folder / "references.jsonl", "".join(_line(row) for row in rows))
+    partial = folder / f"predictions.partial-{rank}.jsonl"
+    if partial.exists():   # a line that a kill cut short is cut off
+        write_whole(partial, "".join(_line(row) for row in whole_rows(partial)))
     done = _done(folder)
     mine = [example for example in split.examples[rank::processes] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)   # like lengths together, a lack of memory first
-    with (folder / f"predictions.partial-{rank}.jsonl").open("a", encoding="utf-8") as file:
+    with partial.open("a", encoding="utf-8") as file:
         for start in range(0, len(mine), work.batch_size):
             batch = mine[start : start + work.batch_size]
             texts = write([example.source for example in batch])
@@ -143,21 +145,9 @@ def _begun(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def _done(folder: Path) -> dict[str, str]:
-    """What is written already, by id; a line that a kill cut short is left out and cut off."""
-    done: dict[str, str] = {}
-    for path in sorted(folder.glob("predictions.partial-*.jsonl")):
-        whole = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if line.endswith("\n"):
-                done[row["id"]] = row["prediction"]
-                whole.append(line)
-        if path.name == f"predictions.partial-{os.environ.get('RANK', 0)}.jsonl":
-            write_whole(path, "".join(whole))
-    return done
+    """What is written already, by id."""
+    paths = sorted(folder.glob("predictions.partial-*.jsonl"))
+    return {row["id"]: row["prediction"] for path in paths for row in whole_rows(path)}
 
 
 def _writer(work: Job) -> tuple[Write, dict[str, Any]]:
@@ -176,7 +166,7 @@ def _writer(work: Job) -> tuple[Write, dict[str, Any]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else device)
     data = work.data
-    shape = Shape(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
+    shape = Shape.of(data)
     separator = separator_id(tokenizer, data.separator)
     by_line = work.preset in SEVERAL_SENTENCES
 
@@ -207,10 +197,6 @@ def _line(row: Mapping[str, str]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"ngramloss": __version__, "python": platform.python_version()}
-    for name in ("torch", "transformers", "tokenizers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:   # a baseline that writes without them
-            continue
-    return found
+    others = {name: installed(name) for name in ("torch", "transformers", "tokenizers")}
+    own = {"ngramloss": __version__, "python": platform.python_version()}
+    return own | {name: number for name, number in others.items() if number is not None}

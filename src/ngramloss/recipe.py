@@ -272,15 +272,20 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {**below, **above, **both}
 
 
+def toml_value(text: str) -> Any:
+    """What is written after ``=``: a TOML value, or plain text where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def _override(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise ValueError(f"--set takes key=value, got {override!r}; for example --set train.batch_size=8.")
     text = text.lstrip()
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+    value = toml_value(text)
     if _kinds().get(key.strip()) is str and not isinstance(value, str):
         value = text   # a file may be called 2024
     *sections, last = key.strip().split(".")

@@ -50,15 +50,14 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = pri
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
-    if rank == 0:
-        _claim(settings, folder, fresh=fresh)
+    found = _claim(settings, folder, fresh=fresh) if rank == 0 else checkpoints.Found(None, {})
     arguments = _arguments(settings, folder, processes)
     _wait(processes)
     if (folder / "model").exists():
         say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
         return Outcome(folder, True, 0, 0)
     if rank == 0:
-        _report_to_others(folder, lambda: _prepare(settings, folder, arguments, say), alone=processes == 1)
+        _report_to_others(folder, lambda: _prepare(settings, arguments, folder, found, say), alone=processes == 1)
     prepared = _prepared(folder)
     outcome = _trained(settings, folder, arguments, prepared, say)
     if outcome.finished and rank == 0:
@@ -71,8 +70,8 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = pri
 # Before training
 
 
-def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
-    """Make the folder this run's, or say why it cannot be."""
+def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> checkpoints.Found:
+    """Make the folder this run's, or say why it cannot be; the checkpoints that are there."""
     written = folder / "recipe.toml"
     if folder.is_file():
         raise ValueError(f"{folder} is a file; --run needs a folder, which will be made.")
@@ -83,25 +82,29 @@ def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> None:
         for name in reversed(PARTS):
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    begun = (folder / "model").exists() or checkpoints.find(folder / "checkpoints").newest is not None
-    if written.exists() and begun:   # else there is nothing to lose
+    found = checkpoints.find(folder / "checkpoints")
+    ended = (folder / "model").exists()
+    if written.exists() and (ended or found.newest is not None):   # else there is nothing to lose
         changed = recipe.differences(recipe.load(str(written)), settings)
         if changed:
             raise ValueError(
                 f"{folder} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
                 "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
             )
-    if (folder / "model").exists():
-        return
+    if ended:
+        return found
     for cut_short in folder.glob("model.partial-*"):
         shutil.rmtree(cut_short, ignore_errors=True)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoints.write_whole(written, recipe.dump(settings))
     (folder / "prepared.json").unlink(missing_ok=True)
+    return found
 
 
-def _prepare(settings: Recipe, folder: Path, arguments: Any, say: Say) -> dict[str, Any]:
-    """Read and tokenise the data once for all processes, and find where to go on from."""
+def _prepare(
+    settings: Recipe, arguments: Any, folder: Path, found: checkpoints.Found, say: Say
+) -> dict[str, Any]:
+    """Read and tokenise the data once for all processes, and say where to go on from."""
     from tqdm.auto import tqdm
 
     data = settings.data
@@ -118,7 +121,7 @@ def _prepare(settings: Recipe, folder: Path, arguments: Any, say: Say) -> dict[s
     tokenizer, tokenizer_folder = models.load_tokenizer(
         settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint
     )
-    shape = Shape(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
+    shape = Shape.of(data)
     described = {}
     for name, split in splits.items():
         with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=" documents", leave=False) as bar:
@@ -127,7 +130,6 @@ def _prepare(settings: Recipe, folder: Path, arguments: Any, say: Say) -> dict[s
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
             "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
         }
-    found = checkpoints.find(folder / "checkpoints")
     for checkpoint, why in found.broken.items():
         say(f"{checkpoint.name} is not whole ({why}) and is left out.")
         shutil.rmtree(checkpoint, ignore_errors=True)

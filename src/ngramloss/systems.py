@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
+import io
 import json
 import lzma
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from ngramloss.corpus.rows import COMPRESSIONS, opened
 
 SHOWN = 5
-_OPEN: Mapping[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _FIELDS = {
     "prediction": ("prediction", "summary", "hypothesis", "output"),
     "reference": ("reference", "references", "summary", "target", "highlights"),
     "document": ("document", "article", "source", "text", "dialogue"),
 }
-
-
-class System(NamedTuple):
-    """A system's name and its texts by id; in a file without ids the line's number is the id."""
-
-    name: str
-    path: Path
-    texts: dict[str, str]
-    numbered: bool
 
 
 class Task(NamedTuple):
@@ -98,7 +90,7 @@ def _table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
         raise FileNotFoundError(f"there is no {path}.")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file of {what}s in it.")
-    suffixes = [suffix for suffix in path.suffixes if suffix not in _OPEN]
+    suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSIONS]
     if suffixes and suffixes[-1] in (".jsonl", ".json", ".ndjson"):
         return _rows(path, what)
     return {str(number): line for number, line in enumerate(_lines(path), 1)}, True
@@ -145,7 +137,8 @@ def _checked(value: Any, path: Path, number: int, what: str) -> Any:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        compression = path.suffix if path.suffix in COMPRESSIONS else ""
+        with io.TextIOWrapper(opened(path, compression), encoding="utf-8-sig", newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as mistake:

@@ -229,8 +229,7 @@ class NgramTrainer(Seq2SeqTrainer):
         """As stock; of weights that are one, as FSDP hands them over several times, only one is written."""
         if state_dict is not None:
             tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", None) or {}
-            state_dict = {name: value for name, value in state_dict.items() if tied.get(name, name) not in state_dict
-                          or name not in tied}
+            state_dict = {name: value for name, value in state_dict.items() if tied.get(name) not in state_dict}
         super()._save(output_dir, state_dict)
 
     def _diagnostics(self) -> dict[str, float]:

@@ -25,8 +25,9 @@ class Log(TrainerCallback):
 
     def __init__(self, path: Path, since: int) -> None:
         self.path = path
-        kept = [line for line in _lines(path) if line["step"] <= since]
-        checkpoints.write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+        rows = checkpoints.whole_rows(path)
+        kept = [row for row in rows if isinstance(row.get("step"), int) and row["step"] <= since]
+        checkpoints.write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write a line."""
@@ -187,19 +188,6 @@ def discard_unsealed(folder: Path) -> None:
     """Delete the checkpoint whose writing failed."""
     for path in checkpoints.find(folder).broken:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log; one that a kill cut short is left out."""
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-    return lines
 
 
 def _plain(value: Any) -> Any:

@@ -60,7 +60,7 @@ def rows(path: Path) -> Iterator[Row | BadRow]:
     if kind == ".parquet":
         yield from _parquet(path)
         return
-    with _opened(path, compression) as stream:
+    with opened(path, compression) as stream:
         try:
             opening = stream.peek(6)
             for magic, what in MISTAKEN.items():
@@ -105,7 +105,8 @@ def needed(package: str, purpose: str, extra: str) -> Any:
         ) from error
 
 
-def _opened(path: Path, compression: str) -> io.BufferedReader:
+def opened(path: Path, compression: str) -> io.BufferedReader:
+    """The bytes of a file, unpacked; ``compression`` is one of ``COMPRESSIONS`` or nothing."""
     if not compression:
         return path.open("rb")
     return io.BufferedReader(import_module(COMPRESSIONS[compression]).open(path))

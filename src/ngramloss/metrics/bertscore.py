@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
-from ngramloss.metrics.wmd import reference_count
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, reference_count, signature
 from ngramloss.version import __version__
 
 if TYPE_CHECKING:

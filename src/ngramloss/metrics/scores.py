@@ -67,3 +67,19 @@ def check_lengths(**texts: Sequence[object]) -> None:
     counts = {name: len(those) for name, those in texts.items()}
     if len(set(counts.values())) > 1:
         raise ValueError("one for each document: got " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def reference_count(references: Sequence[Sequence[str]]) -> str:
+    """How many references documents have, for a signature: a number, or "var". Raises unless each has one or more.
+
+    >>> reference_count([["a", "b"], ["c"]])
+    'var'
+    """
+    for number, those in enumerate(references, 1):
+        if isinstance(those, str):
+            raise TypeError(f"references of a document are a list of texts; document {number} has the text "
+                            f"{those[:40]!r}. Put it in a list.")
+        if not those:
+            raise ValueError(f"document {number} has no reference.")
+    counts = {len(those) for those in references} or {1}
+    return str(counts.pop()) if len(counts) == 1 else "var"

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, reference_count, signature
 from ngramloss.version import __version__
 
 if TYPE_CHECKING:
@@ -113,22 +113,6 @@ def wmd(
         words="lower", stop=stop_words, normalised=normalise, limit=limit or "no", refs=refs, pot=ot.__version__,
         version=__version__,
     ))
-
-
-def reference_count(references: Sequence[Sequence[str]]) -> str:
-    """How many references documents have, for a signature: a number, or "var". Raises unless each has one or more.
-
-    >>> reference_count([["a", "b"], ["c"]])
-    'var'
-    """
-    for number, those in enumerate(references, 1):
-        if isinstance(those, str):
-            raise TypeError(f"references of a document are a list of texts; document {number} has the text "
-                            f"{those[:40]!r}. Put it in a list.")
-        if not those:
-            raise ValueError(f"document {number} has no reference.")
-    counts = {len(those) for those in references} or {1}
-    return str(counts.pop()) if len(counts) == 1 else "var"
 
 
 def words(text: str) -> list[str]:
