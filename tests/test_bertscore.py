@@ -1,10 +1,7 @@
 """BERTScore against its definition in loops, on tiny random models."""
 
-import logging
 import math
 import shutil
-import socket
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -273,13 +270,6 @@ def test_without_positions_nothing_is_cut(folders):
     assert "|cut:no|" in signature
 
 
-def test_the_configuration_tells_the_longest_input_where_no_table_does():
-    model = torch.nn.Linear(2, 2)
-    model.config = SimpleNamespace(max_position_embeddings=30)
-    assert module._longest_input(model, SimpleNamespace(model_max_length=10**30)) == 30
-    assert module._longest_input(model, SimpleNamespace(model_max_length=20)) == 20
-
-
 def test_an_encoder_saved_without_its_decoder_serves(folders, tmp_path):
     hf.T5EncoderModel.from_pretrained(folders / "t5").save_pretrained(tmp_path / "t5")
     hf.AutoTokenizer.from_pretrained(folders / "t5").save_pretrained(tmp_path / "t5")
@@ -387,7 +377,7 @@ def test_the_layer_is_asked_for_before_anything_large_is_read(folders, tmp_path)
 
 
 def test_an_unknown_name_asks_for_a_layer(bert):
-    with pytest.raises(ValueError, match=r"no layer is known to be good for .*bert': name one with `layer`, from 1 to 3"):
+    with pytest.raises(ValueError, match=r"no layer is known to be good for 'bert': name one, from 1 to 3, with --set bertscore.layer=N"):
         bertscore([["a"]], ["a"], model=bert)
 
 
@@ -398,40 +388,6 @@ def test_a_layer_that_is_not_there_is_refused(bert, layer):
     assert not isinstance(caught.value, Absent)
 
 
-def test_an_absent_model_is_asked_for(tmp_path):
-    with pytest.raises(Absent, match=r"bertscore could not load .*Point `model` to a folder that save_pretrained wrote"):
-        bertscore([["a"]], ["a"], model=str(tmp_path / "nothing"), layer=2)
-
-
-def test_a_model_in_the_hubs_cache_is_read_without_the_hub(folders, tmp_path, monkeypatch):
-    cached = tmp_path / "models--some--bert"
-    shutil.copytree(folders / "bert", cached / "snapshots" / "abc")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("asked the network"))
-    found, folder = (bertscore([["the cat"]], ["a dog"], model=name, layer=2) for name in ("some/bert", str(folders / "bert")))
-    assert found.values == folder.values
-    assert found.signature == folder.signature.replace("|model:bert|", "|model:some/bert|")
-
-
-def test_only_safetensors_are_read(folders, tmp_path):
-    shutil.copytree(folders / "bert", tmp_path / "bert")
-    model = hf.BertModel.from_pretrained(folders / "bert")
-    (tmp_path / "bert" / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "bert" / "pytorch_model.bin")
-    with pytest.raises(Absent, match=r"could not load .*pytorch_model\.bin is not read"):
-        bertscore([["a"]], ["a"], model=str(tmp_path / "bert"), layer=2)
-
-
-def test_a_model_without_its_vocabulary_is_refused(folders, tmp_path):
-    shutil.copytree(folders / "bert", tmp_path / "bert")
-    for path in (tmp_path / "bert").glob("tokenizer*"):
-        path.unlink()
-    with pytest.raises(Absent, match="could not load"):
-        bertscore([["a"]], ["a"], model=str(tmp_path / "bert"), layer=2)
-
-
 def test_weights_that_lack_the_encoder_are_refused(folders, tmp_path):
     shutil.copytree(folders / "bert", tmp_path / "bert")
     from safetensors.torch import load_file, save_file
@@ -440,7 +396,7 @@ def test_weights_that_lack_the_encoder_are_refused(folders, tmp_path):
     kept = {name: tensor for name, tensor in weights.items() if ".layer.1." not in name}
     assert len(kept) < len(weights)
     save_file(kept, tmp_path / "bert" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lack 16 of the encoder's tensors, encoder\.layer\.1\..* first: scores would be noise"):
+    with pytest.raises(ValueError, match=r"lack 16 tensors of BertModel, encoder\.layer\.1\..* first: these would be random"):
         bertscore([["a"]], ["a"], model=str(tmp_path / "bert"), layer=2)
 
 
@@ -482,41 +438,3 @@ def test_misuse_gets_a_sentence(bert):
         bertscore([[]], ["a"], model=bert, layer=2)
     with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
         bertscore([["a"]], ["a"], model=bert, layer=2, batch_size=0)
-    with pytest.raises(ValueError, match=r"device 'abacus' cannot be used .*Use 'cpu', or leave `device` out"):
-        bertscore([["a"]], ["a"], model=bert, layer=2, device="abacus")
-
-
-@pytest.mark.parametrize("name", ["torch", "transformers"])
-def test_without_its_packages_it_says_how_to_get_them(bert, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(Absent, match=r"bertscore needs torch and transformers .*pip install 'ngramloss\[hf\]'"):
-        bertscore([["a"]], ["a"], model=bert, layer=2)
-
-
-@pytest.mark.parametrize("bar", [True, False])
-def test_loading_is_silent_and_leaves_the_library_as_it_was(bert, capfd, bar):
-    records, library, settings = [], logging.getLogger("transformers"), hf.utils.logging
-    before, level = settings.is_progress_bar_enabled(), settings.get_verbosity()
-    settings.set_verbosity_warning()
-    (settings.enable_progress_bar if bar else settings.disable_progress_bar)()
-    handler = logging.Handler()
-    handler.emit = records.append
-    library.addHandler(handler)
-    try:
-        bertscore([["a"]], ["a"], model=bert, layer=2)
-        assert (settings.get_verbosity(), settings.is_progress_bar_enabled()) == (logging.WARNING, bar)
-    finally:
-        settings.set_verbosity(level)
-        library.removeHandler(handler)
-        (settings.enable_progress_bar if before else settings.disable_progress_bar)()
-    assert records == []
-    assert capfd.readouterr() == ("", "")
-
-
-def test_code_that_comes_with_a_model_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *_: "y")
-    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
-    (tmp_path / "config.json").write_text('{"model_type": "own", "num_hidden_layers": 2, "auto_map": {"AutoConfig": "own.Config"}}')
-    with pytest.raises(Absent, match="could not load"):
-        bertscore([["a"]], ["a"], model=str(tmp_path), layer=2)
-    assert not (tmp_path / "ran").exists()

@@ -1,21 +1,18 @@
-"""Classifiers of pairs: as one pair at a time without padding, labels found, every absence told."""
+"""Classifiers of pairs: as one pair at a time without padding, and their outputs found by name."""
 
 import json
-import pickle
 import random
 import re
 import shutil
-import sys
 
 import pytest
 import torch
 import transformers
-from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from ngramloss.metrics import nli as room
+from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import PUBLISHED, nli, probabilities
-from ngramloss.metrics.scores import Absent
 
 TEXTS = [
     "The cat sat on the mat. It slept there all day! Was the dog awake?",
@@ -171,6 +168,20 @@ def test_pairs_of_like_length_go_together(bert):
     assert [width for _, width in counts] == [45, 6]
 
 
+def test_half_a_surrogate_pair_is_read_as_a_question_mark(bert):
+    judge = nli(str(bert[0]), metric="m")
+    odd, plain_text = probabilities(judge, [("The \ud83d cat", "\udc00"), ("The ? cat", "?")], batch_size=1)
+    assert odd == plain_text
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    model = made(tmp_path)
+    model.resize_token_embeddings(50)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has tokens that its model lacks \(it has 50\); they are not of one model"):
+        probabilities(nli(str(tmp_path), metric="m"), PAIRS, batch_size=2)
+
+
 def test_no_pairs_give_no_rows(bert):
     assert probabilities(nli(str(bert[0]), metric="m"), [], batch_size=2) == []
 
@@ -238,108 +249,11 @@ def test_published_models_have_their_documented_outputs(short, columns, bert, tm
     assert nli(str(local), metric="m").columns == columns
     assert nli(str(local), metric="m").name == local.name
     assert nli(str(local), metric="m", labels=["neutral", "contradiction", "entailment"]).columns == (2, 1, 0)
-    monkeypatch.setattr(room, "local_folder", lambda name, metric: {hub: local}[name])
+    monkeypatch.setattr(pretrained, "_cached", lambda name: {hub: local}[name])
     assert nli(short, metric="m").columns == nli(hub, metric="m").columns == columns
     assert nli(short, metric="m").name == hub
-
-
-def fake_hub(monkeypatch, answer):
-    import huggingface_hub
-
-    asked = []
-
-    def download(name, allow_patterns):
-        asked.append((name, allow_patterns))
-        return answer(name)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    return asked
-
-
-def test_pickled_weights_are_fetched_only_where_there_are_no_others(bert, tmp_path, monkeypatch):
-    asked = fake_hub(monkeypatch, lambda name: str(bert[0]))
-    assert nli("some/model", metric="m").name == "some/model"
-    assert len(asked) == 1
-    assert not any("bin" in pattern for pattern in asked[0][1])
-    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(bert[1].state_dict(), tmp_path / "pytorch_model.bin")
-    asked = fake_hub(monkeypatch, lambda name: str(tmp_path))
-    judge = nli("some/model", metric="m")
-    assert [any("bin" in pattern for pattern in patterns) for _, patterns in asked] == [False, True]
-    row, = probabilities(judge, PAIRS[:1], batch_size=1)
-    assert row == pytest.approx(plain(bert[1], judge.tokenizer, PAIRS[0], 64), abs=1e-5)
-
-
-def test_a_model_that_is_nowhere_is_absent(monkeypatch):
-    def nothing(name):
-        raise LocalEntryNotFoundError("no connection.\nmore")
-
-    fake_hub(monkeypatch, nothing)
-    with pytest.raises(Absent, match=r"m needs the model 'tals/albert-xlarge-vitaminc-mnli', .*\(no connection\)\. Give the path"):
-        nli("vitc", metric="m")
-
-
-@pytest.mark.parametrize(("lost", "message"), [
-    (["model.safetensors"], "lacks files of its model"),
-    (["config.json"], "cannot be loaded|lacks files"),
-    (["tokenizer.json"], "lacks its tokenizer's vocabulary|cannot be loaded|lacks files"),
-])
-def test_a_folder_that_lacks_files_is_named(lost, message, bert, tmp_path):
-    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
-    for name in lost:
-        (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=message) as caught:
-        nli(str(tmp_path), metric="m")
-    assert str(tmp_path) in str(caught.value)
-
-
-def test_damaged_weights_get_a_sentence(bert, tmp_path):
-    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
-    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match=r"m: .* cannot be loaded: .+"):
-        nli(str(tmp_path), metric="m")
-
-
-def test_a_model_without_a_trained_classifier_is_refused(tmp_path):
-    made(tmp_path).bert.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is no classifier of pairs; its files lack \['classifier.bias', 'classifier.weight'\]"):
-        nli(str(tmp_path), metric="m")
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
-    model = made(tmp_path)
-    model.resize_token_embeddings(50)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"the tokenizer has [0-9]+ tokens, the model 50; they are not of one model"):
-        nli(str(tmp_path), metric="m")
 
 
 def test_bad_options_get_sentences(bert):
     with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
         probabilities(nli(str(bert[0]), metric="m"), PAIRS, batch_size=0)
-    with pytest.raises(ValueError, match=r"device 'nowhere' cannot be used \(.+\)\. Give 'cpu'"):
-        nli(str(bert[0]), metric="m", device="nowhere")
-
-
-def test_without_transformers_the_metric_is_absent(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(Absent, match=r"m needs the package transformers: pip install 'ngramloss\[hf,metrics\]'"):
-        nli("vitc", metric="m")
-
-
-def test_the_fingerprint_changes_with_the_weights(bert, tmp_path):
-    shutil.copytree(bert[0], tmp_path, dirs_exist_ok=True)
-    first, same = nli(str(bert[0]), metric="m"), nli(str(tmp_path), metric="m")
-    made(tmp_path, seed=2)
-    assert first.fingerprint == same.fingerprint != nli(str(tmp_path), metric="m").fingerprint
-
-
-def test_nothing_but_tensors_is_read_from_a_pickle(tmp_path):
-    (tmp_path / "evil.bin").write_bytes(pickle.dumps(print, protocol=2))
-    with pytest.raises(pickle.UnpicklingError):
-        room.read_state(tmp_path / "evil.bin")
-    for other in ([torch.zeros(1)], {"model": {"weight": torch.zeros(1)}}):
-        torch.save(other, tmp_path / "other.bin")
-        with pytest.raises(ValueError, match="holds no tensors by name"):
-            room.read_state(tmp_path / "other.bin")

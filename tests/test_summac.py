@@ -213,7 +213,7 @@ def test_safetensors_give_the_same(small, tmp_path):
 def test_the_signature_says_what_could_change_the_figures(small):
     folder, path, _, _ = small
     signed = summac(DOCUMENTS[:1], PREDICTIONS[:1], model=folder, weights=path).signature
-    for part in (r"summac_conv|model:albert", "|fingerprint:", "|weights:", "|splitter:pysbd|shortest:11|sentences:100|tokens:64|precision:fp32|transformers:", "|version:"):
+    for part in (r"summac_conv|model:albert", "|files:", "|weights:", "|splitter:pysbd|shortest:11|sentences:100|tokens:64|precision:fp32|transformers:", "|version:"):
         assert part in signed
     assert folder not in signed
     assert "weights" not in summac(DOCUMENTS[:1], PREDICTIONS[:1], model=folder, weights=path, form="zs").signature
@@ -227,7 +227,7 @@ def test_progress_counts_documents(small, monkeypatch):
 
 
 def test_without_weights_conv_is_absent(small, tmp_path):
-    said = r"Fetch summac_conv_vitc_sent_perc_e.bin from the repository tingofurro/summac on GitHub and give its path as weights="
+    said = r"Fetch summac_conv_vitc_sent_perc_e.bin from the repository tingofurro/summac on GitHub and point to it with --set summac.weights=FILE, in Python weights=; or choose .*--set summac.form=zs"
     with pytest.raises(Absent, match=said):
         summac([], [], model=small[0])
     with pytest.raises(Absent, match=rf"and {tmp_path}/no.bin is no file. {said}"):

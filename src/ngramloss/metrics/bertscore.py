@@ -6,10 +6,10 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ngramloss.metrics import pretrained
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, reference_count, signature
 from ngramloss.version import __version__
 
@@ -29,8 +29,6 @@ LAYERS = {
     "scibert_scivocab_uncased": 8, "t5-base": 11, "t5-large": 23, "t5-small": 6, "xlm-roberta-base": 9,
     "xlm-roberta-large": 17,
 }
-READ = ("*.safetensors", "*.safetensors.index.json", "config.json", "tokenizer*", "vocab*", "merges.txt",
-        "special_tokens_map.json", "added_tokens.json", "*.model")
 FAMILIES = "Choose an encoder of the BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA, BART or T5 families."
 BLOCK = 1 << 16   # tokens whose states are held at a time: a quarter of a gigabyte at width 1024
 
@@ -46,14 +44,14 @@ class Match(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """A model cut at a layer, and how it reads texts."""
+    """A model cut at a layer, how it reads texts, and where it came from."""
 
     model: Any
     tokenizer: Any
     layer: int
     longest: int | None   # tokens it takes, special ones included
     spaced: bool          # whether a text begins with a space: in byte-level vocabularies words do
-    folder: Path
+    source: pretrained.Source
 
 
 def bertscore(
@@ -88,8 +86,8 @@ def bertscore(
     Args:
         references: of each document, one text or more.
         predictions: one text of each document.
-        model: a folder that ``save_pretrained`` wrote, or a hub id. Only safetensors are read, no code is fetched.
-            A model that the hub's cache holds is taken from there.
+        model: a folder that ``save_pretrained`` wrote, or a hub id. A model that the hub's cache holds is taken from
+            there. No code that comes with a model is run.
         layer: counted from 1. Left out, the layer that the authors chose for a model of that name.
         idf: whether rare tokens weigh more.
         baseline: a file of the package's (columns LAYER, P, R, F). A figure x becomes (x - b) / (1 - b): 0 is then
@@ -116,7 +114,7 @@ def bertscore(
     return Scores(
         {name: [100 * value for value in _rescaled([getattr(match, part) for match in best], rescaled, part)]
          for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f"))},
-        _signature(encoder, model, refs=refs, idf=idf, baseline=baseline),
+        _signature(encoder, refs=refs, idf=idf, baseline=baseline),
     )
 
 
@@ -169,7 +167,7 @@ def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids
         longest = len(batch[-1])
         tokens = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in batch])            # [B, T]
         mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in batch])        # [B, T]
-        with torch.inference_mode():
+        with torch.inference_mode(), pretrained.computing("bertscore", batch_size):
             device = encoder.model.device
             hidden = encoder.model(tokens.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
         for ids, rows in zip(batch, hidden, strict=True):
@@ -211,120 +209,47 @@ def _inverse_frequencies(references: Sequence[Ids]) -> Callable[[int], float]:
 def _tokenised(encoder: Encoder, texts: Iterable[str]) -> dict[str, Ids]:
     """Ids of each text. Half a surrogate pair, which no tokenizer takes, is read as a question mark."""
     ordered = sorted(texts)
-    clean = [text.strip().encode("utf-8", "replace").decode() for text in ordered]
+    clean = [pretrained.readable(text.strip()) for text in ordered]
     read = [" " + text if encoder.spaced and text else text for text in clean]
     cut = {} if encoder.longest is None else {"truncation": True, "max_length": encoder.longest}
     found = [tuple(ids) for ids in encoder.tokenizer(read, **cut)["input_ids"]] if read else []
-    rows = encoder.model.get_input_embeddings().num_embeddings
-    if max((max(ids, default=0) for ids in found), default=0) >= rows:
-        raise ValueError(f"the tokenizer in {encoder.folder} has tokens that its model lacks (it has {rows}); "
-                         "they are not of one model. Save both of one model with save_pretrained.")
+    pretrained.check_tokens(found, encoder.model, encoder.source.name)
     return dict(zip(ordered, found, strict=True))
 
 
 def _encoder(name: str, layer: int | None, device: str | None) -> Encoder:
-    try:
-        import torch
-        import transformers
-        from tokenizers import pre_tokenizers
-    except ImportError as error:
-        raise Absent(f"bertscore needs torch and transformers ({error}): pip install 'ngramloss[hf]'.") from None
-    with _quiet(transformers):
-        config, tokenizer, model, folder = _loaded(name, layer)
-    model = (model.get_encoder() if hasattr(model, "encoder") and hasattr(model, "decoder") else model).eval()
-    layer = _chosen_layer(name, layer, config)
-    longest = _longest_input(model, tokenizer)
+    source = pretrained.find(name, metric="bertscore")
+    config = pretrained.load_config(source)
+    layer = _chosen_layer(source.name, layer, config)   # before gigabytes are read
+    tokenizer = pretrained.load_tokenizer(source)
+    model = pretrained.load_model(source, "AutoModel", config, needless=("*pooler*", "decoder.*"))
+    model = model.get_encoder() if hasattr(model, "encoder") and hasattr(model, "decoder") else model
+    longest = pretrained.longest_input(model, tokenizer)
     _cut(model, layer)
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        model = model.to(chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {chosen!r} cannot be used ({' '.join(str(error).split())[:200]}). Use 'cpu', or "
-                         "leave `device` out.") from error
-    spaced = isinstance(getattr(tokenizer, "backend_tokenizer", None) and tokenizer.backend_tokenizer.pre_tokenizer,
-                        pre_tokenizers.ByteLevel)
-    return Encoder(model, tokenizer, layer, longest, spaced, folder)
+    return Encoder(
+        pretrained.placed(model, device, "bertscore"), tokenizer, layer, longest, _is_byte_level(tokenizer), source
+    )
 
 
-def _loaded(name: str, layer: int | None) -> tuple[Any, Any, Any, Path]:
-    """Config, tokenizer, model and where they lie: a folder, else the hub's cache, else the hub."""
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-    from transformers.utils.hub import cached_file
+def _is_byte_level(tokenizer: Any) -> bool:
+    from tokenizers import pre_tokenizers
 
-    reason: Exception | None = None
-    for source in [name] if Path(name).is_dir() else [_cached(name), name]:
-        if source is None:
-            continue
-        options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source != name}
-        try:
-            config = AutoConfig.from_pretrained(source, **options)
-            _chosen_layer(name, layer, config)   # before gigabytes are read
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
-                raise OSError("its tokenizer has no tokens but the special ones; the vocabulary is missing")
-            model, report = AutoModel.from_pretrained(
-                source, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
-            )
-            _check_complete(name, report["missing_keys"])
-            return config, tokenizer, model, Path(str(cached_file(source, "config.json"))).parent
-        except _Misused as error:
-            raise ValueError(str(error)) from None
-        except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-            reason = error
-    raise Absent(
-        f"bertscore could not load {name!r}: {' '.join(str(reason).split())[:300].rstrip('.')}. Point `model` to a "
-        "folder that save_pretrained wrote (config.json, model.safetensors, tokenizer files; pytorch_model.bin is not "
-        "read), or to a hub id that can be reached from here, such as roberta-large."
-    ) from reason
-
-
-def _cached(name: str) -> str | None:
-    """The folder of the hub's cache that holds a model. By its name even a cached one would be asked for on the hub."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:   # a path, and there is nothing
-        return None
-    return str(Path(found).parent) if isinstance(found, str) else None
-
-
-class _Misused(ValueError):
-    """A model that is there and cannot serve; looking further would not help."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)
 
 
 def _chosen_layer(name: str, layer: int | None, config: Any) -> int:
     layers = getattr(config, "num_hidden_layers", None)
     if layers is None:
-        raise _Misused(f"{name!r} ({config.model_type}) does not say how many layers it has. {FAMILIES}")
+        raise ValueError(f"{name!r} ({config.model_type}) does not say how many layers it has. {FAMILIES}")
     if layer is None:
         layer = LAYERS.get(Path(name).name)
         if layer is None:
-            raise _Misused(f"no layer is known to be good for {name!r}: name one with `layer`, from 1 to {layers}, and "
-                           "report it with the figures.")
+            raise ValueError(f"no layer is known to be good for {name!r}: name one, from 1 to {layers}, with --set "
+                             "bertscore.layer=N, in Python layer=, and report it with the figures.")
     if not 1 <= layer <= layers:
-        raise _Misused(f"{name!r} has {layers} layers, so `layer` is from 1 to {layers}, got {layer}.")
+        raise ValueError(f"{name!r} has {layers} layers, so `layer` is from 1 to {layers}, got {layer}.")
     return layer
-
-
-def _check_complete(name: str, missing: Iterable[str]) -> None:
-    lost = sorted(key for key in missing if "pooler" not in key and not key.startswith("decoder."))
-    if lost:
-        raise _Misused(f"the weights of {name!r} lack {len(lost)} of the encoder's tensors, {lost[0]} first: scores "
-                       "would be noise. Save the model again with save_pretrained.")
-
-
-def _longest_input(model: Any, tokenizer: Any) -> int | None:
-    """Tokens that positions are there for, or the tokenizer's own limit. None where neither knows any."""
-    tables = [module for name, module in model.named_modules()
-              if name.endswith(("position_embeddings", "embed_positions")) and hasattr(module, "num_embeddings")]
-    rows = [table.num_embeddings - (getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1)
-            for table in tables] or [getattr(model.config, "max_position_embeddings", None)]
-    limits = [limit for limit in (*rows, tokenizer.model_max_length) if limit and 0 < limit < 10**9]
-    return min(limits, default=None)
 
 
 def _cut(model: Any, layer: int) -> None:
@@ -346,8 +271,8 @@ def _cut(model: Any, layer: int) -> None:
 def _baseline(path: Path, layer: int) -> Mapping[str, float]:
     """What unrelated sentences score at this layer. The package's .tsv files have commas; tabs are read too."""
     if not path.is_file():
-        raise Absent(f"there is no baseline {path}. Point `baseline` to a file with the columns LAYER,P,R,F, as the "
-                     "package bert-score has under rescale_baseline/, or leave it out.")
+        raise Absent(f"there is no baseline {path}. Point to a file with the columns LAYER,P,R,F, as the package "
+                     "bert-score has under rescale_baseline/, with --set bertscore.baseline=FILE, or leave it out.")
     lines = path.read_text(encoding="utf-8-sig").splitlines()
     rows = list(csv.DictReader(lines, delimiter="\t" if lines and "\t" in lines[0] else ","))
     try:
@@ -368,27 +293,11 @@ def _rescaled(values: Sequence[float], baseline: Mapping[str, float] | None, par
     return [(value - baseline[part]) / (1 - baseline[part]) for value in values]
 
 
-def _signature(encoder: Encoder, name: str, *, refs: str, idf: bool, baseline: Path | None) -> str:
+def _signature(encoder: Encoder, *, refs: str, idf: bool, baseline: Path | None) -> str:
     import transformers
 
-    files = {path for pattern in READ for path in encoder.folder.glob(pattern) if path.is_file()}
     return signature(
-        "bertscore", model=Path(name).name if Path(name).is_dir() else name, files=fingerprint(sorted(files)),
-        layer=encoder.layer, idf=idf, rescaled="no" if baseline is None else fingerprint([Path(baseline)]), refs=refs,
+        "bertscore", model=encoder.source.name, files=pretrained.files_hash(encoder.source), layer=encoder.layer,
+        idf=idf, rescaled="no" if baseline is None else fingerprint([Path(baseline)]), refs=refs,
         cut=encoder.longest or "no", space=encoder.spaced, transformers=transformers.__version__, version=__version__,
     )
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without the bar and the table of unused weights that loading prints: what matters of it is checked here."""
-    logging = transformers.utils.logging
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from ngramloss.corpus.sentences import split_many
-from ngramloss.metrics.nli import (
-    Classifier,
-    Pair,
-    check_complete,
-    check_finite,
-    classifier,
-    load_tokenizer,
-    loading,
-    local_folder,
-    named_outputs,
-    needed,
-    probabilities,
-    read_state,
-)
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
+from ngramloss.metrics import pretrained
+from ngramloss.metrics.nli import Classifier, Pair, check_finite, classifier, named_outputs, probabilities
+from ngramloss.metrics.scores import Scores, check_lengths, signature
 from ngramloss.version import __version__
 
 LONGEST = 512
@@ -38,8 +24,6 @@ RENAMED = {"label_classifier.weight": "classifier.weight", "label_classifier.bia
 
 SPANS = tuple(f"{part}_{end}_classifier.weight" for part in ("ext", "aug") for end in ("start", "end"))
 """FactCCX's heads that point at spans. Scores do not need them."""
-
-FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def factcc(
@@ -76,8 +60,8 @@ def factcc(
         progress: called with the number of documents done since the last call.
     """
     check_lengths(documents=documents, predictions=predictions)
-    transformers = needed("factcc")
-    judge = _judge(transformers, model, device)
+    transformers = pretrained.packages("factcc")
+    judge = _judge(model, device)
     summaries = split_many(predictions, splitter)
     values: dict[str, list[float]] = {"factcc": [], "factcc_share": []}
     known: dict[Pair, tuple[float, ...]] = {}
@@ -93,7 +77,7 @@ def factcc(
         if progress:
             progress(len(window))
     signed = signature(
-        "factcc", model=judge.name, fingerprint=judge.fingerprint, splitter=splitter, tokens=judge.longest,
+        "factcc", model=judge.name, files=judge.files, splitter=splitter, tokens=judge.longest,
         precision="fp32", transformers=transformers.__version__, version=__version__,
     )
     return Scores(values, signed)
@@ -103,28 +87,15 @@ def _percent(parts: Sequence[float]) -> float:
     return 100 * sum(parts) / len(parts) if parts else 0.0
 
 
-def _judge(transformers: Any, name: str, device: str | None) -> Classifier:
-    folder = local_folder(name, "factcc")
-    tokenizer = load_tokenizer(transformers.BertTokenizer, folder, "factcc")
-    state = _state(folder)
-    with loading(folder, "factcc"):
-        config = transformers.BertConfig.from_pretrained(folder)
-        model, report = transformers.BertForSequenceClassification.from_pretrained(
-            None, config=config, state_dict=state, dtype="float32", output_loading_info=True
-        )
-    check_complete(report, folder, "factcc")
+def _judge(name: str, device: str | None) -> Classifier:
+    source = pretrained.find(name, metric="factcc")
+    config = pretrained.load_config(source, "BertConfig")
     if config.num_labels != 2:
-        raise ValueError(f"factcc: {folder.name} has {config.num_labels} outputs; FactCC has 2, CORRECT and INCORRECT.")
+        raise ValueError(f"factcc: {source.name} has {config.num_labels} outputs; FactCC has 2, CORRECT and INCORRECT.")
+    tokenizer = pretrained.load_tokenizer(source, "BertTokenizer")
+    tensors = pretrained.load_state(source)
+    state = {RENAMED.get(key, key): value for key, value in tensors.items() if key not in SPANS}
+    model = pretrained.load_model(source, "BertForSequenceClassification", config, state=state)
     places = named_outputs(config, WORDS) or {"correct": 0, "incorrect": 1}
     columns = (places["correct"], 1 - places["correct"])
-    return classifier(model, tokenizer, columns, folder, name=name, longest=LONGEST, device=device)
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    """The weights under transformers' names, without the heads that point at spans."""
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    if path is None:
-        raise Absent(f"factcc: {folder} holds neither {' nor '.join(FILES)}. docs/metrics.md says how to obtain one.")
-    with loading(path, "factcc"):
-        state = read_state(path)
-    return {RENAMED.get(name, name): value for name, value in state.items() if name not in SPANS}
+    return classifier(source, model, tokenizer, columns, longest=LONGEST, device=device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from math import isfinite
+from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.metrics.scores import Absent, fingerprint
+from ngramloss.metrics import pretrained
 
 Pair = tuple[str, str]
 
@@ -29,10 +29,6 @@ WORDS = {
 }
 """How configurations call the relations, in small letters. The last two lists begin with FEVER's words."""
 
-SAFE = ("*.json", "*.txt", "*.model", "*.safetensors")
-PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
-"""Files of a repository on the hub. Pickled ones are fetched only where there are no others."""
-
 
 class Classifier(NamedTuple):
     """A model that reads two texts, and which of its outputs are wanted, in which order."""
@@ -42,7 +38,8 @@ class Classifier(NamedTuple):
     columns: tuple[int, ...]
     longest: int
     name: str
-    fingerprint: str
+    metric: str
+    files: str
 
 
 def nli(
@@ -55,46 +52,26 @@ def nli(
 
     Args:
         name: of ``PUBLISHED``, of a repository on the hub, or the path of a folder.
-        metric: for whom, in what is said when the model is not there.
+        metric: for whom, as the command line calls it.
         labels: the outputs' meanings in order, words of ``RELATIONS``.
         longest: tokens of a pair, special ones included; SummaC's 500. A model with fewer positions reads fewer.
         device: None takes the first GPU, where there is one.
     """
-    transformers = needed(metric)
     hub, known = _published(name)
-    folder = local_folder(hub, metric)
-    tokenizer = load_tokenizer(transformers.AutoTokenizer, folder, metric)
-    with loading(folder, metric):
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype="float32", output_loading_info=True
-        )
-    check_complete(report, folder, metric)
-    columns = _columns(model.config, labels or known, hub)
-    return classifier(model, tokenizer, columns, folder, name=hub, longest=longest, device=device)
+    source = pretrained.find(hub, metric=metric)
+    config = pretrained.load_config(source)
+    columns = _columns(config, labels or known, source.name)
+    model = pretrained.load_model(source, "AutoModelForSequenceClassification", config)
+    return classifier(source, model, pretrained.load_tokenizer(source), columns, longest=longest, device=device)
 
 
 def classifier(
-    model: Any, tokenizer: Any, columns: tuple[int, ...], folder: Path, *, name: str, longest: int, device: str | None
+    source: pretrained.Source, model: Any, tokenizer: Any, columns: tuple[int, ...], *, longest: int, device: str | None
 ) -> Classifier:
-    """The parts put together, on the device and in evaluation mode."""
-    import torch
-
-    rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
-        raise ValueError(
-            f"{folder.name}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they are not of one model."
-        )
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        model.eval().to(chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device {chosen!r} cannot be used ({_first_line(error)}). Give 'cpu', or leave device out."
-        ) from error
-    read = min(longest, tokenizer.model_max_length, _positions(model))
-    files = [path for path in folder.iterdir() if path.suffix in (".json", ".txt", ".model", ".safetensors", ".bin")]
-    shown = folder.name if Path(name).is_dir() else name
-    return Classifier(model, tokenizer, columns, read, shown, fingerprint(files))
+    """The parts put together, on the device."""
+    read = min(longest, pretrained.longest_input(model, tokenizer) or longest)
+    model = pretrained.placed(model, device, source.metric)
+    return Classifier(model, tokenizer, columns, read, source.name, source.metric, pretrained.files_hash(source))
 
 
 def probabilities(
@@ -124,7 +101,7 @@ def probabilities(
     for start in range(0, len(order), batch_size):
         places = order[start : start + batch_size]
         batch = classifier.tokenizer.pad([ids[place] for place in places], padding_side="right", return_tensors="pt")
-        with torch.inference_mode():
+        with torch.inference_mode(), pretrained.computing(classifier.metric, batch_size):
             logits = classifier.model(**batch.to(classifier.model.device)).logits           # [B, L]
             rows = logits.float().softmax(-1)[:, list(classifier.columns)].tolist()
         known.update((fresh[place], tuple(row)) for place, row in zip(places, rows, strict=True))
@@ -140,92 +117,11 @@ def check_finite(rows: Sequence[Sequence[float]], *, metric: str, document: int)
         )
 
 
-def needed(metric: str) -> Any:
-    """The package transformers, imported when it is wanted."""
-    try:
-        import torch  # noqa: F401
-        import transformers
-    except ImportError as error:
-        raise Absent(f"{metric} needs the package {error.name}: pip install 'ngramloss[hf,metrics]'.") from None
-    return transformers
-
-
-def local_folder(name: str, metric: str) -> Path:
-    """The folder that holds a model: the one named, or the hub's, fetched unless it was before."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=list(SAFE)))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*SAFE, *PICKLED]))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        raise Absent(
-            f"{metric} needs the model {name!r}, which is no folder here and did not come from the hub "
-            f"({_first_line(error)}). Give the path of a folder that holds config.json, the tokenizer's files and "
-            "model.safetensors, as docs/metrics.md describes."
-        ) from error
-    return folder
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """The tensors of a file, .safetensors or pickled by torch. Of a pickle nothing but tensors is let in."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return dict(load_file(path))
-    import torch
-
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ValueError("it holds no tensors by name")
-    return dict(state)
-
-
-def check_complete(report: Mapping[str, Any], folder: Path, metric: str) -> None:
-    """Raise if some weights were not in the files: they would be random, and so would the scores."""
-    if report["missing_keys"]:
-        raise ValueError(
-            f"{metric}: {folder.name} is no classifier of pairs; its files lack {sorted(report['missing_keys'])}."
-        )
-
-
-@contextmanager
-def loading(folder: Path, metric: str) -> Iterator[None]:
-    """What goes wrong while a model is read → a sentence with its folder."""
-    try:
-        yield
-    except OSError as error:
-        raise Absent(
-            f"{metric}: {folder} lacks files of its model ({_first_line(error)}). docs/metrics.md says which it needs."
-        ) from error
-    except Exception as error:    # damaged files and foreign formats: anything may come of them
-        raise ValueError(f"{metric}: {folder} cannot be loaded: {_first_line(error)}.") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def load_tokenizer(kind: Any, folder: Path, metric: str) -> Any:
-    """The tokenizer of a folder, by the class that reads it."""
-    with loading(folder, metric):
-        tokenizer = kind.from_pretrained(folder)
-    if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
-        raise Absent(
-            f"{metric}: {folder} lacks its tokenizer's vocabulary (tokenizer.json or vocab.txt). Copy it there from "
-            "the model that was fine-tuned; docs/metrics.md says which."
-        )
-    return tokenizer
-
-
 def _published(name: str) -> tuple[str, tuple[str, ...] | None]:
     if name in PUBLISHED:
         return PUBLISHED[name]
     for hub, labels in PUBLISHED.values():
-        if name == hub or (Path(name).is_dir() and Path(name).resolve().name == hub.rsplit("/", 1)[-1]):
+        if name == hub or (isdir(name) and Path(name).absolute().name == hub.rsplit("/", 1)[-1]):
             return name, labels
     return name, None
 
@@ -254,14 +150,6 @@ def named_outputs(config: Any, words: Mapping[str, Sequence[str]]) -> dict[str, 
     return {}
 
 
-def _positions(model: Any) -> int:
-    """Tokens that the model has positions for. RoBERTa's begin after its padding's id."""
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    skipped = getattr(table, "padding_idx", None)
-    count = getattr(model.config, "max_position_embeddings", None)
-    return 10**9 if not count else int(count) - (0 if skipped is None else int(skipped) + 1)
-
-
 def _encoded(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, list[int]]]:
     if not pairs:
         return []
@@ -269,7 +157,8 @@ def _encoded(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, li
     # Asked for by name: since transformers 5 ALBERT's tokenizer leaves segments out; the model then takes them for 0.
     segments = (getattr(classifier.model.config, "type_vocab_size", None) or 0) > 1
     made = classifier.tokenizer(
-        list(premises), list(hypotheses), truncation="longest_first", max_length=classifier.longest,
-        return_token_type_ids=segments,
+        *([pretrained.readable(text) for text in side] for side in (premises, hypotheses)),
+        truncation="longest_first", max_length=classifier.longest, return_token_type_ids=segments,
     )
+    pretrained.check_tokens(made["input_ids"], classifier.model, classifier.name)
     return [{name: made[name][place] for name in made} for place in range(len(pairs))]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.corpus.sentences import split_many
-from ngramloss.metrics.nli import Classifier, Pair, check_finite, loading, needed, nli, probabilities, read_state
+from ngramloss.metrics import pretrained
+from ngramloss.metrics.nli import Classifier, Pair, check_finite, nli, probabilities
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
 from ngramloss.version import __version__
 
@@ -104,16 +105,16 @@ def summac(
     if document_sentences < 1:
         raise ValueError(f"document_sentences must be 1 or more, got {document_sentences}.")
     metric = f"summac_{form}"
-    transformers = needed(metric)
+    transformers = pretrained.packages("summac")
     conv = _weights(weights) if form == "conv" else None
-    judge = nli(model, metric=metric, labels=labels, device=device)
+    judge = nli(model, metric="summac", labels=labels, device=device)
     sources = [kept[:document_sentences] for kept in _sentences(documents, splitter)]
     summaries = _sentences(predictions, splitter)
     images = _images(judge, sources, summaries, metric, batch_size, progress)
     figures = [convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction) for image in images]
     own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
     signed = signature(
-        metric, model=judge.name, fingerprint=judge.fingerprint, **own, splitter=splitter, shortest=SHORTEST,
+        metric, model=judge.name, files=judge.files, **own, splitter=splitter, shortest=SHORTEST,
         sentences=document_sentences, tokens=judge.longest, precision="fp32", transformers=transformers.__version__,
         version=__version__,
     )
@@ -184,12 +185,14 @@ def _weights(path: Path | None) -> Conv:
     if path is None or not Path(path).is_file():
         raise Absent(
             f"summac_conv needs the weights that its authors released{f', and {path} is no file' if path else ''}. "
-            f"Fetch {WEIGHTS} from the repository tingofurro/summac on GitHub and give its path as weights=, or choose "
-            "form='zs', which needs none."
+            f"Fetch {WEIGHTS} from the repository tingofurro/summac on GitHub and point to it with --set "
+            "summac.weights=FILE, in Python weights=; or choose the form that needs none, --set summac.form=zs."
         )
-    with loading(Path(path), "summac_conv"):
-        state = read_state(Path(path))
+    with pretrained.reading(Path(path), "summac"):
+        state = pretrained.read_state(Path(path))
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     if shapes != SHAPES:
         raise ValueError(f"{path} holds {shapes}; SummaC-Conv's weights are {SHAPES}.")
+    if not all(bool(value.isfinite().all()) for value in state.values()):
+        raise ValueError(f"{path} holds values that are not finite; it is damaged. Fetch it again.")
     return Conv(*(state[name].double() for name in SHAPES))
