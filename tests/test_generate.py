@@ -52,7 +52,7 @@ def ids(texts=DOCUMENTS, **shape):
 @given(st.lists(st.text("abc de", min_size=1).map(str.strip), max_size=9), st.integers(1, 10))
 def test_summaries_come_in_the_order_of_the_sources_whatever_the_batch(texts, batch_size):
     written = generate.summaries(Echo(), tiny_tokenizers.ours(), ids(texts, separator="none"), batch_size=batch_size)
-    assert written == texts
+    assert [one.text for one in written] == texts
 
 
 def test_sources_of_like_length_go_together_and_are_counted():
@@ -65,7 +65,7 @@ def test_sources_of_like_length_go_together_and_are_counted():
 def test_padding_stands_after_the_text_even_for_a_tokenizer_that_pads_before_it():
     tokenizer = tiny_tokenizers.bart_like()
     tokenizer.padding_side = "left"
-    assert generate.summaries(Echo(), tokenizer, [[5, 6, 7], [5]]) == [tokenizer.decode([5, 6, 7]), tokenizer.decode([5])]
+    assert generate.summaries(Echo(), tokenizer, [[5, 6, 7], [5]]) == [(tokenizer.decode([5, 6, 7]), 3), (tokenizer.decode([5]), 1)]
 
 
 def real_model(architecture="bart"):
@@ -101,7 +101,7 @@ def test_a_run_writes_for_texts_prepared_as_its_training_data_were(finished, mon
 
     def remember(model, tokenizer, sources, **options):
         asked.update(sources=sources, **options)
-        return ["written"]
+        return [generate.Written("written", 7)]
 
     monkeypatch.setattr(generate, "summaries", remember)
     assert generate.of_run(finished, DOCUMENTS, batch_size=3) == ["written"]
@@ -115,7 +115,7 @@ def test_a_run_writes_by_its_models_own_settings(finished):
     counted = []
     written = generate.of_run(finished, DOCUMENTS, device="cpu", progress=counted.append)
     prepared = ids(separator="<s>", splitter="period", prefix="summarize: ", max_source=20)
-    assert written == generate.summaries(real_model(), tiny_tokenizers.ours(), prepared)
+    assert written == [one.text for one in generate.summaries(real_model(), tiny_tokenizers.ours(), prepared)]
     assert counted == [6]
 
 

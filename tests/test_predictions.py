@@ -137,3 +137,46 @@ def test_an_unfinished_run_is_told_how_to_be_finished(tmp_path, capsys):
     (tmp_path / "recipe.toml").write_text('objective = "ce"\n')
     assert generate(tmp_path) == 2
     assert "is not finished: the same ngramloss train command continues it" in capsys.readouterr().err
+
+
+def test_tokens_written_are_counted_as_the_limits_count_them(run, tmp_path):
+    assert generate(run, "--limit", 6, "--out", tmp_path, "--set", "generation.min_length=5", "--set", "generation.max_length=9") == 0
+    counts = [row["tokens"] for row in rows(tmp_path / "predictions.jsonl")]
+    assert all(5 <= count <= 9 for count in counts)
+    assert cli.main(["score", str(tmp_path)]) == 0
+
+
+def test_a_run_keeps_what_its_objective_sees(run, tmp_path):
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    assert generate(run, "--limit", 3, "--out", tmp_path) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    for row, item in zip(rows(tmp_path / "seen.jsonl"), newswire.items("test", 3), strict=True):
+        assert row["id"] == item.id
+        labels = tokenizer(item.summary, truncation=True, max_length=64, return_tensors="pt")["input_ids"]
+        source = tokenizer(item.document, truncation=True, max_length=256, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            probabilities = model(input_ids=source, labels=labels).logits[0].softmax(-1)
+        best = probabilities.max(-1)
+        assert "".join(row["tokens"]) == tokenizer.decode(labels[0])
+        assert row["best"] == [tokenizer.decode([token]) for token in best.indices]
+        assert row["confidence"] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert row["label_probability"] == pytest.approx(probabilities.gather(1, labels.T)[:, 0].tolist(), abs=1e-4)
+        assert len(row["tokens"]) == len(row["best"])
+
+
+def test_models_that_were_not_trained_here_have_nothing_to_be_seen(run, tmp_path):
+    assert generate(run / "model", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 0
+    assert not (tmp_path / "seen.jsonl").exists()
+
+
+def test_the_floors_of_newswire_are_generators(tmp_path, capsys):
+    assert generate("random-facts", "--data", "newswire", "--limit", 4, "--out", tmp_path / "facts") == 0
+    assert generate("lead-2", "--data", "newswire", "--limit", 4, "--out", tmp_path / "lead") == 0
+    items = newswire.items("test", 4)
+    assert [row["prediction"] for row in rows(tmp_path / "facts" / "predictions.jsonl")] == [item.decoy for item in items]
+    assert [row["prediction"] for row in rows(tmp_path / "lead" / "predictions.jsonl")] == ["\n".join(sentences(item.document)[:2]) for item in items]
+    assert generate("random-facts", "--data", "xsum", "--out", tmp_path / "x") == 2
+    assert "knows the templates of newswire alone" in capsys.readouterr().err

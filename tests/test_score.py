@@ -125,7 +125,7 @@ def test_files_that_cannot_be_read_get_a_sentence(files, capsys):
     (files / "folder").mkdir()
     for name, sentence in (
         ("latin.jsonl", "is not UTF-8: byte 0xe9"), ("cut.jsonl.xz", "ends too early or is damaged"),
-        ("folder", "is a folder; name a file of predictions in it"), ("nowhere.jsonl", "there is no"),
+        ("folder", "no predictions in"), ("nowhere.jsonl", "there is no"),
     ):
         assert score(files, files / name) == 2
         assert sentence in capsys.readouterr().err

@@ -58,18 +58,36 @@ examples:
 SCORE = """\
 Score one or more systems' summaries against references, with intervals, and test each against the first.
 
-Files are JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a
-line. A system's name is its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
+A system is a run's folder (after ngramloss generate), whose documents' figures are kept in its scores.jsonl, or a file:
+JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a line. A
+system's name is its folder's, or its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
 Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying); with a model or vectors given
 by --set, bertscore, wmd, summac, factcc. One whose model is absent says what it needs; the others still run."""
 
 SCORE_EXAMPLES = """\
 examples:
+  ngramloss score runs/*
   ngramloss score --references refs.jsonl a.jsonl b.jsonl
   ngramloss score --references refs.jsonl --documents docs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl
   ngramloss score --references refs.txt a.txt --set rouge.sentences=pysbd --json | jq '.systems[0].scores'
   ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large
   ngramloss score --references zh.jsonl a.jsonl --set rouge.tokenizer=characters --latex
+"""
+
+IMPORT = """\
+Bring in summaries that others released: give each the id of its reference, and put one sentence a line.
+
+FILE has a summary a line (also .gz, .xz), or is JSONL, or a folder with a numbered file for each document and a sentence
+a line (decoded/000000_decoded.txt). Known marks between sentences are found: <q>, <t> </t>, <n>, <S_SEP>, [X_SEP], [SEP],
+and a backslash with an n. ROUGE's default tokenizer does not see quotes; it does see -lrb- and n't, and metrics that
+know case or characters see all of it: --ptb undoes them."""
+
+IMPORT_EXAMPLES = """\
+examples:
+  ngramloss import bertsum.candidate --gold bertsum.gold --references refs.jsonl -o bertsum.jsonl
+  ngramloss import pointer-gen/decoded --order ids.txt --references refs.jsonl -o pointer.jsonl
+  ngramloss import test.xsum.ours --ptb --references refs.jsonl -o simcls.jsonl
+  ngramloss import system.txt --sentences "||" --references refs.jsonl -o system.jsonl
 """
 
 DATA = "Look at data sets."
@@ -185,13 +203,18 @@ def parser() -> argparse.ArgumentParser:
     generate.set_defaults(run_verb=_generate)
 
     score = _verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
-    score.add_argument("predictions", nargs="+", metavar="FILE", help="one for each system; the first is compared with")
-    score.add_argument("--references", required=True, metavar="FILE", help="what should have been written")
+    score.add_argument(
+        "predictions", nargs="+", metavar="RUN_OR_FILE", help="one for each system; the first is compared with"
+    )
+    score.add_argument("--references", metavar="FILE", help="what should have been written (default: the runs' own)")
     score.add_argument("--documents", metavar="FILE", help="what was summarised, for the metrics that read it")
     score.add_argument("--metrics", default="rouge", metavar="NAMES", help="with commas between (default: %(default)s)")
     score.add_argument(
         "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="an option of a metric; repeatable"
     )
+    score.add_argument("--sentences", metavar="SPLITTER", help="the same as --set rouge.sentences=… (default: newline)")
+    score.add_argument("--limits", metavar="MIN:MAX", help="flag texts outside; default: what a run states")
+    score.add_argument("--tokenizer", metavar="NAME", help="count tokens for --limits with this (default: words)")
     score.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap (default: %(default)s)")
     score.add_argument("--shuffles", type=int, default=10000, metavar="N", help="default: %(default)s")
     score.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
@@ -200,6 +223,20 @@ def parser() -> argparse.ArgumentParser:
     for name in ("json", "latex", "markdown"):
         form.add_argument(f"--{name}", action="store_true", help=f"print {name} instead of a table")
     score.set_defaults(run_verb=_score)
+
+    bring = _verb(verbs, "import", "bring in summaries that others released", IMPORT, IMPORT_EXAMPLES)
+    bring.add_argument("file", metavar="FILE", help="the summaries: a file, or a folder of numbered files")
+    bring.add_argument("--references", required=True, metavar="FILE", help="whose ids they get")
+    bring.add_argument("-o", "--out", required=True, metavar="FILE", help="where to write them, as JSONL")
+    bring.add_argument(
+        "--sentences", action="append", metavar="MARK",
+        help="what parts sentences; repeatable (default: the known marks that are there; none: no mark)",
+    )
+    bring.add_argument("--ptb", action="store_true", help="undo the Penn Treebank's brackets, quotes and spaces")
+    whose = bring.add_mutually_exclusive_group()
+    whose.add_argument("--order", metavar="FILE", help="ids in the order of the summaries (default: the references')")
+    whose.add_argument("--gold", metavar="FILE", help="references released beside them; ids are found by their texts")
+    bring.set_defaults(run_verb=_import)
 
     data = verbs.add_parser("data", help="look at data sets", description=DATA)
     looks = data.add_subparsers(required=True, metavar="WHAT", title="what to look at")
@@ -375,27 +412,51 @@ def _generate(options: argparse.Namespace) -> int:
 def _score(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from ngramloss import scoring, systems
+    from ngramloss import audit, scoring, systems, tables
 
     chosen = [name for name in options.metrics.split(",") if name]
     settings = _metric_options(options.set, chosen)
-    documents = Path(options.documents) if options.documents else None
-    texts = systems.aligned(Path(options.references), [Path(path) for path in options.predictions], documents)
+    if options.sentences:
+        settings.setdefault("rouge", {})["sentences"] = options.sentences
+    limits = audit.limits(options.limits) if options.limits else None
+    count = audit.counter(options.tokenizer) if options.tokenizer else None
+    references, documents = (Path(given) if given else None for given in (options.references, options.documents))
+    texts = systems.aligned(references, [Path(path) for path in options.predictions], documents)
     for warning in texts.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     show = sys.stderr.isatty()
     result = scoring.scored(
         texts, chosen, options=settings, samples=options.samples, shuffles=options.shuffles, seed=options.seed,
+        limits=limits, count=count,
         progress=(lambda what: print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)) if show else None,
     )  # fmt: skip
     if show:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     if options.per_document:
-        scoring.write_documents(result, texts.task.ids, Path(options.per_document))
-    forms = {"json": scoring.as_json, "latex": scoring.as_latex, "markdown": scoring.as_markdown}
-    form = next((forms[name] for name in forms if getattr(options, name)), scoring.as_text)
+        tables.write_documents(result, Path(options.per_document))
+    forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
+    form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
     print(form(result))
     return 1 if result.absent and not result.figures else 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from ngramloss import released
+
+    order, gold = (Path(given) if given else None for given in (options.order, options.gold))
+    marks = [] if options.sentences == ["none"] else options.sentences
+    found = released.imported(
+        Path(options.file), Path(options.references), marks=marks, ptb=options.ptb, order=order, gold=gold
+    )
+    released.write(found, Path(options.out))
+    for mark, count in found.marks.items():
+        print(f"note: {mark} parts sentences; it was seen {count} times.", file=sys.stderr)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(options.out)
+    return 0
 
 
 def _metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:

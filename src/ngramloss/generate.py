@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ngramloss import recipe
+from ngramloss import models, recipe
 from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
+from ngramloss.recipe import Model
+
+
+class Written(NamedTuple):
+    """A summary, and how many tokens were written for it: the start token and the end token count, padding does not."""
+
+    text: str
+    tokens: int
+
+
+def loaded(settings: Model, *, device: str | None = None) -> tuple[Any, Any]:
+    """A trained model on its device, and its tokenizer."""
+    tokenizer, _ = models.load_tokenizer(settings, lambda: (), "")
+    model = models.load(settings, tokenizer)
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model, tokenizer
+
+
+def model_of_run(folder: Path, settings: Model) -> Model:
+    """How to load what a finished run trained."""
+    return dataclasses.replace(settings, name=str(folder / "model"), revision="main")
 
 
 def of_run(
@@ -18,23 +40,20 @@ def of_run(
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
     """What a finished run's model writes for each text, prepared as its training data were."""
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
     if not (folder / "model").is_dir():
         raise FileNotFoundError(f"there is no {folder / 'model'}. Make it with: ngramloss train RECIPE --run {folder}")
-    data = recipe.load(str(folder / "recipe.toml")).data
-    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder / "model", use_safetensors=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    settings = recipe.load(str(folder / "recipe.toml"))
+    model, tokenizer = loaded(model_of_run(folder, settings.model), device=device)
+    data = settings.data
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)
+    return [one.text for one in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
 
 
 @torch.inference_mode()
 def summaries(
     model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], *,
     batch_size: int = 32, progress: Callable[[int], None] | None = None,
-) -> list[str]:
+) -> list[Written]:
     """What the model writes for each source, in their order. Sources of like length go together.
 
     Args:
@@ -45,7 +64,7 @@ def summaries(
         progress: called with the number of sources done since the last call.
     """
     model.eval()
-    texts = [""] * len(sources)
+    written = [Written("", 0)] * len(sources)
     order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     for start in range(0, len(order), batch_size):
         places = order[start : start + batch_size]
@@ -55,8 +74,14 @@ def summaries(
         )
         inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}   # [B, S]
         ids = model.generate(**inputs)                                   # [B, T]
-        for place, text in zip(places, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
-            texts[place] = text.strip()
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        for place, text, row in zip(places, texts, ids.tolist(), strict=True):
+            written[place] = Written(text.strip(), _length(row, tokenizer.pad_token_id))
         if progress is not None:
             progress(len(places))
-    return texts
+    return written
+
+
+def _length(ids: Sequence[int], pad: int) -> int:
+    """Tokens before the padding at the end."""
+    return next((place for place in range(len(ids), 0, -1) if ids[place - 1] != pad), 0)

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,24 +17,40 @@ from ngramloss import corpus, recipe
 from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
 from ngramloss.checkpoints import whole_rows, write_whole
+from ngramloss.corpus import Example, newswire
 from ngramloss.corpus.sentences import sentences
-from ngramloss.generate import summaries
+from ngramloss.generate import Written, loaded, model_of_run, summaries
 from ngramloss.metrics.scores import fingerprint
-from ngramloss.recipe import Data, Generation, Recipe
+from ngramloss.recipe import Data, Generation, Model, Recipe
 from ngramloss.version import __version__, installed
 
-LEAD = "lead-3"
+SEEN = 100
+"""Documents of which a run also keeps what its objective sees."""
 SEVERAL_SENTENCES = ("cnndm",)
 """Presets whose data set has summaries of several sentences: one is written a line, where ROUGE-Lsum splits."""
 
-Write = Callable[[Sequence[str]], list[str]]
+
+
+class Writer(NamedTuple):
+    """Who writes.
+
+    Attributes:
+        write: documents → summaries.
+        look: examples → what an objective sees of them; None where there is no run's model.
+        settings: what could change the summaries.
+    """
+
+    write: Callable[[Sequence[Example]], list[Written]]
+    look: Callable[[Sequence[Example]], Iterable[Mapping[str, Any]]] | None
+    settings: dict[str, Any]
 
 
 class Job(NamedTuple):
     """What is written by what.
 
     Attributes:
-        model: a run's folder, a model's folder or hub id, or ``lead-3``.
+        model: a run's folder, a model's folder or hub id, ``lead-3``, or ``random-facts``.
+        loading: how a model is loaded.
         data: which data, and how they become tokens.
         split: of the data.
         generation: how to search; None takes the model's own ``generation_config``.
@@ -42,6 +60,7 @@ class Job(NamedTuple):
     """
 
     model: str
+    loading: Model
     data: Data
     split: str
     generation: Generation | None
@@ -72,8 +91,11 @@ def job(
         base = dataclasses.replace(base, generation=recipe.load(preset).generation)
     settings = recipe.changed(base, overrides)
     chosen = settings.data if data is None else dataclasses.replace(settings.data, name=data)
+    if model == "random-facts" and chosen.name != "newswire":
+        raise ValueError("random-facts knows the templates of newswire alone; use lead-3 for other data.")
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
-    return Job(model, chosen, split, settings.generation if searched else None, preset, limit, batch_size)
+    loading = model_of_run(run, own.model) if own else Model(name=model)
+    return Job(model, loading, chosen, split, settings.generation if searched else None, preset, limit, batch_size)
 
 
 def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -91,8 +113,8 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
         work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
         on_bad_row=work.data.on_bad_row, limit=work.limit,
     )
-    write, described = _writer(work)
-    settings = {**described, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
+    writer = _writer(work)
+    settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
                 "documents": len(split.examples), "preset": work.preset, "versions": _versions()}
     folder.mkdir(parents=True, exist_ok=True)
     if _begun(folder, settings) and finished.exists():
@@ -101,22 +123,25 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
         write_whole(folder / "generation.json", json.dumps(settings, indent=1))
         rows = ({"id": one.id, "reference": one.target, "document": one.source} for one in split.examples)
         write_whole(folder / "references.jsonl", "".join(_line(row) for row in rows))
-    partial = folder / f"predictions.partial-{rank}.jsonl"
-    if partial.exists():   # a line that a kill cut short is cut off
-        write_whole(partial, "".join(_line(row) for row in whole_rows(partial)))
+    begun = folder / f"predictions.partial-{rank}.jsonl"
+    if begun.exists():   # a line that a kill cut short is cut off
+        write_whole(begun, "".join(_line(row) for row in whole_rows(begun)))
     done = _done(folder)
     mine = [example for example in split.examples[rank::processes] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)   # like lengths together, a lack of memory first
-    with partial.open("a", encoding="utf-8") as file:
+    with begun.open("a", encoding="utf-8") as file:
         for start in range(0, len(mine), work.batch_size):
             batch = mine[start : start + work.batch_size]
-            texts = write([example.source for example in batch])
-            pairs = zip(batch, texts, strict=True)
-            file.write("".join(_line({"id": one.id, "prediction": text}) for one, text in pairs))
+            pairs = zip(batch, writer.write(batch), strict=True)
+            file.write("".join(_line(_row(one.id, written)) for one, written in pairs))
             file.flush()
             if progress is not None:
                 progress(len(batch), len(mine))
     if rank == 0:
+        if writer.look is not None:
+            shown = split.examples[:SEEN]
+            rows = ({"id": one.id, **found} for one, found in zip(shown, writer.look(shown), strict=True))
+            write_whole(folder / "seen.jsonl", "".join(_line(row) for row in rows))
         _merge(folder, [example.id for example in split.examples])
     return finished
 
@@ -125,7 +150,7 @@ def _merge(folder: Path, ids: Sequence[str]) -> None:
     """Wait until every document is done, then write them in their order."""
     while len(done := _done(folder)) < len(ids):
         time.sleep(0.5)
-    write_whole(folder / "predictions.jsonl", "".join(_line({"id": key, "prediction": done[key]}) for key in ids))
+    write_whole(folder / "predictions.jsonl", "".join(_line(done[key]) for key in ids))
     for path in folder.glob("predictions.partial-*.jsonl"):
         path.unlink()
 
@@ -144,55 +169,76 @@ def _begun(folder: Path, settings: Mapping[str, Any]) -> bool:
     return True
 
 
-def _done(folder: Path) -> dict[str, str]:
+def _done(folder: Path) -> dict[str, dict[str, Any]]:
     """What is written already, by id."""
     paths = sorted(folder.glob("predictions.partial-*.jsonl"))
-    return {row["id"]: row["prediction"] for path in paths for row in whole_rows(path)}
+    return {row["id"]: row for path in paths for row in whole_rows(path)}
 
 
-def _writer(work: Job) -> tuple[Write, dict[str, Any]]:
-    """Documents → summaries, and what could change them."""
-    if work.model == LEAD:
-        return (lambda texts: ["\n".join(sentences(text)[:3]) for text in texts]), {"model": LEAD, "sentences": "pysbd"}
-    import torch
-
-    run = Path(work.model) / "model"
-    name = str(run) if run.is_dir() else work.model
-    model, tokenizer = _loaded(name)
+def _writer(work: Job) -> Writer:
+    lead = re.fullmatch(r"lead-(\d+)", work.model)
+    if lead:
+        return Writer(partial(_first_sentences, int(lead[1])), None, {"model": work.model, "sentences": "pysbd"})
+    if work.model == "random-facts":
+        return Writer(partial(_random_facts, work.split), None, {"model": work.model})
+    model, tokenizer = loaded(work.loading, device=_device())
     if work.generation is not None:
         from ngramloss.models import prepare_generation
 
         prepare_generation(model, work.generation)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else device)
     data = work.data
     shape = Shape.of(data)
     separator = separator_id(tokenizer, data.separator)
     by_line = work.preset in SEVERAL_SENTENCES
 
-    def write(texts: Sequence[str]) -> list[str]:
-        written = summaries(model, tokenizer, source_ids(texts, tokenizer, shape, separator), batch_size=len(texts))
-        return ["\n".join(sentences(text)) for text in written] if by_line else written
+    def ids(examples: Sequence[Example]) -> list[list[int]]:
+        return source_ids([example.source for example in examples], tokenizer, shape, separator)
 
-    weights = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
+    def write(examples: Sequence[Example]) -> list[Written]:
+        written = summaries(model, tokenizer, ids(examples), batch_size=len(examples))
+        return [one._replace(text="\n".join(sentences(one.text))) for one in written] if by_line else written
+
+    def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
+        from ngramloss.seen import seen
+
+        references = [example.target for example in examples]
+        return seen(model, tokenizer, ids(examples), references, max_target=shape.max_target)
+
+    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
+    weights = sorted(Path(work.loading.name).glob("*.safetensors"))
     search = model.generation_config.to_diff_dict()
     search.pop("transformers_version", None)
     commit = getattr(model.config, "_commit_hash", None)
-    return write, {
+    return Writer(write, look if own else None, {
         "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": search,
         "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
-def _loaded(name: str) -> tuple[Any, Any]:
-    from ngramloss import models
-    from ngramloss.recipe import Model
+def _device() -> str | None:
+    """This process's own GPU under torchrun; None leaves the choice."""
+    import torch
 
-    tokenizer, _ = models.load_tokenizer(Model(name=name), lambda: (), "")
-    return models.load(Model(name=name), tokenizer), tokenizer
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
 
 
-def _line(row: Mapping[str, str]) -> str:
+def _first_sentences(count: int, examples: Sequence[Example]) -> list[Written]:
+    return [Written("\n".join(sentences(example.source)[:count]), 0) for example in examples]
+
+
+def _random_facts(split: str, examples: Sequence[Example]) -> list[Written]:
+    """The right template with the wrong facts: what a model earns that never looks at the document's facts."""
+    places = [int(example.id.rpartition("-")[2]) for example in examples]
+    return [Written(newswire.item(split, place, seed=0).decoy, 0) for place in places]
+
+
+def _row(key: str, written: Written) -> dict[str, Any]:
+    counted = {"tokens": written.tokens} if written.tokens else {}   # those who copy write no tokens
+    return {"id": key, "prediction": written.text, **counted}
+
+
+def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 

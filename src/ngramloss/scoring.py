@@ -1,17 +1,16 @@
-"""aligned texts and metrics' names → every figure with its signature, intervals and tests; tables of them."""
+"""aligned texts and metrics' names → every figure with its signature, intervals, tests and spread over seeds."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from inspect import signature
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import significance
-from ngramloss.checkpoints import write_whole
+from ngramloss import kept, runs, significance
+from ngramloss.audit import Limits, oddities
+from ngramloss.kept import Keyed
 from ngramloss.metrics.bertscore import bertscore
 from ngramloss.metrics.factcc import factcc
 from ngramloss.metrics.overlap import bleu, chrf
@@ -20,6 +19,7 @@ from ngramloss.metrics.scores import Absent, Pooled, Scores
 from ngramloss.metrics.shape import shape
 from ngramloss.metrics.summac import summac
 from ngramloss.metrics.wmd import wmd
+from ngramloss.runs import Run
 from ngramloss.significance import Figure
 from ngramloss.systems import Aligned
 from ngramloss.version import __version__
@@ -36,33 +36,63 @@ METRICS: dict[str, tuple[Callable[..., Scores], tuple[str, ...]]] = {
 }
 """Name → the metric, and the texts it takes in this order. ``documents`` may be None for ``shape`` alone."""
 
+LOWER_IS_BETTER = ("wmd",)
+
+
+class Seeds(NamedTuple):
+    """The runs of one system that differ in their seed alone.
+
+    Attributes:
+        label: of the system.
+        names: of its runs.
+        spread: figure → mean, standard deviation and 95% interval over the runs.
+        against_first: figure → difference to the first system's mean, interval and p; empty for the first.
+    """
+
+    label: str
+    names: list[str]
+    spread: dict[str, dict[str, float]]
+    against_first: dict[str, dict[str, float]]
+
 
 class Result(NamedTuple):
     """All figures of all systems.
 
     Attributes:
         names: of the systems, the first of which the others are compared with.
+        ids: of the documents.
         figures: figure's name → one for each system.
         documents: for each system, figure's name → the figures of its documents.
         signatures: metric → what could change its figures.
         absent: metric → why it could not run.
+        left_out: figure → documents that some system has no figure for, where there are any.
         audit: for each system, what is odd about its texts.
+        runs: for each system what its folder says; None for a file.
+        seeds: systems with several runs.
     """
 
     names: list[str]
+    ids: list[str]
     figures: dict[str, list[Figure]]
     documents: list[dict[str, list[float]]]
     signatures: dict[str, str]
     absent: dict[str, str]
+    left_out: dict[str, int]
     audit: list[list[str]]
+    runs: list[Run | None]
+    seeds: list[Seeds]
 
 
 def scored(
     texts: Aligned, metrics: Sequence[str] = ("rouge",), *, options: Mapping[str, Mapping[str, Any]] | None = None,
     samples: int = significance.SAMPLES, shuffles: int = significance.SHUFFLES, seed: int = significance.SEED,
+    limits: Limits | None = None, count: Callable[[Sequence[str]], list[int]] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Score every system with every metric, and compare each with the first.
+
+    A system that is a folder keeps its documents' figures there, and has them read again while nothing that could
+    change them has changed.
 
     Args:
         texts: references, documents and the systems' texts.
@@ -71,15 +101,17 @@ def scored(
         samples: of the bootstrap.
         shuffles: of the randomisation.
         seed: of both.
+        limits: tokens that texts were to have; a folder that states its own needs none.
+        count: texts → their tokens, for systems that did not count them.
         progress: called with what is done next.
     """
     for name in metrics:
         if name not in METRICS:
             raise ValueError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}.")
     tell = progress or (lambda _: None)
-    values: list[dict[str, Sequence[float] | Pooled]] = [{} for _ in texts.names]
-    documents: list[dict[str, list[float]]] = [{} for _ in texts.names]
-    signatures, absent = {}, {}
+    keeping = [kept.read(folder, texts.task.ids) if folder else {} for folder in texts.folders]
+    found: list[dict[str, Keyed]] = [{} for _ in texts.names]
+    absent = {}
     for name in metrics:
         metric, takes = METRICS[name]
         given = {"references": texts.task.references, "documents": texts.task.documents}
@@ -91,20 +123,92 @@ def scored(
             told = ", ".join(f"--set {name}.{option}=…" for option in lacking)
             absent[name] = f"needs {told}; docs/metrics.md says what to give."
             continue
-        run = partial(metric, **chosen)
         for place, system in enumerate(texts.names):
+            taken = {text: (given | {"predictions": texts.texts[place]})[text] for text in takes}
+            key = kept.key(name, chosen, taken)
+            if name in keeping[place] and keeping[place][name].key == key:
+                found[place][name] = keeping[place][name]
+                continue
             tell(f"{name} of {system}")
             try:
-                found = run(*((given | {"predictions": texts.texts[place]})[text] for text in takes))
+                found[place][name] = Keyed(key, metric(*taken.values(), **chosen))
             except Absent as reason:
                 absent[name] = str(reason)
                 break
-            documents[place] |= found.values
-            values[place] |= {**found.values, **found.pooled}
-            signatures[name] = f"{found.signature}|ngramloss:{__version__}"
+    for name in absent:
+        for one in found:
+            one.pop(name, None)
     tell("intervals and tests")
+    result = _compared(texts, found, samples=samples, shuffles=shuffles, seed=seed)
+    audit = [_audited(texts, place, run, limits, count) for place, run in enumerate(result.runs)]
+    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
+    for place, folder in enumerate(texts.folders):
+        if folder is not None and found[place]:
+            corpus = {name: those[place].value for name, those in result.figures.items()}
+            kept.write(folder, texts.task.ids, keeping[place] | found[place], corpus)
+    return result
+
+
+def _compared(
+    texts: Aligned, found: Sequence[Mapping[str, Keyed]], *, samples: int, shuffles: int, seed: int
+) -> Result:
+    """The figures of the corpus with intervals and tests, of what was found of each document."""
+    values: list[dict[str, Sequence[float] | Pooled]] = []
+    documents: list[dict[str, list[float]]] = []
+    for one in found:
+        each = [keyed.scores for keyed in one.values()]
+        documents.append({name: those for scores in each for name, those in scores.values.items()})
+        values.append({**documents[-1], **{name: pooled for scores in each for name, pooled in scores.pooled.items()}})
     figures = significance.compared(values, samples=samples, shuffles=shuffles, seed=seed)
-    return Result(texts.names, figures, documents, signatures, absent, [audit(those) for those in texts.texts])
+    signatures = {name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in found[0].items()}
+    left_out = {}
+    for name in figures:
+        columns = zip(*(system[name] for system in documents), strict=True)
+        without = sum(any(isnan(value) for value in row) for row in columns)
+        if without:
+            left_out[name] = without
+    about = [runs.run(folder) if folder else None for folder in texts.folders]
+    return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [])
+
+
+def _audited(
+    texts: Aligned, place: int, run: Run | None, limits: Limits | None,
+    count: Callable[[Sequence[str]], list[int]] | None,
+) -> list[str]:
+    """What is odd about a system's texts; a folder states limits and the tokens that were written."""
+    counts = runs.token_counts(run.folder) if run else {}
+    lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
+    if lengths is None and count is not None:
+        lengths = count(texts.texts[place])
+    if limits is None and run is not None and lengths is not None:
+        limits = Limits(run.search.get("min_length") or 0, run.search.get("max_length") or 0)
+    return oddities(texts.texts[place], lengths, limits)
+
+
+def _over_seeds(result: Result) -> list[Seeds]:
+    """Systems that several runs have in common, with what their figures do over the seeds."""
+    kinds: dict[str, list[int]] = {}
+    for place, run in enumerate(result.runs):
+        if run is not None and run.kind:
+            kinds.setdefault(run.kind, []).append(place)
+    found: list[Seeds] = []
+    first: dict[str, dict[int, float]] = {}
+    for places in kinds.values():
+        each = {name: {_seed(result, place): those[place].value for place in places}
+                for name, those in result.figures.items()}
+        if len(places) < 2 or any(len(values) < len(places) for values in each.values()):
+            continue   # one run, or the same seed twice
+        spread = {name: significance.over_seeds(list(values.values())) for name, values in each.items()}
+        against = {name: significance.between_seeds(values, first[name]) for name, values in each.items() if first}
+        first = first or each
+        label = next(run.label for run in (result.runs[place] for place in places) if run is not None)
+        found.append(Seeds(label, [result.names[place] for place in places], spread, against))
+    return found
+
+
+def _seed(result: Result, place: int) -> int:
+    run = result.runs[place]
+    return -1 if run is None or run.seed is None else run.seed
 
 
 def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -116,98 +220,3 @@ def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict
             raise ValueError(f"{metric.__name__} has no option {name!r}; it has {there}.")
     chosen = {name: Path(value) if "Path" in str(known[name].annotation) else value for name, value in given.items()}
     return chosen, [name for name, one in known.items() if one.default is one.empty and name not in given]
-
-
-def audit(predictions: Sequence[str]) -> list[str]:
-    """What is odd about a system's texts: empty ones, and the same text for several documents."""
-    told = []
-    empty = sum(not text.strip() for text in predictions)
-    if empty:
-        told.append(f"{empty} empty")
-    repeated = len(predictions) - len(set(predictions))
-    if repeated:
-        told.append(f"{repeated} that another document has word for word")
-    return told
-
-
-def write_documents(result: Result, ids: Sequence[str], path: Path) -> None:
-    """Write the figures of every document, a line of JSON for each document of each system."""
-    lines = []
-    for name, figures in zip(result.names, result.documents, strict=True):
-        for place, key in enumerate(ids):
-            row = {figure: those[place] for figure, those in figures.items()}
-            lines.append(json.dumps({"system": name, "id": key, **row}))
-    write_whole(path, "\n".join(lines) + "\n")
-
-
-def as_json(result: Result) -> str:
-    """The result as ``{"systems": [{"name", "scores", "intervals", "against_first", "signature", …}]}``."""
-    systems = []
-    for place, name in enumerate(result.names):
-        each = {figure: those[place] for figure, those in result.figures.items()}
-        system: dict[str, Any] = {
-            "name": name,
-            "scores": {figure: found.value for figure, found in each.items()},
-            "intervals": {figure: [found.low, found.high] for figure, found in each.items()},
-            "signature": result.signatures,
-            "audit": result.audit[place],
-        }
-        if place:
-            system["against_first"] = {
-                figure: {
-                    "difference": found.difference, "interval": [found.difference_low, found.difference_high],
-                    "p_bootstrap": found.p_bootstrap, "p_randomisation": found.p_randomisation,
-                } for figure, found in each.items()
-            }  # fmt: skip
-        systems.append(system)
-    return json.dumps({"systems": systems, "absent": result.absent}, indent=1, allow_nan=False)
-
-
-def cells(result: Result) -> list[list[str]]:
-    """A table: a row for each system, a column for each figure, * and ** where both tests agree at 5% and 1%."""
-    rows = [["system", *result.figures]]
-    for place, name in enumerate(result.names):
-        rows.append([name, *(_cell(those[place]) for those in result.figures.values())])
-    return rows
-
-
-def as_text(result: Result) -> str:
-    """The table for a terminal, what the marks mean, signatures, and what could not be done."""
-    table = cells(result)
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = []
-    for name, *row in table:
-        figures = [cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *figures]))
-    lines += ["", "± half of the 95% interval over documents (bootstrap)."]
-    if len(result.names) > 1:
-        lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in the paired bootstrap and in the paired "
-                  "randomisation, not corrected for several comparisons."]
-    lines += [f"{name}: {', '.join(odd)}" for name, odd in zip(result.names, result.audit, strict=True) if odd]
-    lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
-    return "\n".join([*lines, *result.signatures.values()])
-
-
-def as_markdown(result: Result) -> str:
-    """The table in Markdown."""
-    heads, *rows = cells(result)
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
-
-
-def as_latex(result: Result) -> str:
-    """The table in LaTeX, for the package booktabs."""
-    heads, *rows = [[_escaped(cell) for cell in row] for row in cells(result)]
-    body = [" & ".join(row) + r" \\" for row in rows]
-    frame = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
-    return "\n".join([*frame, *body, r"\bottomrule", r"\end{tabular}"])
-
-
-def _cell(figure: Figure) -> str:
-    chances = [chance for chance in (figure.p_bootstrap, figure.p_randomisation) if chance is not None]
-    mark = "" if not chances else "**" if max(chances) < 0.01 else "*" if max(chances) < 0.05 else ""
-    return f"{figure.value:.2f} ±{(figure.high - figure.low) / 2:.2f}{mark}"
-
-
-def _escaped(text: str) -> str:
-    written = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return re.sub(r"[\\±~^&%$#_{}]", lambda found: written.get(found.group(), rf"\{found.group()}"), text)

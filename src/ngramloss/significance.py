@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.metrics.scores import Pooled
 
@@ -33,6 +33,7 @@ class Figure(NamedTuple):
         difference_high: upper end.
         p_bootstrap: paired bootstrap, two-sided.
         p_randomisation: paired approximate randomisation, two-sided.
+        p_holm: the larger of the two, corrected for the systems that this figure compares with the first.
     """
 
     value: float
@@ -43,6 +44,7 @@ class Figure(NamedTuple):
     difference_high: float | None = None
     p_bootstrap: float | None = None
     p_randomisation: float | None = None
+    p_holm: float | None = None
 
 
 def compared(
@@ -86,15 +88,25 @@ def compared(
         if moved is not None:
             swaps[1:] = np.split(moved[:, moved_at : moved_at + width * (len(table) - 1)], len(table) - 1, axis=1)
             moved_at += width * (len(table) - 1)
-        figures[name] = _figures(table, sampled, swaps)
+        figures[name] = _corrected(_figures(table, sampled, swaps))
     return figures
+
+
+def _corrected(figures: Sequence[Figure]) -> list[Figure]:
+    """The figures with their chances corrected for being several; the first system has none."""
+    first, *others = figures
+    larger = [max(chance for chance in (one.p_bootstrap, one.p_randomisation) if chance is not None) for one in others]
+    return [first, *(one._replace(p_holm=chance) for one, chance in zip(others, holm(larger), strict=True))]
 
 
 def _figures(table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequence[Numbers | None]) -> list[Figure]:
     """One figure of all systems, of their sums [k] under the samples and the swaps of the first and each other."""
     import numpy as np
 
-    combine = table[0].combine
+    def combine(sums: Numbers) -> Any:
+        with np.errstate(invalid="ignore"):   # no document with a figure: 0 / 0
+            return table[0].combine(sums)
+
     sums = [one.statistics.sum(0) for one in table]                      # each [k]
     values = [float(combine(one)) for one in sums]
     resampled = [combine(one) for one in sampled]                        # each [samples]
@@ -138,6 +150,29 @@ def over_seeds(values: Sequence[float]) -> dict[str, float]:
     mean, spread = statistics.mean(values), statistics.stdev(values)
     half = float(t.ppf(0.975, len(values) - 1)) * spread / len(values) ** 0.5
     return {"mean": mean, "spread": spread, "low": mean - half, "high": mean + half}
+
+
+def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> dict[str, float]:
+    """Difference of two systems' means over seeds, its 95% interval and p (Student's t).
+
+    Paired where both have the same seeds, else Welch's. p is NaN where every difference is the same number.
+
+    Args:
+        values: seed → figure.
+        first: the same of the system compared with.
+    """
+    from scipy.stats import ttest_ind, ttest_rel
+
+    if min(len(values), len(first)) < 2:
+        raise ValueError(f"a comparison over seeds needs two runs of each, got {len(values)} and {len(first)}.")
+    if values.keys() == first.keys():
+        found = ttest_rel([values[seed] for seed in first], list(first.values()))
+    else:
+        found = ttest_ind(list(values.values()), list(first.values()), equal_var=False)
+    interval = found.confidence_interval(0.95)
+    difference = sum(values.values()) / len(values) - sum(first.values()) / len(first)
+    low, high, chance = float(interval.low), float(interval.high), float(found.pvalue)
+    return {"difference": difference, "low": low, "high": high, "p": chance}
 
 
 def _as_pooled(system: Sequence[float] | Pooled) -> Pooled:
@@ -187,5 +222,6 @@ def _swapped(apart: Numbers, shuffles: int, seed: int) -> Numbers:
 def _interval(values: Numbers) -> tuple[float, float]:
     import numpy as np
 
-    low, high = np.percentile(values, [2.5, 97.5])
+    known = values[np.isfinite(values)]
+    low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
     return float(low), float(high)

@@ -29,25 +29,78 @@ class Task(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """Systems with their texts in the order of the task's ids."""
+    """Systems with their texts in the order of the task's ids; ``folders`` has None for a system that is a file."""
 
     task: Task
     names: list[str]
     texts: list[list[str]]
+    folders: list[Path | None]
     warnings: list[str]
 
 
-def aligned(references: Path, predictions: Sequence[Path], documents: Path | None = None) -> Aligned:
-    """Read and align everything. Missing, extra or duplicate ids are errors that name them."""
+def aligned(references: Path | None, predictions: Sequence[Path], documents: Path | None = None) -> Aligned:
+    """Read and align everything. Missing, extra or duplicate ids are errors that name them.
+
+    Args:
+        references: a file; None takes those that ``ngramloss generate`` wrote into the first folder, with their
+            documents. All folders must then have the same.
+        predictions: files, or folders that hold ``predictions.jsonl``.
+        documents: a file.
+    """
     if not predictions:
-        raise ValueError("there is nothing to score: name one or more files of predictions.")
+        raise ValueError("there is nothing to score: name one or more files of predictions, or runs.")
+    folders = [path if path.is_dir() else None for path in predictions]
+    files = [_predictions_in(path) if path.is_dir() else path for path in predictions]
+    own = references is None
+    if references is None:
+        references = _references_of([folder for folder in folders if folder is not None])
+        documents = documents or (references if _has_documents(references) else None)
     gold, numbered = _table(references, "reference")
     several = {key: [value] if isinstance(value, str) else value for key, value in gold.items()}
     warnings: list[str] = []
     read = _texts(documents, "document", list(gold), numbered, references, warnings) if documents else None
     names = _names(predictions)
-    texts = [_texts(path, "prediction", list(gold), numbered, references, warnings) for path in predictions]
-    return Aligned(Task(list(gold), list(several.values()), read), names, texts, warnings)
+    texts = [_texts(path, "prediction", list(gold), numbered, references, warnings) for path in files]
+    if own:
+        _raise_unless_alike(references, gold, [folder for folder in folders if folder is not None][1:])
+    return Aligned(Task(list(gold), list(several.values()), read), names, texts, folders, warnings)
+
+
+def _predictions_in(folder: Path) -> Path:
+    path = folder / "predictions.jsonl"
+    if path.is_file():
+        return path
+    begun = any(folder.glob("predictions.partial-*.jsonl"))
+    what = f"the predictions in {folder} are not finished" if begun else f"no predictions in {folder}"
+    raise FileNotFoundError(f"{what}. Make them with: ngramloss generate {folder}")
+
+
+def _references_of(folders: Sequence[Path]) -> Path:
+    """The references of the first folder that has some."""
+    found = next((folder / "references.jsonl" for folder in folders if (folder / "references.jsonl").is_file()), None)
+    if found is None:
+        raise ValueError("give --references FILE: only folders that ngramloss generate wrote bring their own.")
+    return found
+
+
+def _has_documents(path: Path) -> bool:
+    row = json.loads(next(_lines(path), "{}") or "{}")
+    return isinstance(row, dict) and any(field in row for field in _FIELDS["document"])
+
+
+def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequence[Path]) -> None:
+    """Raise if a folder's predictions were written for other references."""
+    for folder in folders:
+        path = folder / "references.jsonl"
+        if not path.is_file():
+            continue
+        other, _ = _table(path, "reference")
+        apart = [key for key in gold if other.get(key) != gold[key]]
+        if apart:
+            raise ValueError(
+                f"{path} and {references} have other references for {len(apart)} ids ({_listed(apart)}): the systems "
+                "were not judged by the same data. Generate them for the same data and split."
+            )
 
 
 def _texts(
@@ -148,9 +201,10 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The stem of each file; where two are alike, with their folder."""
-    stems = [path.name.split(".")[0] or path.name for path in paths]
-    pairs = zip(paths, stems, strict=True)
+    """The stem of each file, the name of each folder; where two are alike, with the folder above."""
+    whole = [path.resolve() for path in paths]
+    stems = [path.name if path.is_dir() else path.name.split(".")[0] or path.name for path in whole]
+    pairs = zip(whole, stems, strict=True)
     names = [stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}" for path, stem in pairs]
     for name in names:
         if names.count(name) > 1:

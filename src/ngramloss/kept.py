@@ -1,0 +1,81 @@
+"""figures of a run's documents → scores.jsonl in its folder, read again while nothing they are made of has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss.checkpoints import whole_rows, write_whole
+from ngramloss.metrics.scores import Scores, fingerprint
+from ngramloss.version import __version__, installed
+
+PACKAGES = ("rouge-score-rs", "sacrebleu", "POT", "pysbd", "torch", "transformers")
+
+
+class Keyed(NamedTuple):
+    """A metric's figures, and a hash of all they were made of."""
+
+    key: str
+    scores: Scores
+
+
+def key(metric: str, options: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
+    """A hash of a metric, its options, what lies in the files they name, the texts, and the versions."""
+    named = {name: [str(value), _content(value)] for name, value in options.items()}
+    versions = {name: installed(name) for name in PACKAGES} | {"ngramloss": __version__}
+    whole = json.dumps([metric, named, dict(texts), versions], sort_keys=True)
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def read(folder: Path, ids: Sequence[str]) -> dict[str, Keyed]:
+    """What is kept in a folder for these documents, by metric. Damaged or foreign files count as nothing."""
+    try:
+        about = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["metrics"]
+        rows = whole_rows(folder / "scores.jsonl")
+        if [row["id"] for row in rows] != list(ids):
+            return {}
+        return {metric: Keyed(known["key"], Scores(_columns(rows, known["figures"]), known["signature"]))
+                for metric, known in about.items() if not known["pooled"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def write(folder: Path, ids: Sequence[str], found: Mapping[str, Keyed], corpus: Mapping[str, float]) -> None:
+    """Keep the figures of each document, and in ``scores.json`` those of the corpus with their signatures.
+
+    Args:
+        folder: of the run.
+        ids: of the documents, in the figures' order.
+        found: metric → its figures.
+        corpus: figure → that of all documents.
+    """
+    about = {metric: {"key": keyed.key, "signature": keyed.scores.signature, "figures": list(keyed.scores.values),
+                      "pooled": bool(keyed.scores.pooled)} for metric, keyed in found.items()}
+    values = {name: those for keyed in found.values() for name, those in keyed.scores.values.items()}
+    rows = ({"id": one, **{name: number(those[place]) for name, those in values.items()}} for place, one in
+            enumerate(ids))
+    (folder / "scores.json").unlink(missing_ok=True)   # never beside rows it does not tell of
+    write_whole(folder / "scores.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    plain = {name: number(value) for name, value in corpus.items()}
+    write_whole(folder / "scores.json", json.dumps({"scores": plain, "metrics": about}, indent=1))
+
+
+def number(value: float | None) -> float | None:
+    """The value, or None where JSON has no number for it."""
+    return value if value is not None and isfinite(value) else None
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[float]]:
+    return {name: [nan if row[name] is None else float(row[name]) for row in rows] for name in names}
+
+
+def _content(value: Any) -> str:
+    """A hash of the files that an option names; empty for one that names none."""
+    path = Path(str(value))
+    if not isinstance(value, (str, Path)) or not path.exists():
+        return ""
+    return fingerprint([path] if path.is_file() else [inner for inner in path.rglob("*") if inner.is_file()])

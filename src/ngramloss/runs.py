@@ -1,0 +1,115 @@
+"""a folder with predictions → what it says of the system that wrote them: label, seed, search, log, speed."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss.checkpoints import whole_rows
+from ngramloss.metrics.scores import signature
+
+FLOORS = re.compile(r"lead-\d+|random-facts")
+"""Systems without a model, which any other must stand above."""
+
+
+class Run(NamedTuple):
+    """What a folder says of itself. A folder of another tool says less: then fields are empty.
+
+    Attributes:
+        folder: where it is.
+        label: the objective that was trained, else the model's name, else the folder's.
+        seed: of the training.
+        kind: everything but the seed, equal for the seeds of one system; empty where there is no recipe.
+        recipe: the settings of the training.
+        generation: the settings of the writing.
+    """
+
+    folder: Path
+    label: str
+    seed: int | None
+    kind: str
+    recipe: dict[str, Any]
+    generation: dict[str, Any]
+
+    @property
+    def floor(self) -> bool:
+        """Whether a system without a model wrote this."""
+        return FLOORS.fullmatch(str(self.generation.get("model", ""))) is not None
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """How was searched: beams, limits, penalties."""
+        found: dict[str, Any] = self.generation.get("generation", {})
+        return found
+
+
+def run(folder: Path) -> Run:
+    """Read what there is."""
+    recipe = _toml(folder / "recipe.toml")
+    generation = _json(folder / "generation.json")
+    seed = recipe.get("train", {}).get("seed")
+    label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
+    shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
+    trained = {**recipe, "train": {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}}
+    kind = json.dumps([trained, shared], sort_keys=True) if recipe else ""
+    return Run(folder, label, seed, kind, recipe, generation)
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    """Every line of the training's log."""
+    return whole_rows(folder / "log.jsonl")
+
+
+def docs_per_second(folder: Path) -> float | None:
+    """Documents a second of the training, the median of its log."""
+    speeds = [row["docs_per_second"] for row in log(folder) if isinstance(row.get("docs_per_second"), float)]
+    return statistics.median(speeds) if speeds else None
+
+
+def token_counts(folder: Path) -> dict[str, int]:
+    """How many tokens were written for each id, where the writer said so."""
+    rows = whole_rows(folder / "predictions.jsonl")
+    return {str(row["id"]): row["tokens"] for row in rows if "id" in row and isinstance(row.get("tokens"), int)}
+
+
+def written_by(run: Run) -> str:
+    """What wrote the predictions and how, for a paper; empty where nothing is known.
+
+    Example:
+        >>> settings = {"model": "m", "weights": "3f2a91c", "generation": {"num_beams": 6, "eos_token_id": 2}}
+        >>> written_by(Run(Path("m"), "m", None, "", {}, settings))
+        'generation|model:m|weights:3f2a91c|num_beams:6'
+    """
+    known = run.generation
+    if not known:
+        return ""
+    facts = {"model": known.get("model"), "weights": known.get("weights"), "data": known.get("data"),
+             "split": known.get("split"), "documents": known.get("documents"), "fingerprint": known.get("fingerprint")}
+    search = {key: value for key, value in run.search.items()
+              if isinstance(value, (int, float, bool)) and not key.endswith("token_id")}
+    versions = known.get("versions", {})
+    return signature("generation", **{name: value for name, value in facts.items() if value is not None}, **search,
+                     **{name: versions[name] for name in ("transformers", "ngramloss") if name in versions})
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
+        raise ValueError(f"{path} is not TOML: {str(mistake).rstrip('.')}.") from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as mistake:
+        raise ValueError(f"{path} is not JSON: {mistake}.") from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,287 @@
+"""ngramloss score on folders: their own references, figures that are kept, spread over seeds, and what is odd."""
+
+import json
+import math
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from ngramloss import cli, kept, runs, scoring, significance, systems, tables
+from ngramloss.audit import Limits, limits, oddities
+from ngramloss.metrics.scores import Scores
+
+REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
+TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
+
+
+def run(folder, texts=TEXTS, references=REFERENCES, *, objective="ce", seed=1, tokens=None, limits=(0, 20), rate=3e-5):
+    folder.mkdir(parents=True)
+    lines = [{"id": key, "prediction": text} | ({"tokens": tokens[key]} if tokens else {}) for key, text in texts.items()]
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [{"id": key, "reference": text, "document": f"{text} as was said"} for key, text in references.items()]
+    (folder / "references.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.toml").write_text(f'objective = "{objective}"\n[train]\nseed = {seed}\nlearning_rate = {rate}\n')
+    search = {"num_beams": 6, "min_length": limits[0], "max_length": limits[1], "eos_token_id": 2}
+    about = {"model": str(folder), "weights": f"0123{seed}", "generation": search, "data": "newswire", "split": "test",
+             "fingerprint": "f00", "documents": len(texts), "versions": {"transformers": "5.22", "ngramloss": "0.1.0"}}
+    (folder / "generation.json").write_text(json.dumps(about))
+    return folder
+
+
+def score(capsys, *arguments):
+    code = cli.main(["score", *map(str, arguments), "--json", "--samples", "20", "--shuffles", "20"])
+    out = capsys.readouterr()
+    return json.loads(out.out) if code == 0 else (code, out.err)
+
+
+def test_a_run_is_scored_by_its_own_references_and_documents(tmp_path, capsys):
+    found = score(capsys, run(tmp_path / "demo-matches2", objective="ce + matches(2)"), "--metrics", "rouge,shape")
+    system, = found["systems"]
+    assert (system["name"], system["label"]) == ("demo-matches2", "ce + matches(2)")
+    assert system["scores"]["rouge1"] > 80
+    assert "coverage" in system["scores"], "documents are read with the references"
+    assert system["generation"] == (
+        f"generation|model:{tmp_path / 'demo-matches2'}|weights:01231|data:newswire|split:test|documents:3|fingerprint:f00"
+        "|num_beams:6|min_length:0|max_length:20|transformers:5.22|ngramloss:0.1.0")
+
+
+def test_figures_of_documents_are_kept_in_the_run(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    found = score(capsys, folder)
+    rows = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["a", "b", "c"]
+    assert rows[1]["rouge1"] == 100.0
+    about = json.loads((folder / "scores.json").read_text())
+    assert about["scores"] == found["systems"][0]["scores"]
+    assert about["metrics"]["rouge"]["signature"].startswith("rouge|refs:1|")
+
+
+def test_kept_figures_are_read_again_and_others_added(tmp_path, capsys, monkeypatch):
+    folder, asked = run(tmp_path / "a"), []
+
+    def counted(references, predictions, *, scale: float = 1.0):
+        asked.append(scale)
+        return Scores({"counted": [scale * len(text) for text in predictions]}, f"counted|{scale}")
+
+    monkeypatch.setitem(scoring.METRICS, "counted", (counted, ("references", "predictions")))
+    first = score(capsys, folder, "--metrics", "counted")
+    second = score(capsys, folder, "--metrics", "rouge,counted")
+    assert asked == [1.0]
+    assert second["systems"][0]["scores"]["counted"] == first["systems"][0]["scores"]["counted"]
+    score(capsys, folder, "--metrics", "rouge")
+    assert {"counted", "rouge1"} <= json.loads((folder / "scores.jsonl").read_text().splitlines()[0]).keys()
+    score(capsys, folder, "--metrics", "counted", "--set", "counted.scale=2")
+    assert asked == [1.0, 2.0], "another option is another figure"
+    (folder / "predictions.jsonl").write_text((folder / "predictions.jsonl").read_text().replace("rained", "poured"))
+    score(capsys, folder, "--metrics", "counted", "--set", "counted.scale=2")
+    assert asked == [1.0, 2.0, 2.0], "other texts are other figures"
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "null", '{"metrics": {"rouge": 3}}', '{"metrics": {"rouge": {}}}'])
+def test_damaged_kept_figures_count_as_none(tmp_path, capsys, damage):
+    folder = run(tmp_path / "a")
+    before = score(capsys, folder)
+    (folder / "scores.json").write_text(damage)
+    assert kept.read(folder, ["a", "b", "c"]) == {}
+    assert score(capsys, folder) == before
+
+
+def test_kept_figures_of_other_documents_are_not_taken(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    score(capsys, folder)
+    assert kept.read(folder, ["a", "b", "c"])
+    assert kept.read(folder, ["c", "b", "a"]) == {}
+
+
+def test_a_key_changes_with_the_content_of_a_file_it_names(tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("a 1 2")
+    before = kept.key("wmd", {"vectors": vectors}, {})
+    os.utime(vectors)
+    assert kept.key("wmd", {"vectors": vectors}, {}) == before
+    vectors.write_text("a 1 3")
+    assert kept.key("wmd", {"vectors": vectors}, {}) != before
+
+
+def test_several_seeds_of_a_system_have_mean_and_spread(tmp_path, capsys):
+    worse = dict(TEXTS, b="it snowed all day")
+    folders = [run(tmp_path / "ce-1"), run(tmp_path / "ce-2", worse, seed=2),
+               run(tmp_path / "m-1", REFERENCES, objective="matches(2)"), run(tmp_path / "m-2", objective="matches(2)", seed=2)]
+    found = score(capsys, *folders)
+    ce, matches = found["over_seeds"]
+    each = [system["scores"]["rouge1"] for system in found["systems"]]
+    assert (ce["label"], ce["runs"]) == ("ce", ["ce-1", "ce-2"])
+    assert ce["scores"]["rouge1"]["mean"] == pytest.approx((each[0] + each[1]) / 2)
+    assert ce["against_first"] == {}
+    assert matches["against_first"]["rouge1"]["difference"] == pytest.approx((each[2] + each[3] - each[0] - each[1]) / 2)
+    assert cli.main(["score", *map(str, folders)]) == 0
+    assert "± standard deviation over seeds" in capsys.readouterr().out
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_systems_of_their_own(tmp_path, capsys):
+    found = score(capsys, run(tmp_path / "a"), run(tmp_path / "b", seed=2, rate=1e-4), run(tmp_path / "c", seed=1))
+    assert found["over_seeds"] == [], "another rate; the same seed twice"
+
+
+def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
+    one, other = {1: 2.0, 2: 4.0, 3: 7.0}, {3: 6.5, 1: 1.0, 2: 3.5}
+    paired = significance.between_seeds(one, other)
+    assert paired["p"] == pytest.approx(stats.ttest_rel([2, 4, 7], [1, 3.5, 6.5]).pvalue)
+    assert paired["difference"] == pytest.approx(2 / 3)
+    assert paired["low"] < 2 / 3 < paired["high"]
+    apart = significance.between_seeds(one, {4: 6.5, 5: 1.0})
+    assert apart["p"] == pytest.approx(stats.ttest_ind([2, 4, 7], [6.5, 1.0], equal_var=False).pvalue)
+    with pytest.raises(ValueError, match="needs two runs of each, got 3 and 1"):
+        significance.between_seeds(one, {1: 1.0})
+
+
+def test_a_folder_without_predictions_says_how_to_make_them(tmp_path, capsys):
+    (tmp_path / "begun").mkdir()
+    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}. Make them with: ngramloss generate {tmp_path / 'begun'}\n")
+    (tmp_path / "begun" / "predictions.partial-0.jsonl").write_text("")
+    code, said = score(capsys, tmp_path / "begun")
+    assert (code, "are not finished. Make them with: ngramloss generate" in said) == (2, True)
+
+
+def test_runs_for_other_references_are_not_compared(tmp_path, capsys):
+    other = run(tmp_path / "b", references=dict(REFERENCES, b="it was dry"))
+    code, said = score(capsys, run(tmp_path / "a"), other)
+    assert (code, "have other references for 1 ids ('b')" in said) == (2, True)
+
+
+def test_files_alone_need_references(tmp_path, capsys):
+    path = run(tmp_path / "a") / "predictions.jsonl"
+    code, said = score(capsys, path)
+    assert (code, "give --references FILE" in said) == (2, True)
+    (tmp_path / "a" / "references.jsonl").unlink()
+    assert score(capsys, tmp_path / "a")[0] == 2
+
+
+def test_runs_and_files_are_scored_together(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    other = tmp_path / "other.jsonl"
+    other.write_text((folder / "predictions.jsonl").read_text())
+    found = score(capsys, folder, other)
+    assert [system["name"] for system in found["systems"]] == ["a", "other"]
+    assert found["systems"][1]["against_first"]["rouge1"]["difference"] == 0.0
+
+
+# What is odd
+
+
+def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
+    folder = run(tmp_path / "a", tokens={"a": 9, "b": 4, "c": 12}, limits=(5, 12))
+    assert score(capsys, folder)["systems"][0]["audit"] == ["1 shorter than the 5 tokens allowed", "1 that fill the 12 tokens allowed, and may be cut off"]
+    assert score(capsys, folder, "--limits", ":8")["systems"][0]["audit"] == ["2 longer than the 8 tokens allowed"]
+
+
+def test_without_tokens_words_are_counted_and_said_to_be(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    assert score(capsys, folder)["systems"][0]["audit"] == []
+    assert score(capsys, folder, "--limits", "5:20")["systems"][0]["audit"] == ["1 shorter than the 5 words allowed (words are counted: a text has more tokens)"]
+
+
+def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
+    import tiny_tokenizers
+
+    tiny_tokenizers.ours().save_pretrained(tmp_path / "tokenizer")
+    counts = sorted(len(ids) for ids in tiny_tokenizers.ours()(list(TEXTS.values()))["input_ids"])
+    found = score(capsys, run(tmp_path / "a"), "--limits", f"{counts[0] + 1}:999", "--tokenizer", tmp_path / "tokenizer")
+    assert found["systems"][0]["audit"] == [f"1 shorter than the {counts[0] + 1} tokens allowed"]
+    code, said = score(capsys, tmp_path / "a", "--tokenizer", tmp_path / "nowhere")
+    assert (code, "there is no tokenizer" in said) == (2, True)
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(0, 5), st.integers(5, 9))
+def test_the_audit_counts_what_a_loop_counts(lengths, least, most):
+    told = oddities(["x"] * len(lengths), lengths, Limits(least, most))[len(lengths) > 1 :]
+    short, long, full = sum(n < least for n in lengths), sum(n > most for n in lengths), sum(n == most for n in lengths)
+    assert [int(one.split()[0]) for one in told] == [count for count in (short, long, full) if count]
+
+
+def test_empty_and_repeated_texts_are_counted_apart():
+    assert oddities(["", " ", "a", "a", "a", "b"]) == ["2 empty", "2 that another document has word for word"]
+
+
+@pytest.mark.parametrize("wrong", ["5", "a:b", ":", "9:3", "-1:5", "1:2:3"])
+def test_limits_that_cannot_be_read_get_a_sentence(wrong):
+    with pytest.raises(ValueError, match="limits are written MIN:MAX"):
+        limits(wrong)
+
+
+# Figures that are no numbers
+
+
+def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, capsys, monkeypatch):
+    def partly(references, predictions):
+        return Scores({"partly": [1.0, math.nan, 3.0]}, "partly")
+
+    monkeypatch.setitem(scoring.METRICS, "partly", (partly, ("references", "predictions")))
+    folder = run(tmp_path / "a")
+    found = score(capsys, folder, "--metrics", "partly")
+    assert found["systems"][0]["scores"] == {"partly": 2.0}
+    assert found["left_out"] == {"partly": 1}
+    assert '"partly": null' in (folder / "scores.jsonl").read_text()
+    again = score(capsys, folder, "--metrics", "partly")
+    assert again == found
+    assert cli.main(["score", str(folder), "--metrics", "partly"]) == 0
+    assert "partly: 1 documents without a figure in some system are left out." in capsys.readouterr().out
+
+
+def test_a_figure_that_no_document_has_is_null(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(scoring.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
+    assert score(capsys, run(tmp_path / "a"), run(tmp_path / "b"), "--metrics", "none")["systems"][0]["scores"] == {"none": None}
+    assert cli.main(["score", str(tmp_path / "a"), "--metrics", "none"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["a", "–"]
+
+
+def test_lower_is_better_is_marked(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(scoring.METRICS, "wmd", (lambda references, predictions: Scores({"wmd": [1.0] * 3}, "wmd"), ("references", "predictions")))
+    folder = run(tmp_path / "a")
+    assert score(capsys, folder, "--metrics", "wmd")["lower_is_better"] == ["wmd"]
+    assert cli.main(["score", str(folder), "--metrics", "wmd"]) == 0
+    out = capsys.readouterr().out
+    assert "wmd ↓" in out
+    assert "↓: lower is better." in out
+    assert cli.main(["score", str(folder), "--metrics", "wmd", "--latex"]) == 0
+    assert r"wmd $\downarrow$" in capsys.readouterr().out
+
+
+def test_marks_are_corrected_for_several_comparisons():
+    figures = significance.compared([{"x": [1.0, 2.0, 3.0, 4.0] * 5}] + [{"x": [1.1, 2.0, 3.2, 4.1] * 5}] * 3, samples=50, shuffles=50)["x"]
+    larger = [max(one.p_bootstrap, one.p_randomisation) for one in figures[1:]]
+    assert [one.p_holm for one in figures[1:]] == significance.holm(larger)
+    assert figures[0].p_holm is None
+    assert [tables.mark(chance) for chance in (None, 0.5, 0.049, 0.009)] == ["", "", "*", "**"]
+
+
+# What a folder says
+
+
+def test_a_folder_says_what_it_knows(tmp_path):
+    folder = run(tmp_path / "x", objective="ce + rewards(2)", seed=7)
+    (folder / "log.jsonl").write_text('{"step": 1, "docs_per_second": 10.0}\n{"step": 2, "docs_per_second": 30.0}\n{"step": 2, "eval_ce": 1}\n{"st')
+    found = runs.run(folder)
+    assert (found.label, found.seed, found.floor) == ("ce + rewards(2)", 7, False)
+    assert runs.docs_per_second(folder) == 20.0
+    assert len(runs.log(folder)) == 3
+    (tmp_path / "bare").mkdir()
+    bare = runs.run(tmp_path / "bare")
+    assert (bare.label, bare.seed, bare.kind, runs.written_by(bare), runs.docs_per_second(tmp_path / "bare")) == ("bare", None, "", "", None)
+    (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3"}')
+    assert runs.run(tmp_path / "bare").floor
+    (tmp_path / "bare" / "generation.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation\.json is not JSON"):
+        runs.run(tmp_path / "bare")
+    (folder / "recipe.toml").write_text("= 3")
+    with pytest.raises(ValueError, match=r"recipe\.toml is not TOML"):
+        runs.run(folder)
+
+
+def test_names_of_folders_are_theirs_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(run(tmp_path / "xsum-v1.5"))
+    assert systems.aligned(None, [tmp_path / "xsum-v1.5"]).names == ["xsum-v1.5"]
+    assert systems.aligned(None, [type(tmp_path)(".")]).names == ["xsum-v1.5"]
