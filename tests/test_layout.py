@@ -63,3 +63,19 @@ def test_every_public_name_loads():
     assert set(ngramloss.__all__) <= set(dir(ngramloss))
     with pytest.raises(AttributeError, match="module 'ngramloss' has no attribute 'Jointloss'"):
         _ = ngramloss.Jointloss
+
+
+def test_scoring_needs_no_torch(tmp_path):
+    (tmp_path / "refs.jsonl").write_text('{"id": 1, "reference": "the cat sat on the mat"}\n')
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "prediction": "the cat sat on a mat"}\n')
+    program = "import sys; sys.modules['torch'] = None; from ngramloss.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["score", "--references", tmp_path / "refs.jsonl", tmp_path / "a.jsonl", "--metrics", "rouge,bleu,chrf,shape"]
+    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[:3]) == (0, ["system", "rouge1", "rouge2"]), done.stderr
+
+
+@pytest.mark.parametrize("program", ["from ngramloss.cli import main; sys.exit(main(['explain', '--reference', 'a', '--candidate', 'a']))", "import ngramloss; ngramloss.JointLoss('ce')"])
+def test_without_torch_a_sentence_says_how_to_get_it(program):
+    done = subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {program}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("this needs the package torch: pip install 'ngramloss[torch]'")

@@ -2,6 +2,9 @@
 
 import json
 import lzma
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -306,3 +309,12 @@ def test_the_released_summaries_score_as_published(name):
         found = rouge(gold, texts).values
         means = [sum(found[figure]) / len(gold) for figure in ("rouge1", "rouge2", "rougeLsum")]
         assert means == pytest.approx([one, two, three], abs=0.011)
+
+
+def test_the_examples_in_the_help_work_when_pasted(tmp_path):
+    examples = cli.SCORE_EXAMPLES.partition("runs, after")[0].splitlines()[1:]
+    program = f"ngramloss() {{ '{sys.executable}' -m ngramloss \"$@\"; }}\nset -e\n" + "\n".join(examples)
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rouge1") >= 6
+    assert "bertscore was left out" in done.stdout

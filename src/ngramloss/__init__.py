@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ngramloss.version import __version__ as __version__
+from ngramloss.version import lacking
 
 if TYPE_CHECKING:
     from ngramloss.attachment import attach as attach
@@ -49,7 +50,10 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used, so that ``ngramloss --help`` needs no torch (PEP 562)."""
     if name not in _ROOMS:
         raise AttributeError(f"module 'ngramloss' has no attribute {name!r}")
-    return getattr(import_module(f"ngramloss.{_ROOMS[name]}"), name)
+    try:
+        return getattr(import_module(f"ngramloss.{_ROOMS[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(lacking(error), name=error.name) from None
 
 
 def __dir__() -> list[str]:

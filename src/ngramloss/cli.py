@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ngramloss.version import __version__
+from ngramloss.version import __version__, lacking
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,22 +65,27 @@ Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, 
 by --set, bertscore, wmd, summac, factcc. One whose model is absent says what it needs; the others still run."""
 
 SCORE_EXAMPLES = """\
-examples:
-  ngramloss score runs/*
+examples, from the first line on:
+  echo '{"id": 1, "document": "The cat sat on the mat all day.", "reference": "the cat sat on the mat"}' > refs.jsonl
+  echo '{"id": 1, "prediction": "the cat sat on a mat"}' > a.jsonl
+  echo '{"id": 1, "prediction": "a dog lay on the mat"}' > b.jsonl
   ngramloss score --references refs.jsonl a.jsonl b.jsonl
-  ngramloss score --references refs.jsonl --documents docs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl
-  ngramloss score --references refs.txt a.txt --set rouge.sentences=pysbd --json | jq '.systems[0].scores'
+  ngramloss score --references refs.jsonl --documents refs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl b.jsonl
+  ngramloss score --references refs.jsonl a.jsonl --sentences pysbd --json
+  ngramloss score --references refs.jsonl a.jsonl b.jsonl --limits 5:62 --markdown
+  ngramloss score --references refs.jsonl a.jsonl --set rouge.tokenizer=characters --latex
   ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large
-  ngramloss score --references zh.jsonl a.jsonl --set rouge.tokenizer=characters --latex
+runs, after ngramloss generate:
+  ngramloss score runs/*
 """
 
 IMPORT = """\
 Bring in summaries that others released: give each the id of its reference, and put one sentence a line.
 
-FILE has a summary a line (also .gz, .xz), or is JSONL, or a folder with a numbered file for each document and a sentence
-a line (decoded/000000_decoded.txt). Known marks between sentences are found: <q>, <t> </t>, <n>, <S_SEP>, [X_SEP], [SEP],
-and a backslash with an n. ROUGE's default tokenizer does not see quotes; it does see -lrb- and n't, and metrics that
-know case or characters see all of it: --ptb undoes them."""
+FILE has a summary a line (also .gz, .xz), or is JSONL, or a folder with a numbered file for each document and a
+sentence a line (decoded/000000_decoded.txt). Known marks between sentences are found: <q>, <t> </t>, <n>, <S_SEP>,
+[X_SEP], [SEP], and a backslash with an n. ROUGE's default tokenizer does not see quotes; it does see -lrb- and n't, and
+metrics that know case or characters see all of it. --ptb undoes them; do so where the references are plain text."""
 
 IMPORT_EXAMPLES = """\
 examples:
@@ -151,6 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, FileNotFoundError) as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        print(f"error: {lacking(error)}", file=sys.stderr)
+        return 1
     except OSError as refused:   # a full disk, a folder that cannot be written
         print(f"error: {_refusal(refused)}", file=sys.stderr)
         return 1
