@@ -1,0 +1,1 @@
+"""One page that shows everything: runs and prediction files → what they gave → ``index.html``."""

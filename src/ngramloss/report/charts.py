@@ -1,0 +1,229 @@
+"""rows of training logs, and ablation tables → drawings whose colours follow the page's theme."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
+
+from ngramloss.report.packed import is_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = 7
+"""Series colours that the style sheet has; an eighth run takes the first again, dotted."""
+POINTS = 300
+"""Points of a curve, at most: every k-th and the last."""
+
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "http://www.w3.org/1999/xlink"
+_INK, _LINE = "#000001", "#000002"
+_SERIES = {f"#0001{run:02d}": f"var(--series-{run})" for run in range(COLOURS)}
+_PLACES = {_INK: "var(--muted)", _LINE: "var(--line)", **_SERIES}
+"""Colours that are drawn with, and what stands for them in the page."""
+_SETTINGS: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "ngramloss", "font.size": 8, "text.color": _INK, "axes.labelcolor": _INK,
+    "axes.edgecolor": _LINE, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+    "axes.grid": True, "grid.color": _LINE, "grid.linewidth": 0.5, "xtick.color": _LINE, "ytick.color": _LINE,
+    "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "xtick.major.size": 0, "ytick.major.size": 0,
+    "lines.linewidth": 1.4, "path.simplify": True, "figure.facecolor": "none", "axes.facecolor": "none",
+}  # fmt: skip
+_TERM = re.compile(r"[a-z_]+\(.*\)|ce")
+_CLOCKS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+class Series(NamedTuple):
+    """One curve of one run."""
+
+    run: int
+    part: str
+    dashed: bool
+    x: list[float]
+    y: list[float]
+
+
+class Panel(NamedTuple):
+    """One drawing of the training.
+
+    Attributes:
+        title: what is drawn.
+        parts: what solid and dashed lines are.
+        svg: the drawing.
+        box: left, top, right, bottom of the axes in the drawing's units.
+        steps: first and last step at the left and right end.
+        series: the values, to be read off.
+    """
+
+    title: str
+    parts: list[str]
+    svg: str
+    box: list[float]
+    steps: list[float]
+    series: list[Series]
+
+
+def training(runs: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each."""
+    panels: list[Panel] = []
+    for title, parts in _subjects(runs):
+        series = [one for place, run in enumerate(runs) for one in _series(place, run.get("rows") or [], parts)]
+        if series:
+            panels.append(_panel(title, series, f"t{len(panels)}"))
+    return panels
+
+
+def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """A dot for each row and figure, a ring for the paper's; nothing for a table without figures."""
+    rows = table.get("rows") or []
+    shown = [one for one in figures if any(is_number(_of(row, kind, one)) for row in rows for kind in _KINDS)]
+    if not shown:
+        return ""
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = _figure(5.0, 0.5 + 0.19 * len(rows))
+        axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+        for place, (one, ax) in enumerate(zip(shown, axes, strict=True)):
+            for kind, face in _KINDS.items():
+                points = [(value, at) for at, row in enumerate(rows) if is_number(value := _of(row, kind, one))]
+                ax.scatter(
+                    [value for value, _ in points], [at for _, at in points], s=16, linewidths=1.1, zorder=3,
+                    edgecolors=_colour(0), facecolors=_colour(0) if face else "none",
+                )  # fmt: skip
+            ax.set_title(_drawable(figures[one].get("label", one)), fontsize=8, parse_math=False)
+            ax.set_ylim(len(rows) - 0.5, -0.5)
+            ax.locator_params(axis="x", nbins=4)
+            ax.margins(x=0.15)
+            ax.spines["left"].set_visible(False)
+            if place == 0:
+                ax.set_yticks(range(len(rows)))
+                ax.set_yticklabels([_drawable(row.get("label", "")) for row in rows], parse_math=False)
+        figure.set_layout_engine("constrained")
+        return _markup(figure, name)
+
+
+_KINDS = {"scores": True, "paper": False}
+
+
+def _of(row: Mapping[str, Any], kind: str, figure: str) -> Any:
+    return (row.get(kind) or {}).get(figure)
+
+
+def _subjects(runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
+    """What is drawn: a title, and the rows' names with what they are called. The second name is dashed."""
+    names = list(dict.fromkeys(name for run in runs for row in run.get("rows") or [] for name in row))
+    judged = [name.removeprefix("eval_") for name in names if name.startswith("eval_")]
+    terms = [name for name in names if _TERM.fullmatch(name) and not name.startswith("eval_")] + judged
+    for term in ["loss", *dict.fromkeys(term for term in terms if term != "loss" and term not in _CLOCKS)]:
+        yield ("joint loss" if term == "loss" else term), {term: "training", f"eval_{term}": "validation"}
+    lengths = {int(found[1]) for name in names if (found := re.fullmatch(r"(?:matched|placed)/(\d+)", name))}
+    for n in sorted(lengths):
+        yield f"{n}-grams matched", {f"matched/{n}": "anywhere", f"placed/{n}": "in their place"}
+    yield "learning rate", {"learning_rate": ""}
+    yield "documents per second", {"docs_per_second": ""}
+
+
+def _series(run: int, rows: Sequence[Mapping[str, Any]], parts: Mapping[str, str]) -> Iterator[Series]:
+    for place, (name, part) in enumerate(parts.items()):
+        pairs = [(row.get("step"), row.get(name)) for row in rows]
+        points = _thinned([(step, value) for step, value in pairs if is_number(step) and is_number(value)])
+        if points:
+            yield Series(run, part, place == 1, [x for x, _ in points], [float(f"{y:.4g}") for _, y in points])
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    stride = -(-len(points) // POINTS)
+    return [*points[:: stride or 1], *(points[-1:] if stride > 1 and (len(points) - 1) % stride else [])]
+
+
+def _panel(title: str, series: list[Series], name: str) -> Panel:
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = _figure(4.0, 2.3)
+        ax = figure.add_axes((0.125, 0.12, 0.855, 0.84))
+        for one in series:
+            _draw(ax, one)
+        ax.locator_params(axis="both", nbins=5)
+        ax.grid(visible=False, axis="x")
+        ax.margins(x=0.01)
+        low, high = ax.get_xlim()
+        width, height = (72 * side for side in figure.get_size_inches())
+        box = [0.125 * width, (1 - 0.96) * height, 0.98 * width, (1 - 0.12) * height]
+        parts = list(dict.fromkeys(one.part for one in series if one.part))
+        return Panel(title, parts, _markup(figure, name), [round(side, 1) for side in box], [low, high], series)
+
+
+def _draw(ax: Axes, one: Series) -> None:
+    style = ":" if one.run >= COLOURS else "--" if one.dashed else "-"
+    (line,) = ax.plot(one.x, one.y, style, color=_colour(one.run))
+    if one.dashed or len(one.x) == 1:
+        line.set(marker="o", markersize=2.6, markeredgewidth=0)
+    line.set_gid(f"run-{one.run}-{one.part}")
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
+
+
+def _colour(run: int) -> str:
+    return f"#0001{run % COLOURS:02d}"
+
+
+def _drawable(text: object) -> str:
+    """Text without what XML cannot hold."""
+    return "".join(letter if letter.isprintable() else "�" for letter in str(text))
+
+
+def _markup(figure: Figure, name: str) -> str:
+    """The drawing as an element of a page: no metadata, no style of its own, names that no other drawing has."""
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")   # the reader's fonts draw it
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(out.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tail = None
+        element.text = element.text if element.text and element.text.strip() else None
+        _made_local(element, name)
+    for side in ("width", "height"):
+        root.attrib.pop(side, None)
+    root.set("aria-hidden", "true")
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _LINK)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _made_local(element: ElementTree.Element, name: str) -> None:
+    own = element.attrib.pop("id", None)
+    if own is not None and (run := re.match(r"run-(\d+)-", own)):
+        element.set("data-run", run[1])
+    elif own is not None and element.tag.rpartition("}")[2] != "g":
+        element.set("id", f"{name}-{own}")
+    for key, value in element.attrib.items():
+        if key == f"{{{_LINK}}}href":
+            element.set(key, f"#{name}-{value.removeprefix('#')}")
+        elif key in ("style", "clip-path"):
+            value = re.sub(r"#0000\d\d|#0001\d\d", lambda found: _PLACES[found[0]], value)
+            value = re.sub(r"url\(#(\w+)\)", rf"url(#{name}-\1)", value)
+            value = re.sub(r"font(-family)?: [^;]*sans[^;]*", _without_family, value)
+            element.set(key, value)
+        elif key == "d":
+            element.set(key, re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.1f}", value))
+
+
+def _without_family(found: re.Match[str]) -> str:
+    """The size of a font, and the page's own family."""
+    size = re.search(r"[\d.]+px", found[0])
+    return f"font-size: {size[0]}" if size else "font-family: inherit"

@@ -1,0 +1,144 @@
+"use strict";
+// What every part of the page uses: facts, compressed blocks, elements; then theme, navigation, the table and copying.
+// Nothing is ever inserted as markup: text goes in as text.
+
+const facts = JSON.parse(document.getElementById("facts").textContent);
+const at = (id) => document.getElementById(id);
+
+/** An element with properties and children; strings become text. */
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "class") made.className = value;
+    else if (name in made) made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** The bytes of a block that the page carries: base64, then gzip. */
+async function bytes(name) {
+  const text = atob(at(`pack-${name}`).textContent);
+  const zipped = new Uint8Array(text.length);
+  for (let place = 0; place < text.length; place++) zipped[place] = text.charCodeAt(place);
+  const plain = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(plain).arrayBuffer();
+}
+
+const blocks = new Map();
+
+/** What a block of JSON says, unpacked once. */
+function unpacked(name) {
+  if (!blocks.has(name)) blocks.set(name, bytes(name).then((found) => JSON.parse(new TextDecoder().decode(found))));
+  return blocks.get(name);
+}
+
+const columns = new Map();
+
+/** A figure of every case and system, as a function (case, system) → number, NaN where there is none. */
+function figureValues(place) {
+  if (!columns.has(place)) columns.set(place, bytes(`figure-${place}`).then((found) => {
+    const { low, decimals, systems } = facts.figures[place];
+    const codes = new Uint16Array(found);
+    const scale = 10 ** decimals;
+    return (number, system) => {
+      const code = codes[number * systems + (systems === 1 ? 0 : system)];
+      return code === facts.nothing ? NaN : low + code / scale;
+    };
+  }));
+  return columns.get(place);
+}
+
+/** A number with two decimals and a real minus; whole numbers without. */
+function shown(value, signed = false) {
+  if (Number.isNaN(value)) return "–";
+  const near = Math.round(value * 100) / 100;
+  const text = Number.isInteger(value) && !signed ? String(value) : near.toFixed(2);
+  return ((signed && near > 0 ? "+" : "") + text).replace("-", "−");
+}
+
+function fill(select, options, chosen) {
+  select.replaceChildren(...options.map(([value, label]) => element("option", { value, textContent: label })));
+  if (chosen !== undefined) select.value = chosen;
+}
+
+async function copy(text, said) {
+  try {
+    await navigator.clipboard.writeText(text);
+    at("copied").textContent = `${said} copied.`;
+    at("copy-text").hidden = true;
+  } catch {
+    at("copied").textContent = "The clipboard is closed to this page. Copy from here:";
+    at("copy-text").value = text;
+    at("copy-text").hidden = false;
+    at("copy-text").focus();
+    at("copy-text").select();
+  }
+}
+
+function startTheme() {
+  const kept = (value) => {
+    try { return value === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", value); }
+    catch { return null; }   // some browsers keep nothing for pages from disk
+  };
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const before = kept();
+  if (before === "light" || before === "dark") root.dataset.theme = before;
+  at("theme").addEventListener("click", () => {
+    const now = root.dataset.theme || (dark.matches ? "dark" : "light");
+    root.dataset.theme = now === "dark" ? "light" : "dark";
+    kept(root.dataset.theme);
+    document.dispatchEvent(new Event("theme"));
+  });
+  dark.addEventListener("change", () => document.dispatchEvent(new Event("theme")));
+}
+
+function startNavigation() {
+  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+  const watch = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) {
+      links.forEach((link, name) => link.classList.toggle("here", name === entry.target.id));
+    }
+  }, { rootMargin: "-20% 0px -70% 0px" });
+  document.querySelectorAll("main > section").forEach((section) => watch.observe(section));
+}
+
+/** Sort the systems by a column: best first, then worst first, then as they came. */
+function startTable() {
+  const body = at("systems");
+  if (!body) return;
+  const rows = [...body.rows];
+  const value = (row, column) => column === "label" ? row.cells[0].textContent : parseFloat(row.cells[+column + 1].dataset.value);
+  const compare = (a, b) => typeof a === "string" ? a.localeCompare(b) : Number.isNaN(a) - Number.isNaN(b) || a - b;
+  for (const button of document.querySelectorAll("#table [data-sort]")) button.addEventListener("click", () => {
+    const head = button.closest("th");
+    const upwards = button.dataset.sort === "label" || "lower" in button.dataset;
+    const turns = upwards ? ["ascending", "descending", "none"] : ["descending", "ascending", "none"];
+    const turn = turns[(turns.indexOf(head.getAttribute("aria-sort")) + 1) % 3];
+    document.querySelectorAll("#table [aria-sort]").forEach((other) => other.setAttribute("aria-sort", "none"));
+    head.setAttribute("aria-sort", turn);
+    const sign = turn === "descending" ? -1 : 1;
+    const known = (row) => typeof value(row, button.dataset.sort) === "string" || !Number.isNaN(value(row, button.dataset.sort));
+    const order = turn === "none" ? rows : [...rows].sort((a, b) =>
+      known(b) - known(a) || sign * compare(value(a, button.dataset.sort), value(b, button.dataset.sort)));
+    body.append(...order);
+  });
+  for (const button of document.querySelectorAll("[data-below]")) button.addEventListener("click", () => {
+    at("table").className = `results below-${button.dataset.below}`;
+    document.querySelectorAll("[data-below]").forEach((other) => other.setAttribute("aria-pressed", other === button));
+  });
+  for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
+    const form = facts.copies[button.dataset.copy];
+    const lines = [...body.rows].map((row) => form.rows[row.dataset.place]);
+    copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent);
+  });
+}
+
+startTheme();
+startNavigation();
+startTable();
+for (const button of document.querySelectorAll("[data-copy-text]")) {
+  button.addEventListener("click", () => copy(button.dataset.copyText, "Signature"));
+}

@@ -1,0 +1,202 @@
+"""what runs and systems gave, as one dict → ``index.html``, a page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ngramloss.checkpoints import write_whole
+from ngramloss.report import charts, packed, tables
+
+BUDGET = 7_900_000
+"""Bytes of a page, about. Summaries are always in it; documents as far as this allows."""
+_HERE = Path(__file__).parent
+_SCRIPTS = ("page.js", "training.js", "cases.js", "spread.js")
+
+
+def written(data: Mapping[str, Any], folder: Path, *, budget: int = BUDGET) -> Path:
+    """Write ``folder/index.html`` and return its path.
+
+    Args:
+        data: the report's dict; docs/report.md describes its keys. Every one may be missing or empty.
+        folder: where; made if it is not there.
+        budget: how many bytes the page may have before documents are left out.
+    """
+    check(data)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "index.html"
+    write_whole(path, rendered(data, budget=budget))
+    return path
+
+
+def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
+    """The whole page as text that UTF-8 can hold: half a surrogate pair becomes a question mark."""
+    try:
+        import jinja2
+        import matplotlib  # noqa: F401, so that it is said before half of the work is done
+    except ImportError as missing:
+        raise ValueError(f"a report needs {missing.name}. Install it with: pip install 'ngramloss[report]'") from None
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    template = environment.get_template("page.html")
+    figures = data.get("figures") or {}
+    table = tables.results(data)
+    panels = charts.training(data.get("training") or [])
+    blocks, facts = _case_blocks(data)
+    script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    known: dict[str, Any] = {
+        "data": data, "figures": figures, "table": table, "seeds": tables.seeds(data), "panels": panels,
+        "comparisons": tables.comparisons(data), "ablation": _ablation(data), "settings": settings(data),
+        "labels": [tables.written_label(system) for system in data.get("systems") or []], "colours": charts.COLOURS,
+        "style": (_HERE / "page.css").read_text(encoding="utf-8"), "script": script, "script_hash": _hash(script),
+    }  # fmt: skip
+    facts |= {"copies": tables.copies(table, figures), "panels": [_read_off(panel) for panel in panels]}
+    empty = template.render(**known, blocks=blocks, facts=escaped(facts))
+    size = len(empty.encode("utf-8", "replace"))
+    kept = packed.documents((data.get("cases") or {}).get("documents") or [], budget - size)
+    if not kept.blocks:
+        facts["documents"]["known"] = kept.known
+        return _sound(template.render(**known, blocks=blocks, facts=escaped(facts)))
+    facts["documents"] = {"starts": kept.starts, "kept": len(kept.places), "known": kept.known}
+    blocks |= {f"document-{place}": block for place, block in enumerate(kept.blocks)}
+    blocks["places"] = packed.packed(kept.places)
+    return _sound(template.render(**known, blocks=blocks, facts=escaped(facts)))
+
+
+def check(data: Mapping[str, Any]) -> None:
+    """Raise unless there is a text of every system for every case, and a figure for every text."""
+    cases = data.get("cases") or {}
+    count, systems = len(cases.get("ids") or []), data.get("systems") or []
+    if count and len(cases["texts"]) != len(systems):
+        raise ValueError(f"cases has texts of {len(cases['texts'])} systems, and there are {len(systems)}.")
+    parts = {"references": cases.get("references") or [], "documents": cases.get("documents")}
+    texts = zip(systems, cases.get("texts") or [], strict=False)
+    parts |= {f"texts of {one.get('name')!r}": those for one, those in texts}
+    for name, scores in (cases.get("scores") or {}).items():
+        if len(scores) != len(systems):
+            raise ValueError(f"cases has {name} of {len(scores)} systems, and there are {len(systems)}.")
+        parts |= {f"{name} of {one.get('name')!r}": those for one, those in zip(systems, scores, strict=True)}
+    for name, those in parts.items():
+        if those is not None and len(those) != count:
+            raise ValueError(f"cases has {count} ids and {len(those)} {name}: there must be one for each id.")
+
+
+def escaped(value: Any) -> str:
+    """JSON that can stand in a script element: nothing in it ends the element, or opens another.
+
+    >>> print(escaped({"text": "</script><!--"}))
+    {"text":"\\u003c/script\\u003e\\u003c!--"}
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def settings(data: Mapping[str, Any]) -> dict[str, list[tuple[str, list[str]]]]:
+    """Settings by name: those that all systems share, and those that differ, with a value for each system."""
+    systems = data.get("systems") or []
+    flat = [_flat(system.get("settings") or {}) for system in systems]
+    names = list(dict.fromkeys(name for those in flat for name in those))
+    rows = [(name, [those.get(name, "–") for those in flat]) for name in names]
+    shared = [(name, values[:1]) for name, values in rows if len(set(values)) == 1]
+    return {"shared": shared, "different": [(name, values) for name, values in rows if len(set(values)) > 1]}
+
+
+def _flat(value: Any, name: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        found: dict[str, str] = {}
+        for key, one in value.items():
+            found |= _flat(one, f"{name}.{key}" if name else str(key))
+        return found
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}
+
+
+def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Compressed blocks by name, and what the page must know to read them."""
+    cases, systems = data.get("cases") or {}, data.get("systems") or []
+    figures = data.get("figures") or {}
+    ids = [str(one) for one in cases.get("ids") or []]
+    facts: dict[str, Any] = {
+        "systems": [{"name": str(one.get("name", "")), "label": tables.written_label(one)} for one in systems],
+        "block": packed.BLOCK, "count": len(ids), "nothing": packed.NOTHING, "figures": [],
+        "documents": {"starts": [], "kept": 0, "known": 0}, "seen": [], "objectives": data.get("objectives") or {},
+    }  # fmt: skip
+    if not ids:
+        return {}, facts
+    blocks = {"ids": packed.packed(ids)}
+    for place, block in enumerate(packed.texts(cases["references"], cases["texts"])):
+        blocks[f"texts-{place}"] = block
+    scores = _with_shape(cases)
+    for name, values in scores.items():
+        told = figures.get(name, {})
+        codes = packed.figures(values)
+        blocks[f"figure-{len(facts['figures'])}"] = codes.codes
+        facts["figures"].append({
+            "name": name, "label": told.get("label") or _SHAPES.get(name, name), "low": codes.low,
+            "lower": bool(told.get("lower_is_better")), "ranks": name in figures and tables.ranks(told),
+            "decimals": codes.decimals, "systems": len(values),
+        })  # fmt: skip
+    for name, those in (data.get("seen") or {}).items():
+        if those:
+            blocks[f"seen-{len(facts['seen'])}"] = packed.seen(those)
+            facts["seen"].append(name)
+    return blocks, facts
+
+
+_SHAPES = {"words": "words", "novel2": "novel bigrams, %", "reference words": "words of the reference"}
+
+
+def _with_shape(cases: Mapping[str, Any]) -> dict[str, Sequence[Sequence[float | None]]]:
+    """The cases' figures, and lengths and novelty where they are not among them."""
+    scores = {name: values for name, values in (cases.get("scores") or {}).items() if values}
+    own: dict[str, Sequence[Sequence[float | None]]] = {}
+    if "words" not in scores:
+        own["words"] = [packed.lengths(system) for system in cases["texts"]]
+    own["reference words"] = [packed.lengths([those[0] if those else "" for those in cases["references"]])]
+    documents = cases.get("documents")
+    if "novel2" not in scores and documents and any(text is not None for text in documents):
+        own["novel2"] = [packed.novelty(system, documents) for system in cases["texts"]]
+    return scores | own
+
+
+def _ablation(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The ablation's tables with their drawings: a row's figures here and in the paper, the best of each in bold."""
+    figures, shown = data.get("figures") or {}, []
+    for place, table in enumerate(data.get("ablation") or []):
+        rows = table.get("rows") or []
+        columns = [(kind, name) for name in figures for kind in ("scores", "paper")
+                   if any(packed.is_number((row.get(kind) or {}).get(name)) for row in rows)]
+        best = [_best(rows, kind, figures[name], name) for kind, name in columns]
+        texts = [[tables.fixed((row.get(kind) or {}).get(name), 2) for kind, name in columns] for row in rows]
+        heads = [(figures[name].get("label", name), kind == "paper") for kind, name in columns]
+        shown.append({
+            "title": table.get("title", ""), "heads": heads, "has_paper": any(paper for _, paper in heads),
+            "rows": [(row.get("label", ""), [(text, text == most) for text, most in zip(line, best, strict=True)])
+                     for row, line in zip(rows, texts, strict=True)],
+            "svg": charts.ablation(table, figures, f"a{place}"),
+        })  # fmt: skip
+    return shown
+
+
+def _best(rows: Sequence[Mapping[str, Any]], kind: str, figure: Mapping[str, Any], name: str) -> str | None:
+    values = [value for row in rows if packed.is_number(value := (row.get(kind) or {}).get(name))]
+    if len(values) < 2 or not tables.ranks(figure):
+        return None
+    return tables.fixed(min(values) if figure.get("lower_is_better") else max(values), 2)
+
+
+def _read_off(panel: charts.Panel) -> dict[str, Any]:
+    return {"box": panel.box, "steps": panel.steps, "series": [one._asdict() for one in panel.series]}
+
+
+def _sound(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _hash(script: str) -> str:
+    return "sha256-" + b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
