@@ -12,7 +12,7 @@ from ngramloss.version import __version__, lacking
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ngramloss import recipe
+    from ngramloss import recipe, scoring, systems
 
 EXPLAIN = """\
 Show an objective at work on a sentence pair: its windows, which of them match, how often, what each earns.
@@ -93,6 +93,19 @@ examples:
   ngramloss import pointer-gen/decoded --order ids.txt --references refs.jsonl -o pointer.jsonl
   ngramloss import test.xsum.ours --ptb --references refs.jsonl -o simcls.jsonl
   ngramloss import system.txt --sentences "||" --references refs.jsonl -o system.jsonl
+"""
+
+REPORT = """\
+Write one page that works from disk: results with intervals and tests, training curves, ablation, every case with its
+n-grams lit, distributions, and where every figure comes from.
+
+Systems are named as for ngramloss score. What has no scores yet is scored first."""
+
+REPORT_EXAMPLES = """\
+examples:
+  ngramloss report runs/* -o report
+  ngramloss report --references refs.jsonl --documents docs.jsonl a.jsonl b.jsonl -o report
+  ngramloss report runs/* --metrics rouge,bertscore --set bertscore.model=roberta-large -o report
 """
 
 DATA = "Look at data sets."
@@ -211,26 +224,18 @@ def parser() -> argparse.ArgumentParser:
     generate.set_defaults(run_verb=_generate)
 
     score = _verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
-    score.add_argument(
-        "predictions", nargs="+", metavar="RUN_OR_FILE", help="one for each system; the first is compared with"
-    )
-    score.add_argument("--references", metavar="FILE", help="what should have been written (default: the runs' own)")
-    score.add_argument("--documents", metavar="FILE", help="what was summarised, for the metrics that read it")
-    score.add_argument("--metrics", default="rouge", metavar="NAMES", help="with commas between (default: %(default)s)")
-    score.add_argument(
-        "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="an option of a metric; repeatable"
-    )
-    score.add_argument("--sentences", metavar="SPLITTER", help="the same as --set rouge.sentences=… (default: newline)")
-    score.add_argument("--limits", metavar="MIN:MAX", help="flag texts outside; default: what a run states")
-    score.add_argument("--tokenizer", metavar="NAME", help="count tokens for --limits with this (default: words)")
-    score.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap (default: %(default)s)")
-    score.add_argument("--shuffles", type=int, default=10000, metavar="N", help="default: %(default)s")
-    score.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
+    _add_scoring(score, metrics="rouge")
     score.add_argument("--per-document", metavar="FILE", help="write every document's figures as JSONL")
     form = score.add_mutually_exclusive_group()
     for name in ("json", "latex", "markdown"):
         form.add_argument(f"--{name}", action="store_true", help=f"print {name} instead of a table")
     score.set_defaults(run_verb=_score)
+
+    report = _verb(verbs, "report", "one page of results, training, cases", REPORT, REPORT_EXAMPLES)
+    _add_scoring(report, metrics="rouge,bleu,chrf,shape")
+    report.add_argument("-o", "--out", default="report", metavar="DIR", help="default: %(default)s")
+    report.add_argument("--title", default="ngramloss report", metavar="TEXT", help="default: %(default)s")
+    report.set_defaults(run_verb=_report)
 
     bring = _verb(verbs, "import", "bring in summaries that others released", IMPORT, IMPORT_EXAMPLES)
     bring.add_argument("file", metavar="FILE", help="the summaries: a file, or a folder of numbered files")
@@ -296,6 +301,24 @@ def parser() -> argparse.ArgumentParser:
     _add_device(ngrams)
     ngrams.set_defaults(run_verb=_bench_ngrams)
     return root
+
+
+def _add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
+    verb.add_argument(
+        "predictions", nargs="+", metavar="RUN_OR_FILE", help="one for each system; the first is compared with"
+    )
+    verb.add_argument("--references", metavar="FILE", help="what should have been written (default: the runs' own)")
+    verb.add_argument("--documents", metavar="FILE", help="what was summarised, for the metrics that read it")
+    verb.add_argument("--metrics", default=metrics, metavar="NAMES", help="with commas between (default: %(default)s)")
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="an option of a metric; repeatable"
+    )
+    verb.add_argument("--sentences", metavar="SPLITTER", help="the same as --set rouge.sentences=… (default: newline)")
+    verb.add_argument("--limits", metavar="MIN:MAX", help="flag texts outside; default: what a run states")
+    verb.add_argument("--tokenizer", metavar="NAME", help="count tokens for --limits with this (default: words)")
+    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap (default: %(default)s)")
+    verb.add_argument("--shuffles", type=int, default=10000, metavar="N", help="default: %(default)s")
+    verb.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
 
 
 def _add_device(verb: argparse.ArgumentParser) -> None:
@@ -420,7 +443,34 @@ def _generate(options: argparse.Namespace) -> int:
 def _score(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from ngramloss import audit, scoring, systems, tables
+    from ngramloss import tables
+
+    result, _ = _scored(options)
+    if options.per_document:
+        tables.write_documents(result, Path(options.per_document))
+    forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
+    form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
+    print(form(result))
+    return 1 if result.absent and not result.figures else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from ngramloss.report import gathered, page
+
+    if Path(options.out).is_file():
+        raise ValueError(f"{options.out} is a file; -o needs a folder, which will be made.")
+    result, texts = _scored(options)
+    print(page.written(gathered.gathered(result, texts, title=options.title), Path(options.out)))
+    return 0
+
+
+def _scored(options: argparse.Namespace) -> tuple[scoring.Result, systems.Aligned]:
+    """What the options of score and report ask for, with a line that tells what is being done."""
+    from pathlib import Path
+
+    from ngramloss import audit, scoring, systems
 
     chosen = [name for name in options.metrics.split(",") if name]
     settings = _metric_options(options.set, chosen)
@@ -440,12 +490,7 @@ def _score(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if show:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    if options.per_document:
-        tables.write_documents(result, Path(options.per_document))
-    forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
-    form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
-    print(form(result))
-    return 1 if result.absent and not result.figures else 0
+    return result, texts
 
 
 def _import(options: argparse.Namespace) -> int:
