@@ -1,8 +1,10 @@
 """Word Mover's Distance against its linear programme and cases by hand; vector files whole and damaged."""
 
 import gzip
+import json
 import math
 import struct
+import subprocess
 import sys
 import tracemalloc
 
@@ -266,6 +268,12 @@ def test_words_that_do_not_occur_are_not_held(tmp_path):
     (b"cat 1 2\ndog 1 x\n", "line 2: 2 finite numbers expected after 'dog'"),
     (b"cat 1 2\ndog 1 nan\n", "line 2: 2 finite numbers expected after 'dog'"),
     (b"cat 1 2\ndog inf 1\n", "line 2: 2 finite numbers expected after 'dog'"),
+    (b"cat 1 2\ndog 1e200 1\n", "line 2: 2 finite numbers expected after 'dog'"),
+    (b"cat 1 2\ndog 1  2\n", "line 2: 2 numbers expected, got more after 'dog'"),
+    (b"2 300\ncat 1 2\ndog 1 2\n", "line 2: a word and 300 numbers expected, with spaces between, got 2 after 'cat'"),
+    (b"9" * 5000 + b" 2\ncat 1 2\n", "line 2: 1 numbers expected, got more after 'cat'"),
+    (b"cat 1 2\n" + b"x" * (1 << 24), r"a\.txt, line 2: longer than 16,777,216 bytes. It is no text with vectors"),
+    (b"\x00\x01\x02\xff\n" * 9, "line 1: a word and its numbers expected"),
     (b"3 2\ncat 1 2\ndog 1 2\n", r"a\.txt announces 3 vectors and holds 2: it is not whole. Fetch it again"),
     (b"", r"a\.txt holds no vectors"),
 ])
@@ -283,6 +291,7 @@ WHOLE = b"2 2\ncat " + struct.pack("<2f", 1, 2) + b"\ndog " + struct.pack("<2f",
     (WHOLE.replace(b"2 2", b"3 2"), "announces 3 vectors and ends within number 3"),
     (WHOLE[4:], "does not begin with the line `count dimensions`.* Of a fastText model take the .vec file"),
     (b"2 0\n", "does not begin with the line `count dimensions`"),
+    (b"2 99999999999999\ncat ", "does not begin with the line `count dimensions`"),
     (b"", "does not begin with the line `count dimensions`"),
     (WHOLE.replace(struct.pack("<2f", 3, 4), struct.pack("<2f", 3, math.nan)), "vector 2: 2 finite numbers expected after 'dog'"),
     (b"2 2\n" + b"x" * 70_000, "vector 1: a word and 2 numbers of 4 bytes expected, got no word. It is not a binary file of word2vec"),
@@ -303,8 +312,14 @@ def test_a_damaged_archive_is_refused(tmp_path, damage):
         wmd([["cat"]], ["dog"], vectors=path)
 
 
+def test_a_mark_of_utf_8_before_the_first_line_is_no_part_of_it(tmp_path):
+    for content in (b"cat 1 2\n", b"1 2\ncat 1 2\n"):
+        (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + content)
+        assert read_vectors(tmp_path / "a.txt", {"cat"})[0]["cat"].tolist() == [1, 2]
+
+
 def test_an_absent_file_is_asked_for(tmp_path):
-    with pytest.raises(Absent, match=r"wmd needs word vectors, and there is no file .*none\.txt. Point `vectors` to word2vec, GloVe or fastText vectors, such as"):
+    with pytest.raises(Absent, match=r"wmd needs word vectors, and there is no file .*none\.txt. Point to word2vec, GloVe or fastText vectors, such as .*--set wmd\.vectors=FILE"):
         wmd([["cat"]], ["dog"], vectors=tmp_path / "none.txt")
 
 
@@ -332,9 +347,71 @@ def test_without_pot_it_says_how_to_get_it(square, monkeypatch):
 def test_transport_that_is_not_solved_is_an_error(square, monkeypatch):
     import ot
 
-    monkeypatch.setattr(ot, "emd2", lambda *_, **__: (0.0, {"warning": "numItermax reached"}))
-    with pytest.raises(ValueError, match="optimal transport of 1 to 2 words was not solved: numItermax reached"):
-        wmd([["nw ne"]], ["cat"], vectors=square)
+    for answer, reason in (((0.0, {"warning": "numItermax reached"}), "numItermax reached"), ((math.nan, {"warning": None}), "nan")):
+        monkeypatch.setattr(ot, "emd2", lambda *_, answer=answer, **__: answer)
+        with pytest.raises(ValueError, match=f"wmd: document 2: optimal transport of 1 to 2 words was not solved: {reason}"):
+            wmd([["cat"], ["nw ne"]], ["cat", "cat"], vectors=square)
+
+
+def test_texts_too_long_to_compare_are_named(square, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PAIRS", 3)
+    assert distances(square, ["nw ne sw"], ["cat"], normalise=False)[0] > 0
+    with pytest.raises(ValueError, match=r"wmd: document 2 would move 2 different words to 2, more than 3 pairs. Shorten its texts"):
+        wmd([["cat"], ["nw ne"]], ["cat", "se sw"], vectors=square)
+
+
+@pytest.mark.parametrize("text", ["cat\x00nw", "\x1bcat\x7fnw", "cat\ud83dnw", "cat\u202enw\ufeff", "CAT\r\n\v\f\x85nw", "😀cat😀nw😀"])
+def test_signs_that_are_no_letters_only_part_words(square, text):
+    assert words(text) == ["cat", "nw"]
+    assert distances(square, ["nw cat"], [text]) == [0.0]
+
+
+def test_a_text_of_a_megabyte_is_compared(square):
+    long = "cat nw \x00 zoë! " * 70_000
+    assert len(long.encode()) > 1_000_000
+    assert distances(square, ["cat nw zoë", long], [long, "zoë nw cat"]) == [0.0, 0.0]
+    assert distances(square, ["cat"], ["x" * 1_000_000 + " nw"]) == distances(square, ["cat"], ["nw"])
+
+
+PROGRAM = """
+import os, sys
+{before}
+from ngramloss import cli
+code = cli.main(["score", "--references", "refs.jsonl", "--documents", "docs.jsonl", "mine.jsonl", "--json",
+                 "--metrics", "rouge,bleu,chrf,shape,wmd", "--set", "wmd.vectors=vectors.txt"])
+switches = [name for name in os.environ if name.startswith("POT_BACKEND")]
+print(code, sys.modules.get("torch") is not None, switches, file=sys.stderr)
+"""
+
+
+HIDDEN = """
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.mark.parametrize("before", ["", HIDDEN], ids=["installed", "not installed"])
+def test_scoring_by_words_neither_imports_torch_nor_needs_it(tmp_path, before):
+    for name, row in (("refs", {"reference": "the cat"}), ("docs", {"document": "a cat ran."}), ("mine", {"prediction": "a dog"})):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": "1", **row}))
+    text_file(tmp_path / "vectors.txt", {"cat": (1, 2), "dog": (2, 1)})
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(before=before)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr == "0 False []\n"
+    found = json.loads(done.stdout)["systems"][0]["scores"]
+    assert {"rouge1", "bleu", "chrf", "words", "wmd"} <= found.keys()
+
+
+def test_pot_is_imported_as_it_would_be_where_torch_is_in_use():
+    program = (
+        "import os, sys, torch\nos.environ['POT_BACKEND_DISABLE_JAX'] = 'mine'\n"
+        "from ngramloss.metrics import wmd\not = wmd._transport()\n"
+        "print(float(ot.emd2(torch.ones(1), torch.ones(1), torch.full((1, 1), 3.0))), os.environ['POT_BACKEND_DISABLE_JAX'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["3.0", "mine"], done.stderr
 
 
 def test_the_signature_says_what_could_change_a_figure(square, tmp_path):

@@ -89,7 +89,7 @@ def load_config(source: Source, kind: str = "AutoConfig") -> Any:
 def load_model(
     source: Source, kind: str, config: Any, *, state: dict[str, Any] | None = None, needless: Sequence[str] = ()
 ) -> Any:
-    """The model in fp32 and evaluation mode, by the class of transformers that reads it; all its weights are read.
+    """The model in fp32, without dropout, by the class of transformers that reads it; all its weights are read.
 
     Args:
         source: where it lies.
@@ -110,7 +110,7 @@ def load_model(
             f"{lost[0]} first: these would be random, and the figures noise. Give a model that was trained for this "
             "metric, saved with save_pretrained."
         )
-    return model.eval()
+    return model
 
 
 def load_state(source: Source) -> dict[str, Any]:
@@ -224,8 +224,6 @@ def reading(path: Path, metric: str) -> Iterator[None]:
             f"{metric}: {path} lacks files of its model, or they are damaged ({first_line(error)}). docs/metrics.md "
             "says which it needs."
         ) from error
-    except Absent:
-        raise
     except Exception as error:    # damaged files and foreign formats: anything may come of them
         raise ValueError(f"{metric}: {path} cannot be loaded: {first_line(error)}.") from error
 

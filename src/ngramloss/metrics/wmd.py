@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import re
 import sys
 import unicodedata
 import zlib
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -37,6 +39,10 @@ ENGLISH = frozenset(re.findall(
 STOP_WORDS: Mapping[str, frozenset[str]] = {"none": frozenset(), "english": ENGLISH}
 FORMATS = (".txt", ".vec", ".bin")
 LONGEST_WORD = 1 << 16   # bytes. No word of a vector file is as long; a file of another kind soon is
+LONGEST_LINE = 1 << 24   # bytes, likewise
+MOST_DIMENSIONS = 1 << 16
+MOST_PAIRS = 10**8   # of words: about 4 GB, and minutes
+BACKENDS = {"torch": "PYTORCH", "jax": "JAX", "cupy": "CUPY", "tensorflow": "TENSORFLOW"}   # package → POT's switch
 CHUNK = 1 << 20
 Bag = Mapping[str, int]
 
@@ -100,9 +106,9 @@ def wmd(
     known, dimensions = read_vectors(Path(vectors), wanted, normalise=normalise, limit=limit)
 
     values: dict[str, list[float]] = {"wmd": [], "wmd_known": []}
-    for prediction, those in documents:
+    for number, (prediction, those) in enumerate(documents, 1):
         bags = [{word: count for word, count in bag.items() if word in known} for bag in (prediction, *those)]
-        distances = [_distance(bags[0], bag, known, ot) for bag in bags[1:] if bags[0] and bag]
+        distances = [_distance(bags[0], bag, known, ot, f"document {number}") for bag in bags[1:] if bags[0] and bag]
         words = sum(sum(bag.values()) for bag in (prediction, *those))
         values["wmd"].append(min(distances, default=math.nan))
         values["wmd_known"].append(100 * sum(sum(bag.values()) for bag in bags) / max(1, words))
@@ -135,14 +141,24 @@ def _bag(text: str, stopped: frozenset[str]) -> Bag:
 
 
 def _transport() -> Any:
+    """The package POT, which would import every array library there is: its switches spare those not in use yet."""
+    switches = {f"POT_BACKEND_DISABLE_{name}": "1" for package, name in BACKENDS.items() if package not in sys.modules}
+    before = {switch: os.environ.get(switch) for switch in switches}
+    os.environ.update(switches)
     try:
         import ot  # type: ignore[import-untyped]
     except ImportError as error:
         raise Absent(f"wmd needs numpy and POT ({error}): pip install 'ngramloss[metrics]'.") from None
+    finally:
+        for switch, value in before.items():
+            if value is None:
+                del os.environ[switch]
+            else:
+                os.environ[switch] = value
     return ot
 
 
-def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot: Any) -> float:
+def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot: Any, place: str) -> float:
     """The distance of two bags. Shares are compared as whole numbers, so that equal ones cancel exactly."""
     import numpy
     from scipy.spatial.distance import cdist
@@ -154,12 +170,16 @@ def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot
     taken = [word for word, count in surplus.items() if count < 0]
     if not given:
         return 0.0
+    if len(given) * len(taken) > MOST_PAIRS:
+        raise ValueError(f"wmd: {place} would move {len(given):,} different words to {len(taken):,}, more than "
+                         f"{MOST_PAIRS:,} pairs. Shorten its texts.")
     moved = sum(surplus[word] for word in given)
     costs = cdist(numpy.stack([vectors[word] for word in given]), numpy.stack([vectors[word] for word in taken]))
     shares = [numpy.array([abs(surplus[word]) / moved for word in side]) for side in (given, taken)]
     cost, report = ot.emd2(*shares, costs, numItermax=100_000_000, log=True)
-    if report["warning"]:
-        raise ValueError(f"optimal transport of {len(given)} to {len(taken)} words was not solved: {report['warning']}")
+    if report["warning"] or not math.isfinite(cost):
+        raise ValueError(f"wmd: {place}: optimal transport of {len(given)} to {len(taken)} words was not solved: "
+                         f"{report['warning'] or cost}.")
     return float(cost) * moved / (size * other_size)
 
 
@@ -176,8 +196,9 @@ def read_vectors(
         raise ValueError(f"vectors are read from {', '.join(FORMATS)} files (word2vec, GloVe, fastText), also with "
                          f".gz, got {path.name!r}. Save them in one of these formats, or rename the file.")
     if not path.is_file():
-        raise Absent(f"wmd needs word vectors, and there is no file {path}. Point `vectors` to word2vec, GloVe or "
-                     "fastText vectors, such as GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt.")
+        raise Absent(f"wmd needs word vectors, and there is no file {path}. Point to word2vec, GloVe or fastText "
+                     "vectors, such as GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt, with --set "
+                     "wmd.vectors=FILE, in Python vectors=.")
     import numpy
 
     sought = {word.encode("utf-8", "replace"): word for word in wanted}
@@ -201,11 +222,14 @@ def read_vectors(
 
 def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
     announced = dimensions = read = 0
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1):
         if limit and read == limit:
             return
+        if len(line) == LONGEST_LINE:
+            raise ValueError(f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is no text with vectors.")
+        line = line.removeprefix(BOM_UTF8) if number == 1 else line
         fields = line.strip()   # fastText ends lines with a space. Bytes have no other spaces, such as words may hold
-        if number == 1 and re.fullmatch(rb"\d+ \d+", fields):
+        if number == 1 and re.fullmatch(rb"\d{1,18} \d{1,18}", fields):
             announced, dimensions = map(int, fields.split())
             continue
         if not fields:
@@ -233,7 +257,7 @@ def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
 
 def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
     header = re.fullmatch(rb"(\d+) (\d+)\s*", file.readline(100))
-    if header is None or int(header[2]) == 0:
+    if header is None or not 0 < int(header[2]) <= MOST_DIMENSIONS:
         raise ValueError(f"{path} does not begin with the line `count dimensions` of word2vec's binary files. Of a "
                          "fastText model take the .vec file instead.")
     announced, dimensions = int(header[1]), int(header[2])
@@ -263,9 +287,12 @@ def _numbers(entry: Entry, dimensions: int, *, binary: bool) -> Vector:
         vector = numpy.frombuffer(entry.numbers, "<f4") if binary else numpy.array(entry.numbers.split(b" "), "f8")
     except ValueError:
         vector = numpy.array([math.nan])
-    if not numpy.isfinite(vector).all():
+    vector = vector.astype("f8")
+    with numpy.errstate(all="ignore"):
+        squared_length = vector @ vector   # of NaN, infinite and enormous numbers not finite
+    if not numpy.isfinite(squared_length):
         raise ValueError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
-    return vector.astype("f8")
+    return vector
 
 
 def _is_number(field: bytes) -> bool:
