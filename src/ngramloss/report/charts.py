@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COLOURS = 7
 """Series colours that the style sheet has; an eighth run takes the first again, dotted."""
+SHOWN = 4
+"""Figures of an ablation that are drawn, at most."""
 POINTS = 300
 """Points of a curve, at most: every k-th and the last."""
 
@@ -80,7 +82,7 @@ def training(runs: Sequence[Mapping[str, Any]]) -> list[Panel]:
 def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """A dot for each row and figure, a ring for the paper's; nothing for a table without figures."""
     rows = table.get("rows") or []
-    shown = [one for one in figures if any(is_number(_of(row, kind, one)) for row in rows for kind in _KINDS)]
+    shown = ablation_figures(table, figures)[:SHOWN]
     if not shown:
         return ""
     import matplotlib
@@ -105,6 +107,14 @@ def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]],
                 ax.set_yticklabels([_drawable(row.get("label", "")) for row in rows], parse_math=False)
         figure.set_layout_engine("constrained")
         return _markup(figure, name)
+
+
+def ablation_figures(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The figures that the paper has too, R-Lsum beside its R-L; where it has none, all that a row has."""
+    rows = table.get("rows") or []
+    known = {kind: [one for one in figures if any(is_number(_of(row, kind, one)) for row in rows)] for kind in _KINDS}
+    beside = [one for one in known["scores"] if one in known["paper"] or one == "rougeLsum"]
+    return [one for one in figures if one in {*beside, *known["paper"]}] if known["paper"] else known["scores"]
 
 
 _KINDS = {"scores": True, "paper": False}

@@ -14,7 +14,10 @@ from ngramloss.report import charts, packed, tables
 
 BUDGET = 7_900_000
 """Bytes of a page, about. Summaries are always in it; documents as far as this allows."""
+_RESERVE = 50_000
+"""Bytes for what goes with documents: their places, and an element for each block."""
 _HERE = Path(__file__).parent
+_KEYS = ("title", "notes", "version", "made", "systems", "absent", "signatures", "deviations", "paper", "training")
 _SCRIPTS = ("page.js", "training.js", "cases.js", "spread.js")
 
 
@@ -45,7 +48,8 @@ def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     template = environment.get_template("page.html")
-    figures = data.get("figures") or {}
+    data = {**dict.fromkeys(_KEYS), **data, "figures": _told(data.get("figures") or {})}
+    figures = data["figures"]
     table = tables.results(data)
     panels = charts.training(data.get("training") or [])
     blocks, facts = _case_blocks(data)
@@ -53,13 +57,15 @@ def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
     known: dict[str, Any] = {
         "data": data, "figures": figures, "table": table, "seeds": tables.seeds(data), "panels": panels,
         "comparisons": tables.comparisons(data), "ablation": _ablation(data), "settings": settings(data),
-        "labels": [tables.written_label(system) for system in data.get("systems") or []], "colours": charts.COLOURS,
+        "labels": [tables.written_label(system) for system in data["systems"] or []], "colours": charts.COLOURS,
+        "runs": [str(run.get("label") or run.get("system") or "") for run in data["training"] or []],
+        "audit": [(tables.written_label(one), one["audit"]) for one in data["systems"] or [] if one.get("audit")],
         "style": (_HERE / "page.css").read_text(encoding="utf-8"), "script": script, "script_hash": _hash(script),
     }  # fmt: skip
     facts |= {"copies": tables.copies(table, figures), "panels": [_read_off(panel) for panel in panels]}
     empty = template.render(**known, blocks=blocks, facts=escaped(facts))
     size = len(empty.encode("utf-8", "replace"))
-    kept = packed.documents((data.get("cases") or {}).get("documents") or [], budget - size)
+    kept = packed.documents((data.get("cases") or {}).get("documents") or [], budget - size - _RESERVE)
     if not kept.blocks:
         facts["documents"]["known"] = kept.known
         return _sound(template.render(**known, blocks=blocks, facts=escaped(facts)))
@@ -105,6 +111,11 @@ def settings(data: Mapping[str, Any]) -> dict[str, list[tuple[str, list[str]]]]:
     rows = [(name, [those.get(name, "–") for those in flat]) for name in names]
     shared = [(name, values[:1]) for name, values in rows if len(set(values)) == 1]
     return {"shared": shared, "different": [(name, values) for name, values in rows if len(set(values)) > 1]}
+
+
+def _told(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    plain = {"lower_is_better": False, "metric": "", "help": ""}
+    return {name: {**plain, **one, "label": one.get("label") or name} for name, one in figures.items()}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
@@ -169,7 +180,7 @@ def _ablation(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     figures, shown = data.get("figures") or {}, []
     for place, table in enumerate(data.get("ablation") or []):
         rows = table.get("rows") or []
-        columns = [(kind, name) for name in figures for kind in ("scores", "paper")
+        columns = [(kind, name) for name in charts.ablation_figures(table, figures) for kind in ("scores", "paper")
                    if any(packed.is_number((row.get(kind) or {}).get(name)) for row in rows)]
         best = [_best(rows, kind, figures[name], name) for kind, name in columns]
         texts = [[tables.fixed((row.get(kind) or {}).get(name), 2) for kind, name in columns] for row in rows]

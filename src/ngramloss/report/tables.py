@@ -256,7 +256,7 @@ def _latex(table: Table, figures: Figures) -> dict[str, Any]:
             text = rf"\textbf{{{cell.text}}}" if cell.best else cell.text
             cells.append(_in_latex(text, keep="\\{}") + (f"$^{{{cell.mark}}}$" if cell.mark else ""))
         if table.has_speed:
-            cells.append(_in_latex(" ".join(filter(None, [row.speed.text, _bracket(row)]))) or "–")
+            cells.append(_in_latex(" ".join(filter(None, [row.speed.text, _bracket(row)])) or "–"))
         return " & ".join(cells) + r" \\"
 
     rule = [r"\midrule"]

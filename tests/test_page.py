@@ -1,0 +1,700 @@
+"""The report's page: tables and blocks in Python, and all that a reader does to it in a real browser."""
+
+import base64
+import csv
+import gzip
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from array import array
+
+import pytest
+from page_data import HOSTILE, against, hostile, large, log, sample, system
+
+from ngramloss.report import charts, packed, page, tables
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]   # fmt: skip
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def unpacked(block):
+    return gzip.decompress(base64.b64decode(block))
+
+
+# Tables
+
+
+@pytest.mark.parametrize(("bootstrap", "randomisation", "mark"), [
+    (0.001, 0.004, "**"), (0.001, 0.03, "*"), (0.03, 0.001, "*"), (0.4, 0.001, ""), (0.001, None, ""), (None, None, ""), (0.01, 0.01, "*"), (0.05, 0.05, ""),
+])  # fmt: skip
+def test_a_mark_stands_only_where_both_tests_agree(bootstrap, randomisation, mark):
+    assert tables.mark(against(0.3, bootstrap, randomisation)) == mark
+
+
+def test_floors_stand_apart_and_are_never_the_best():
+    data = sample(0)
+    data["systems"][0]["scores"]["rouge1"] = 99.0
+    table = tables.results(data)
+    assert [row.name for row in table.floors] == ["lead"]
+    assert [row.name for row in table.systems] == ["base", "m2", "r2"]
+    assert [row.cells[0].best for row in table.systems] == [False, True, False]
+    assert not table.floors[0].cells[0].best
+
+
+def test_the_best_distance_is_the_lowest_and_no_length_is_best():
+    table = tables.results(sample(0))
+    distance, words = list(sample(0)["figures"]).index("wmd"), list(sample(0)["figures"]).index("words")
+    assert [row.cells[distance].best for row in table.systems] == [False, True, False]
+    assert not any(row.cells[words].best for row in table.systems)
+
+
+def test_figures_that_look_the_same_share_the_best():
+    data = sample(0)
+    data["systems"][1]["scores"]["rouge1"] = 41.8701
+    assert [row.cells[0].best for row in tables.results(data).systems] == [True, True, False]
+
+
+def test_speed_stands_with_its_ratio_to_the_first_system():
+    table = tables.results(sample(0))
+    assert [(row.speed.text, row.speed.difference) for row in table.systems] == [("29.00", "×1.00"), ("26.10", "×0.90"), ("23.20", "×0.80")]
+    assert table.paper[0].speed.difference == "×1.00"
+
+
+def test_a_missing_figure_is_a_dash_and_sorts_nowhere():
+    data = sample(0)
+    data["systems"][1]["scores"] = {"rouge1": None, "rougeL": float("nan")}
+    cells = tables.results(data).systems[0].cells
+    assert [(cell.text, cell.value) for cell in cells[:3]] == [("–", None)] * 3
+
+
+def test_latex_has_bold_marks_rules_and_no_command_of_the_labels():
+    text = joined("latex")
+    assert text.splitlines()[:3] == [r"\begin{tabular}{lrrrrrr}", r"\toprule", r" & R-1 & R-L & R-Lsum & WMD $\downarrow$ & Words & Docs/s \\"]
+    assert r"ce + matches(2) & \textbf{41.87}$^{**}$ & \textbf{34.13}$^{*}$ & \textbf{34.13} & \textbf{4.510} & 18.20 & 26.10 ($\times$0.90) \\" in text
+    assert r"ce + rewards(2) \& 50\%\_x & " in text
+    assert r"lead-3 & 16.30 & 11.95 & 11.95 & 6.160 & 60.00 & -- \\" in text
+    assert text.count(r"\midrule") == 3
+
+
+def test_markdown_is_one_table():
+    lines = joined("markdown").splitlines()
+    assert lines[0] == "|  | R-1 | R-L | R-Lsum | WMD ↓ | Words | Docs/s |"
+    assert r"| ce + matches(2) | **41.87**\*\* | **34.13**\* | **34.13** | **4.510** | 18.20 | 26.10 (×0.90) |" in lines
+    assert lines[-1].startswith("| BART-base (paper) | 41.63 |")
+    data = sample(0)
+    data["systems"][1]["label"] = "a | b\n*c*"
+    table = tables.results(data)
+    assert tables.copies(table, data["figures"])["markdown"]["rows"][0].startswith(r"| a \| b \*c\* | ")
+
+
+def test_csv_reads_back_with_every_figure_in_full():
+    rows = list(csv.DictReader(joined("csv").splitlines()))
+    assert [(row["name"], row["kind"]) for row in rows] == [("lead", "floor"), ("base", "system"), ("m2", "system"), ("r2", "system"), ("BART-base", "paper")]
+    assert (rows[2]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"]) == ("41.87", "0.50", "**")
+    assert rows[3]["label"] == "ce + rewards(2) & 50%_x"
+    assert rows[2]["docs_per_second"] == "26.1"
+
+
+def joined(form):
+    data = sample(0)
+    parts = tables.copies(tables.results(data), data["figures"])[form]
+    return "\n".join([*parts["before"], *parts["rows"], *parts["after"]])
+
+
+def test_settings_are_parted_into_shared_and_different():
+    data = sample(0)
+    data["systems"] = data["systems"][1:3]
+    assert page.settings(data) == {"shared": [("recipe.train.rate", ["3e-05"]), ("generation.beams", ["6"])], "different": [("recipe.train.seed", ["1", "2"])]}
+
+
+# Blocks
+
+
+def test_figures_are_kept_to_the_shown_decimals():
+    rng = random.Random(0)
+    systems = [[rng.random() * 100 for _ in range(200)] for _ in range(3)]
+    systems[1][5], systems[2][7] = None, math.nan
+    kept = packed.figures(systems)
+    codes = array("H", unpacked(kept.codes))
+    for number in range(200):
+        for place in range(3):
+            code, value = codes[number * 3 + place], systems[place][number]
+            if value is None or math.isnan(value):
+                assert code == packed.NOTHING
+            else:
+                assert f"{kept.low + code / 10**kept.decimals:.2f}" == f"{value:.2f}"
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [-3.25, 4.5], [1e6, 0.0], [7.0], [None]])
+def test_figures_of_any_range_fit(values):
+    kept = packed.figures([values])
+    codes = array("H", unpacked(kept.codes))
+    for code, value in zip(codes, values, strict=True):
+        assert code == packed.NOTHING if value is None else kept.low + code / 10**kept.decimals == pytest.approx(value, abs=100, rel=1e-4)
+
+
+def test_documents_are_kept_as_far_as_there_is_room():
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("abcdefgh ", k=packed.DOCUMENT_BLOCK // 3)) for _ in range(9)]
+    everything = packed.documents([None, *texts], 10**7)
+    assert (everything.places, everything.known) == (list(range(1, 10)), 9)
+    assert [text for block in everything.blocks for text in json.loads(unpacked(block))] == texts
+    half = packed.documents([None, *texts], sum(map(len, everything.blocks)) // 2)
+    assert 0 < len(half.places) < 9
+    assert half.known == 9
+    assert sum(map(len, half.blocks)) <= sum(map(len, everything.blocks)) // 2
+
+
+def test_a_huge_document_does_not_keep_others_out():
+    rng = random.Random(0)
+    huge = "".join(rng.choices("abcdefgh ", k=2_000_000))
+    assert packed.documents([huge, "small"], 100_000).places == [1]
+
+
+def test_the_page_says_how_many_documents_it_has(tmp_path, monkeypatch):
+    data = sample(30)
+    data["cases"]["documents"] = ["".join(random.Random(place).choices("abcdefgh ", k=9000)) for place in range(30)]
+    monkeypatch.setattr(packed, "DOCUMENT_BLOCK", 10_000)
+    whole = len(page.rendered(data))
+    text = page.rendered(data, budget=whole - 50_000)
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
+    assert 0 < facts["documents"]["kept"] < facts["documents"]["known"] == 30
+    assert len(text) < whole - 50_000
+
+
+# What is written, and what is refused
+
+
+def test_nothing_in_json_can_end_its_element():
+    text = page.escaped(HOSTILE)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == HOSTILE
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    (lambda data: data["cases"]["texts"].pop(), "texts of 3 systems, and there are 4"),
+    (lambda data: data["cases"]["texts"][2].pop(), "6 ids and 5 texts of 'm2': there must be one for each id"),
+    (lambda data: data["cases"]["references"].pop(), "6 ids and 5 references"),
+    (lambda data: data["cases"]["documents"].pop(), "6 ids and 5 documents"),
+    (lambda data: data["cases"]["scores"]["rouge1"].pop(), "rouge1 of 3 systems, and there are 4"),
+    (lambda data: data["cases"]["scores"]["rouge1"][0].pop(), "6 ids and 5 rouge1 of 'lead'"),
+])  # fmt: skip
+def test_cases_that_do_not_fit_together_are_refused(change, told, tmp_path):
+    data = sample(6)
+    change(data)
+    with pytest.raises(ValueError, match=re.escape(told)):
+        page.written(data, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ValueError, match=re.escape("a report needs jinja2. Install it with: pip install 'ngramloss[report]'")):
+        page.written(sample(2), tmp_path)
+
+
+def test_the_page_is_made_without_torch():
+    program = "import sys; sys.modules['torch'] = None; import ngramloss.report.page as page; page.rendered({}); print('done')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_the_same_dict_gives_the_same_page():
+    assert page.rendered(sample(5)) == page.rendered(sample(5))
+
+
+# Drawings
+
+
+def test_each_term_rate_and_speed_has_a_drawing_and_clocks_have_none():
+    titles = [panel.title for panel in charts.training(sample(0)["training"])]
+    assert titles == ["joint loss", "ce", "matches(2)", "2-grams matched", "learning rate", "documents per second"]
+
+
+def test_drawings_take_their_colours_from_the_page_and_share_no_name():
+    panels = charts.training(sample(0)["training"])
+    assert all("var(--series-0)" in panel.svg and "var(--series-1)" in panel.svg for panel in panels)
+    assert not re.search(r"#0000\d\d|#0001\d\d|<style|<metadata|DejaVu", "".join(panel.svg for panel in panels))
+    names = [name for panel in panels for name in re.findall(r' id="([^"]+)"', panel.svg)]
+    assert len(names) == len(set(names)) > 0
+    for panel in panels:
+        used = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)", panel.svg)
+        assert {one or other for one, other in used} <= set(re.findall(r' id="([^"]+)"', panel.svg))
+
+
+def test_a_long_log_is_thinned_and_keeps_its_ends():
+    (panel, *_) = charts.training([{"label": "a", "rows": log(0, steps=10_001 * 10)}])
+    solid = panel.series[0]
+    assert len(solid.x) <= charts.POINTS + 1
+    assert (solid.x[0], solid.x[-1]) == (10, 100_010)
+
+
+def test_rows_without_numbers_are_not_drawn():
+    rows = [{"step": 1, "loss": None}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": 2.5}, {"loss": 1.0}]
+    (panel,) = charts.training([{"label": "a", "rows": rows}])
+    assert [(one.x, one.y) for one in panel.series] == [([3], [2.5])]
+
+
+def test_the_ablation_has_the_papers_figures_and_lsum_beside_l():
+    figures = sample(0)["figures"]
+    rows = [{"label": "a", "scores": dict.fromkeys(figures, 1.0), "paper": {"rouge1": 2.0, "rougeL": 3.0}}]
+    assert charts.ablation_figures({"rows": rows}, figures) == ["rouge1", "rougeL", "rougeLsum"]
+    assert charts.ablation_figures({"rows": [{"label": "a", "scores": {"wmd": 1.0}}]}, figures) == ["wmd"]
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip("no browser is installed: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS, headless=True)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The address of a page, each written once."""
+    kept = {}
+
+    def address(make):
+        if make not in kept:
+            kept[make] = page.written(make(), tmp_path_factory.mktemp("report")).as_uri()
+        return kept[make]
+
+    return address
+
+
+@pytest.fixture
+def visit(browser, written):
+    """Open a page; at the end nothing may have gone wrong in it, and nothing may have been asked for."""
+    contexts, wrong = [], []
+
+    def open_page(make=sample, hash="", before="", **options):
+        options.setdefault("viewport", {"width": 1280, "height": 900})
+        context = browser.new_context(**options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        address = written(make)
+        tab.on("request", lambda request: wrong.append(request.url) if not request.url.startswith((address, "data:,")) else None)
+        if before:
+            tab.add_init_script(before)
+        tab.goto(address + hash)
+        if tab.query_selector("#cases"):
+            tab.wait_for_selector("#texts .text")
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def until(tab, claim):
+    """Wait until an expression is true. The page's policy forbids what the browser driver would do for it."""
+    end = time.monotonic() + 10
+    while not tab.evaluate(claim):
+        assert time.monotonic() < end, f"never: {claim}"
+        tab.wait_for_timeout(20)
+
+
+def listed(tab):
+    """The ids in the list, as far as rows are made, from the top."""
+    return tab.eval_on_selector_all(".row", "rows => rows.sort((a, b) => a.offsetTop - b.offsetTop).map(row => row.querySelector('bdi').textContent)")
+
+
+def choose(tab, selector, **option):
+    tab.select_option(selector, **option)
+    tab.wait_for_timeout(50)
+
+
+def words_of(text):
+    return re.findall(r"[^\W_]+", text)
+
+
+def grams(text, n):
+    words = [word.lower() for word in words_of(text)]
+    return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+
+
+def shared_words(text, gold, n):
+    """The words of a text that stand in an n-gram of the reference, in the dumbest Python."""
+    there, hit = set(grams(gold, n)), set()
+    for start, gram in enumerate(grams(text, n)):
+        if gram in there:
+            hit |= set(range(start, start + n))
+    return [word for place, word in enumerate(words_of(text)) if place in hit]
+
+
+def test_the_page_opens_without_an_error_or_a_request(visit):
+    tab = visit()
+    for section in ("training", "ablation", "cases", "spread", "provenance"):
+        tab.evaluate(f"document.getElementById('{section}').scrollIntoView()")
+        tab.wait_for_timeout(60)
+    tab.wait_for_selector("#histogram rect", state="attached")
+    assert tab.title() == "A small report"
+    assert tab.inner_text("p.lead") == "Three systems on sentences made of parts."
+    assert "summac was left out: needs the documents." in tab.inner_text("#results")
+    assert "20 of 60 cases have their document here." in tab.inner_text("#documents-note")
+
+
+def test_a_page_of_nothing_opens(visit):
+    tab = visit(dict)
+    assert "No systems were given." in tab.inner_text("main")
+
+
+def one_system():
+    data = sample(8)
+    data["systems"] = data["systems"][1:2]
+    data["cases"]["texts"] = data["cases"]["texts"][1:2]
+    data["cases"]["scores"] = {}
+    data["cases"]["documents"] = None
+    return data
+
+
+def test_a_single_system_without_figures_can_be_read(visit):
+    tab = visit(one_system)
+    assert tab.locator("#texts .system").count() == 1
+    assert tab.locator(".row").count() == 8
+    assert tab.is_hidden("#system-b")
+
+
+def test_the_slider_marks_the_n_grams_shared_with_the_reference(visit):
+    tab = visit()
+    data = sample()
+    case = data["cases"]["ids"].index(listed(tab)[0])
+    gold = data["cases"]["references"][case][0]
+    seen = set()
+    for n in (1, 2, 3, 4, 5):
+        tab.fill("#n", str(n))
+        assert tab.inner_text("#n-shown") == str(n)
+        for place, system_texts in enumerate(data["cases"]["texts"]):
+            found = tab.locator("#texts .system").nth(place).locator("mark span").all_text_contents()
+            assert found == shared_words(system_texts[case], gold, n), (n, place)
+            seen.add((place, tuple(found)))
+    assert len(seen) > len(data["systems"])
+    assert tab.locator("#texts .reference .body").text_content() == gold
+
+
+def test_pointing_at_a_shared_n_gram_lights_its_other_occurrences(visit):
+    tab = visit(hash="#case=id-0&n=1")
+    data = sample()
+    texts = [data["cases"]["references"][0][0], *(those[0] for those in data["cases"]["texts"]), data["cases"]["documents"][0]]
+    word = tab.locator("#texts .system mark span").first
+    spelled = word.text_content()
+    word.hover()
+    lit = tab.locator("#texts .lit").all_text_contents()
+    assert len(lit) > 1
+    assert {one.lower() for one in lit} == {spelled.lower()}
+    assert len(lit) == sum(one.lower() == spelled.lower() for text in texts for one in words_of(text))
+    tab.mouse.move(0, 0)
+    assert tab.locator("#texts .lit").count() == 0
+    tab.locator("#texts .system mark").first.focus()
+    assert tab.locator("#texts .lit").count() >= len(lit)
+
+
+def test_columns_sort_by_click_and_by_keyboard(visit):
+    tab = visit()
+
+    def order():
+        return tab.eval_on_selector_all("#systems tr", "rows => rows.map(row => row.querySelector('bdi').textContent)")
+
+    given = order()
+    assert given == ["ce", "ce + matches(2)", "ce + rewards(2) & 50%_x"]
+    tab.click("text=R-1 >> nth=0")
+    assert order() == ["ce + matches(2)", "ce + rewards(2) & 50%_x", "ce"]
+    assert tab.get_attribute("#table th:nth-child(2)", "aria-sort") == "descending"
+    tab.keyboard.press("Enter")
+    assert order() == ["ce", "ce + rewards(2) & 50%_x", "ce + matches(2)"]
+    tab.keyboard.press("Space")
+    assert order() == given
+    tab.focus("#table th:nth-child(5) button")
+    tab.keyboard.press("Enter")   # WMD: lower is better, so the lowest is first
+    assert order() == ["ce + matches(2)", "ce", "ce + rewards(2) & 50%_x"]
+    assert tab.get_attribute("#table th:nth-child(5)", "aria-sort") == "ascending"
+
+
+CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => { %s } } });"""
+
+
+@pytest.mark.parametrize("form", ["latex", "markdown", "csv"])
+def test_copies_come_in_the_order_of_the_table(visit, form):
+    tab = visit(before=CLIPBOARD % "window.copied = text;")
+    tab.click(f"[data-copy={form}]")
+    assert tab.evaluate("window.copied") == joined(form)
+    tab.click("#table th:nth-child(2) button")
+    tab.click(f"[data-copy={form}]")
+    data = sample(0)
+    parts = tables.copies(tables.results(data), data["figures"])[form]
+    assert tab.evaluate("window.copied").split("\n") == [*parts["before"], *[parts["rows"][place] for place in (1, 2, 0)], *parts["after"]]
+    assert "copied" in tab.inner_text("#copied")
+    assert tab.is_hidden("#copy-text")
+
+
+def test_where_the_clipboard_is_refused_the_text_can_be_taken_by_hand(visit):
+    tab = visit(before=CLIPBOARD % "throw new Error('refused');")
+    tab.click("[data-copy=markdown]")
+    assert tab.input_value("#copy-text") == joined("markdown")
+    assert tab.evaluate("document.activeElement.id") == "copy-text"
+    tab.click("[data-copy-text]")
+    assert tab.input_value("#copy-text") == "rouge|refs:1|stemmer:yes"
+
+
+def test_cases_are_ordered_and_bounded_by_the_difference(visit):
+    tab = visit()
+    data = sample()
+    choose(tab, "#system-a", label="ce")
+    choose(tab, "#system-b", label="ce + matches(2)")
+    scores = data["cases"]["scores"]["rouge1"]
+    apart = {key: scores[2][place] - scores[1][place] for place, key in enumerate(data["cases"]["ids"])}
+    best = sorted(apart, key=lambda key: -apart[key])
+    assert listed(tab) == best[: len(listed(tab))]
+    assert tab.inner_text("#case-title") == f"Case {best[0]}"
+    tab.click("#direction")
+    until(tab, f"document.querySelector('#case-title').textContent === 'Case {best[-1]}'")
+    assert listed(tab)[:3] == best[::-1][:3]
+    tab.fill("#least", "20")
+    tab.keyboard.press("Tab")
+    inside = [key for key in best if apart[key] >= 20]
+    until(tab, f"document.querySelector('#found').textContent === '{len(inside)} of 60 cases'")
+    assert 0 < len(inside) < 60
+    assert listed(tab) == inside[::-1][: len(listed(tab))]
+
+
+@pytest.mark.parametrize("measure", ["length", "reference", "novelty"])
+def test_cases_are_ordered_by_length_and_novelty(visit, measure):
+    tab = visit()
+    cases = sample()["cases"]
+    choose(tab, "#system-a", label="ce")
+    choose(tab, "#measure", value=measure)
+    until(tab, "document.querySelector('#direction').textContent")
+
+    def value(place):
+        text, source = cases["texts"][1][place], cases["documents"][place]
+        if measure == "novelty":
+            own = set(grams(text, 2))
+            return -1 if source is None else 100 * len(own - set(grams(source, 2))) / len(own)
+        return len(words_of(text if measure == "length" else cases["references"][place][0]))
+
+    expected = sorted(range(60), key=lambda place: (-value(place), place))
+    found = [cases["ids"].index(key) for key in listed(tab)]
+    assert found == expected[: len(found)]
+
+
+def test_search_finds_words_in_any_text_and_ids(visit):
+    tab = visit()
+    cases = sample()["cases"]
+
+    def found(query):
+        tab.fill("#search", query)
+        until(tab, "location.hash.includes('q=') && !document.querySelector('#found').textContent.includes('searching')")
+        tab.wait_for_timeout(300)
+        return tab.inner_text("#found")
+
+    query = "The Old Minister HAS won"
+    holds = [place for place in range(60) if any(query.lower() in (text or "").lower() for text in
+             [cases["references"][place][0], cases["documents"][place], *(those[place] for those in cases["texts"])])]   # fmt: skip
+    assert 0 < len(holds) < 60
+    assert found(query) == f"{len(holds)} of 60 cases"
+    assert set(listed(tab)) <= {cases["ids"][place] for place in holds}
+    assert found("id-59") == "1 of 60 cases"
+    assert tab.inner_text("#case-title") == "Case id-59"
+    assert found("nobody wrote this") == "0 of 60 cases"
+
+
+def test_a_link_opens_its_case_with_its_settings(visit):
+    tab = visit(hash="#case=id-41&n=4&a=m2&b=r2&figure=rougeL")
+    until(tab, "document.querySelector('#case-title').textContent === 'Case id-41'")
+    assert tab.input_value("#n") == "4"
+    assert tab.eval_on_selector("#system-a", "box => box.selectedOptions[0].textContent") == "ce + matches(2)"
+    assert tab.eval_on_selector("#figure", "box => box.selectedOptions[0].textContent") == "R-L"
+    assert tab.evaluate("document.querySelector('#cases').getBoundingClientRect().top < innerHeight / 2")
+    tab.evaluate("location.hash = '#case=id-7&n=1'")
+    until(tab, "document.querySelector('#case-title').textContent === 'Case id-7'")
+    tab.evaluate("location.hash = '#case=nothing'")
+    until(tab, "document.querySelector('#found').textContent === 'There is no case nothing.'")
+
+
+def test_the_address_always_leads_back_to_the_case(visit):
+    tab = visit()
+    tab.click("#next")
+    tab.fill("#n", "3")
+    title, address = tab.inner_text("#case-title"), tab.evaluate("location.hash")
+    again = visit(hash=address)
+    until(again, f"document.querySelector('#case-title').textContent === '{title}'")
+    assert again.input_value("#n") == "3"
+    assert listed(again)[:5] == listed(tab)[:5]
+
+
+def test_keys_go_to_the_next_and_the_previous_case(visit):
+    tab = visit()
+    order = listed(tab)
+    tab.evaluate("document.getElementById('cases').scrollIntoView({ behavior: 'instant' })")
+
+    def press(key, then):
+        tab.keyboard.press(key)
+        until(tab, f"document.querySelector('#case-title').textContent === 'Case {then}'")
+
+    press("j", order[1])
+    press("ArrowRight", order[2])
+    press("k", order[1])
+    press("ArrowLeft", order[0])
+    tab.focus("#list")
+    press("ArrowDown", order[1])
+    assert tab.get_attribute(".row[aria-selected=true]", "id") == f"row-{order[1].removeprefix('id-')}"
+    tab.focus("#search")
+    tab.keyboard.type("j")
+    tab.wait_for_timeout(50)
+    assert tab.inner_text("#case-title") == f"Case {order[1]}"
+
+
+@pytest.mark.parametrize(("n", "free", "bound"), [
+    (1, [1, 1, 0, 1, 1, 1], [1, 1, 0, 0, 0, 1]), (2, [1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 0, 0]), (3, [0] * 6, [0] * 6),
+])  # fmt: skip
+def test_what_the_objective_saw_is_marked_with_and_without_place(visit, n, free, bound):
+    tab = visit(hash=f"#case=id-0&n={n}")
+    tab.wait_for_selector("#seen .token")
+    assert tab.locator("#seen .token > :first-child").all_text_contents() == ["the", "cat", "sat", "on", "the", "mat"]
+    assert tab.locator("#seen .best-token").all_text_contents() == ["the", "cat", "lay", "the", "mat", "mat"]
+    for kind, expected in (("free", free), ("bound", bound)):
+        marks = tab.eval_on_selector_all(f"#seen .token .{kind}", "all => all.map(one => +one.classList.contains('on'))")
+        assert marks == expected
+    tab.evaluate("location.hash = '#case=id-1'")
+    until(tab, "!document.querySelector('#seen').childElementCount")
+
+
+def test_a_run_can_be_hidden_and_values_read_off(visit):
+    tab = visit()
+    panel = tab.locator(".panel").first
+    assert panel.locator("[data-run='1'] >> visible=true").count() > 0
+    tab.uncheck(".runs input >> nth=1")
+    assert panel.locator("[data-run='1'] >> visible=true").count() == 0
+    assert panel.locator("[data-run='0'] >> visible=true").count() > 0
+    tab.focus("#table th button")
+    panel.focus()
+    tab.keyboard.press("ArrowLeft")
+    (row,) = [row for row in log(1) if row["step"] == 50]
+    assert panel.locator("output").text_content() == f"step 50training {row['loss']:.4g}"   # run 1 is hidden
+
+
+def test_distributions_count_every_case_once(visit):
+    tab = visit()
+    scores = sample()["cases"]["scores"]["rougeL"]
+    tab.evaluate("document.getElementById('spread').scrollIntoView()")
+    tab.wait_for_selector("#histogram rect", state="attached")
+    choose(tab, "#spread-figure", label="R-L")
+    pairs = [(one, other) for one, other in zip(scores[0], scores[1], strict=True) if one is not None and other is not None]
+    better, worse = sum(other > one for one, other in pairs), sum(other < one for one, other in pairs)
+    until(tab, f"document.querySelector('#histogram-note').textContent.startsWith('B is better in {better} cases, worse in {worse};')")
+    titles = tab.eval_on_selector_all("#histogram rect title", "all => all.map(one => parseInt(one.textContent))")
+    assert sum(titles) == better + worse
+    known = sum(one is not None for system_scores in scores[:2] for one in system_scores)
+    until(tab, f"document.querySelector('#scatter').getAttribute('aria-label').endsWith('{known} points')")
+
+
+def background(tab):
+    return sum(map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]))
+
+
+def test_the_theme_follows_the_system_and_the_switch(visit):
+    light, dark = visit(color_scheme="light"), visit(color_scheme="dark")
+    assert background(light) > 600 > 200 > background(dark)
+    light.click("#theme")
+    assert background(light) == background(dark)
+    light.reload()
+    assert background(light) == background(dark)
+    dark.click("#theme")
+    assert background(dark) > 600
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_has_contrast_in_both_themes(visit, theme):
+    tab = visit(color_scheme=theme)
+
+    def luminance(colour):
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    paper = luminance(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+    for name, least in {"ink": 7, "muted": 4.5, "accent": 4.5, "up": 4.5, "down": 4.5, **{f"series-{k}": 3 for k in range(charts.COLOURS)}}.items():
+        colour = tab.evaluate(f"(() => {{ const i = document.createElement('i'); i.style.color = 'var(--{name})'; document.body.append(i); return getComputedStyle(i).color; }})()")
+        bright, dim = sorted([luminance(colour), paper], reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= least, name
+
+
+def test_the_page_prints_in_light_without_controls(visit):
+    tab = visit(color_scheme="dark")
+    assert tab.pdf()[:5] == b"%PDF-"
+    tab.emulate_media(media="print")
+    assert background(tab) > 600
+    assert tab.is_hidden("nav")
+    assert tab.is_hidden("#list")
+    assert tab.is_visible("#table")
+
+
+def test_hostile_text_stays_text(visit):
+    tab = visit(hostile)
+    ids = [key.replace("\ud83d", "?") for key in hostile()["cases"]["ids"]]   # half a pair cannot be kept
+    for place, text in enumerate(HOSTILE):
+        tab.evaluate(f"location.hash = new URLSearchParams({{ case: {json.dumps(ids[place])} }})")
+        until(tab, f"document.querySelector('#case-title bdi').textContent === {json.dumps(ids[place])}")
+        shown = tab.locator("#texts .system .body").first.text_content()
+        assert shown == text.replace("\ud83d", "?")
+    tab.evaluate("document.getElementById('spread').scrollIntoView()")
+    tab.wait_for_selector("#histogram rect", state="attached")
+    assert tab.evaluate("window.hacked") is None
+    assert tab.locator("main img, main script").count() == 0
+    assert tab.inner_text("h1") == HOSTILE[0]
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+@pytest.mark.parametrize("make", [sample, hostile])
+def test_a_phone_never_scrolls_the_page_sideways(visit, make):
+    tab = visit(make, viewport={"width": 390, "height": 844})
+    for section in ("results", "training", "ablation", "cases", "spread", "provenance"):
+        tab.evaluate(f"document.getElementById('{section}').scrollIntoView()")
+        tab.wait_for_timeout(60)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.evaluate("document.querySelector('.scroll').scrollWidth") > 390   # the table scrolls in its own box
+
+
+def test_xsums_test_set_is_small_quick_and_listed_lazily(browser, visit, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large")
+    path = page.written(large(), folder)
+    assert path.stat().st_size <= 8_000_000
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    started = time.perf_counter()
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("#texts .text")
+    assert time.perf_counter() - started <= 2
+    assert tab.inner_text("#found") == "11,334 cases"
+    assert tab.locator(".row").count() < 40
+    tab.evaluate("document.getElementById('list').scrollTop = 5000 * 60")
+    until(tab, "[...document.querySelectorAll('.row')].some(row => row.offsetTop === 5000 * 60)")
+    assert tab.locator(".row").count() < 40
+    context.close()
+
+
+def test_a_system_of_many_shapes_is_no_error():
+    data = sample(4)
+    data["systems"].append(system("x", "", 1.0, 1.0, 1.0, 1.0, settings={"list": [1, {"a": None}], "empty": {}}))
+    data["cases"]["texts"].append(["a"] * 4)
+    for scores in data["cases"]["scores"].values():
+        scores.append([None] * 4)
+    assert "list" in dict(page.settings(data)["different"])
+    assert page.rendered(data)
