@@ -108,6 +108,24 @@ examples:
   ngramloss report runs/* --metrics rouge,bertscore --set bertscore.model=roberta-large -o report
 """
 
+REPRODUCE = """\
+Do again what a table of the paper shows: train, generate, score, and write the table beside the paper's values, and a
+page. What is done already is not done again: the same command continues what was stopped.
+
+table1: statistics of the data sets. table2: every objective. table3: single and accumulated n. cases: every objective,
+and the cases where they differ most. --data chooses the scale: cnndm or xsum with BART-base, days of GPU time; newswire
+with a small model that is trained first, minutes of two CPU cores, and the default where no hub can be reached; or a
+file or folder of your own, with --model."""
+
+REPRODUCE_EXAMPLES = """\
+examples:
+  ngramloss reproduce table1 --data newswire
+  ngramloss reproduce cases --data newswire --objectives ce "ce + matches(2,3,4)"
+  ngramloss reproduce table3 --data newswire --seeds 1
+  ngramloss reproduce table2 --data xsum --seeds 3 --runs runs/xsum
+  ngramloss reproduce table2 --data my/folder --model facebook/bart-base --set train.epochs=3
+"""
+
 DATA = "Look at data sets."
 
 STATS = """\
@@ -236,6 +254,22 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("-o", "--out", default="report", metavar="DIR", help="default: %(default)s")
     report.add_argument("--title", default="ngramloss report", metavar="TEXT", help="default: %(default)s")
     report.set_defaults(run_verb=_report)
+
+    again = _verb(verbs, "reproduce", "do again what a table of the paper shows", REPRODUCE, REPRODUCE_EXAMPLES)
+    again.add_argument("table", choices=["table1", "table2", "table3", "cases"], help="of the paper")
+    again.add_argument("--data", metavar="NAME", help="default: xsum, or newswire where no hub can be reached")
+    again.add_argument("--model", metavar="NAME", help="a folder or hub id to fine-tune (default: the recipe's)")
+    again.add_argument("--seeds", type=int, default=1, metavar="N", help="of each objective (default: %(default)s)")
+    again.add_argument("--objectives", nargs="+", default=[], metavar="WRITTEN", help="only these rows")
+    again.add_argument("--runs", metavar="DIR", help="where runs are kept (default: runs/reproduce-DATA)")
+    again.add_argument("-o", "--out", default="report", metavar="DIR", help="for the page (default: %(default)s)")
+    again.add_argument("--limit", type=int, default=0, metavar="N", help="at most N test documents")
+    again.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a setting of the recipe, or METRIC.OPTION of a metric in --metrics; repeatable",
+    )
+    again.add_argument("--metrics", default="", metavar="NAMES", help="besides rouge, bleu, chrf and shape")
+    again.set_defaults(run_verb=_reproduce)
 
     bring = _verb(verbs, "import", "bring in summaries that others released", IMPORT, IMPORT_EXAMPLES)
     bring.add_argument("file", metavar="FILE", help="the summaries: a file, or a folder of numbered files")
@@ -463,6 +497,44 @@ def _report(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.out} is a file; -o needs a folder, which will be made.")
     result, texts = _scored(options)
     print(page.written(gathered.gathered(result, texts, title=options.title), Path(options.out)))
+    return 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from tqdm import tqdm
+
+    from ngramloss import reproduce, tables
+
+    data = options.data or reproduce.chosen_data()
+    if options.table == "table1":
+        names = [data] if options.data or data == reproduce.SMALL else ["cnn_dailymail", "xsum"]
+        print(reproduce.table1(names, limit=options.limit))
+        return 0
+    chosen = [name for name in options.metrics.split(",") if name]
+    of_metrics = [setting for setting in options.set if setting.partition(".")[0] in chosen]
+    folder = Path(options.runs or Path("runs") / f"reproduce-{Path(data).name}")
+    plan = reproduce.planned(
+        options.table, folder, data=data, model=options.model, seeds=options.seeds, objectives=options.objectives,
+        overrides=[setting for setting in options.set if setting not in of_metrics], metrics=chosen,
+        limit=options.limit,
+    )  # fmt: skip
+    with tqdm(unit=" documents", desc="writing", leave=False, disable=not sys.stderr.isatty()) as bar:
+        done = reproduce.reproduced(
+            plan, Path(options.out), options=_metric_options(of_metrics, chosen),
+            say=lambda text: bar.write(text, file=sys.stderr), progress=lambda count, _: bar.update(count),
+        )  # fmt: skip
+    if done is None:
+        return 130
+    print(plan.note)
+    for line in tables.columns(reproduce.rows(done.result, plan)):
+        print(line)
+    if options.table == "cases":
+        print(reproduce.cases(done.result, done.texts))
+    print(f"\n± half of the 95% interval over test documents{'; over seeds, their spread' * (options.seeds > 1)}. "
+          f"* and **: differs from {done.result.names[0]} at 5% and 1% (both paired tests, Holm).")
+    print(done.page)
     return 0
 
 

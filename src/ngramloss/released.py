@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ngramloss.checkpoints import write_whole
 from ngramloss.corpus.statistics import words_of
-from ngramloss.systems import _lines, _listed, _table
+from ngramloss.systems import lines, listed, table
 
 MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
 """What parts sentences in released files: BertSum, UniLM and ProphetNet, Pegasus; the last is a backslash and an n."""
@@ -67,7 +67,7 @@ def imported(
     """
     if order and gold:
         raise ValueError("order and gold both say whose summary a line is. Give one of them.")
-    ours, _ = _table(references, "reference")
+    ours, _ = table(references, "reference")
     texts, has_ids = _texts(path)
     notes: list[str] = []
     if has_ids and not order and not gold:
@@ -119,7 +119,7 @@ def _texts(path: Path) -> tuple[dict[str, str], bool]:
     """Texts by id or number, and whether they have ids."""
     if path.is_dir():
         return _documents(path), False
-    found, numbered = _table(path, "prediction")
+    found, numbered = table(path, "prediction")
     return found, not numbered
 
 
@@ -139,14 +139,14 @@ def _documents(folder: Path) -> dict[str, str]:
     lost = sorted(set(range(places[0], places[-1] + 1)).difference(places))
     if lost:
         raise ValueError(f"{folder} lacks {len(lost)} numbers between {places[0]} and {places[-1]}, first {lost[0]}.")
-    return {str(place): "\n".join(_lines(numbered[place])) for place in places}
+    return {str(place): "\n".join(lines(numbered[place])) for place in places}
 
 
 def _ids_in(path: Path) -> list[str]:
-    ids = [line.strip() for line in _lines(path) if line.strip()]
+    ids = [line.strip() for line in lines(path) if line.strip()]
     twice = [key for key, count in Counter(ids).items() if count > 1]
     if twice:
-        raise ValueError(f"{path} has {len(twice)} ids more than once ({_listed(twice)}).")
+        raise ValueError(f"{path} has {len(twice)} ids more than once ({listed(twice)}).")
     return ids
 
 
@@ -167,7 +167,7 @@ def _as_many(texts: dict[str, str], wanted: int, path: Path, other: Path, notes:
 def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, references: Path) -> None:
     known = set(ids)
     wrong = {"missing": [key for key in ours if key not in known], "extra": [key for key in ids if key not in ours]}
-    told = ", ".join(f"{len(those)} {kind} ({_listed(those)})" for kind, those in wrong.items() if those)
+    told = ", ".join(f"{len(those)} {kind} ({listed(those)})" for kind, those in wrong.items() if those)
     if told:
         raise ValueError(f"{path} does not have the ids of {references}: {told}.")
 
@@ -230,7 +230,7 @@ def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[s
     notes = []
     empty = [key for key, text in predictions.items() if not text]
     if empty:
-        notes.append(f"{len(empty)} summaries are empty ({_listed(empty)}).")
+        notes.append(f"{len(empty)} summaries are empty ({listed(empty)}).")
     if len(predictions) >= LOOKED_AT:
         texts = [set(words_of(text)) for text in predictions.values()]
         golds = [set(words_of(ours[key])) for key in predictions]

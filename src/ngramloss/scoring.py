@@ -13,6 +13,7 @@ from ngramloss.audit import Limits, oddities
 from ngramloss.kept import Keyed
 from ngramloss.metrics.bertscore import bertscore
 from ngramloss.metrics.factcc import factcc
+from ngramloss.metrics.facts import facts
 from ngramloss.metrics.overlap import bleu, chrf
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.scores import Absent, Pooled, Scores
@@ -33,6 +34,7 @@ METRICS: dict[str, tuple[Callable[..., Scores], tuple[str, ...]]] = {
     "wmd": (wmd, ("references", "predictions")),
     "summac": (summac, ("documents", "predictions")),
     "factcc": (factcc, ("documents", "predictions")),
+    "facts": (facts, ("ids", "predictions")),
 }
 """Name → the metric, and the texts it takes in this order. ``documents`` may be None for ``shape`` alone."""
 
@@ -114,7 +116,9 @@ def scored(
     absent = {}
     for name in metrics:
         metric, takes = METRICS[name]
-        given = {"references": texts.task.references, "documents": texts.task.documents}
+        given: dict[str, Any] = {
+            "ids": texts.task.ids, "references": texts.task.references, "documents": texts.task.documents
+        }
         if "documents" in takes and given["documents"] is None and name != "shape":
             absent[name] = "needs the documents: give them with --documents."
             continue

@@ -55,7 +55,7 @@ def aligned(references: Path | None, predictions: Sequence[Path], documents: Pat
     if references is None:
         references = _references_of([folder for folder in folders if folder is not None])
         documents = documents or (references if _has_documents(references) else None)
-    gold, numbered = _table(references, "reference")
+    gold, numbered = table(references, "reference")
     several = {key: [value] if isinstance(value, str) else value for key, value in gold.items()}
     warnings: list[str] = []
     read = _texts(documents, "document", list(gold), numbered, references, warnings) if documents else None
@@ -84,7 +84,7 @@ def _references_of(folders: Sequence[Path]) -> Path:
 
 
 def _has_documents(path: Path) -> bool:
-    row = json.loads(next(_lines(path), "{}") or "{}")
+    row = json.loads(next(lines(path), "{}") or "{}")
     return isinstance(row, dict) and any(field in row for field in _FIELDS["document"])
 
 
@@ -94,11 +94,11 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
         path = folder / "references.jsonl"
         if not path.is_file():
             continue
-        other, _ = _table(path, "reference")
+        other, _ = table(path, "reference")
         apart = [key for key in gold if other.get(key) != gold[key]]
         if apart:
             raise ValueError(
-                f"{path} and {references} have other references for {len(apart)} ids ({_listed(apart)}): the systems "
+                f"{path} and {references} have other references for {len(apart)} ids ({listed(apart)}): the systems "
                 "were not judged by the same data. Generate them for the same data and split."
             )
 
@@ -107,7 +107,7 @@ def _texts(
     path: Path, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str]
 ) -> list[str]:
     """The texts of a file in the order of the ids."""
-    found, by_line = _table(path, what)
+    found, by_line = table(path, what)
     if by_line != numbered and (by_line or not set(ids) <= found.keys()):
         raise ValueError(
             f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
@@ -125,7 +125,7 @@ def _texts(
     known = set(ids)
     wrong = {"missing": [key for key in ids if key not in found], "extra": [key for key in found if key not in known]}
     if wrong["missing"] or (wrong["extra"] and what != "document"):
-        told = ", ".join(f"{len(those)} {kind} ({_listed(those)})" for kind, those in wrong.items() if those)
+        told = ", ".join(f"{len(those)} {kind} ({listed(those)})" for kind, those in wrong.items() if those)
         raise ValueError(f"{path} does not have the ids of {references}: {told}.")
     return [str(found[key]) for key in ids]
 
@@ -137,7 +137,7 @@ def _without_blank_end(found: dict[str, Any]) -> dict[str, Any]:
     return {key: found[key] for key in keys}
 
 
-def _table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
+def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
     """Texts by id, and whether the ids are the lines' numbers."""
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}.")
@@ -146,13 +146,13 @@ def _table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
     suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSIONS]
     if suffixes and suffixes[-1] in (".jsonl", ".json", ".ndjson"):
         return _rows(path, what)
-    return {str(number): line for number, line in enumerate(_lines(path), 1)}, True
+    return {str(number): line for number, line in enumerate(lines(path), 1)}, True
 
 
 def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
     found: dict[str, Any] = {}
     has_ids: bool | None = None
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines(path), 1):
         if not line.strip():
             continue
         try:
@@ -188,7 +188,8 @@ def _checked(value: Any, path: Path, number: int, what: str) -> Any:
     raise ValueError(f"{path}:{number}: {what} should be text{several}, got {type(value).__name__}.")
 
 
-def _lines(path: Path) -> Iterator[str]:
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, compressed or not; a sentence for one that cannot be read."""
     try:
         compression = path.suffix if path.suffix in COMPRESSIONS else ""
         with io.TextIOWrapper(opened(path, compression), encoding="utf-8-sig", newline="\n") as file:
@@ -212,6 +213,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _listed(keys: Sequence[str]) -> str:
+def listed(keys: Sequence[str]) -> str:
+    """The first few of these, quoted."""
     shown = ", ".join(repr(key) for key in keys[:SHOWN])
     return shown + (", …" if len(keys) > SHOWN else "")

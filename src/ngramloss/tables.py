@@ -62,13 +62,13 @@ def cells(result: Result) -> list[list[str]]:
     lower = _lower(result)
     rows = [["system", *(f"{name} ↓" if name in lower else name for name in result.figures)]]
     for place, name in enumerate(result.names):
-        rows.append([name, *(_cell(those[place]) for those in result.figures.values())])
+        rows.append([name, *(cell(those[place]) for those in result.figures.values())])
     return rows
 
 
 def as_text(result: Result) -> str:
     """The table for a terminal, what the marks mean, spread over seeds, what is odd, and every signature."""
-    lines = [*_columns(cells(result)), "", "± half of the 95% interval over documents (bootstrap)."]
+    lines = [*columns(cells(result)), "", "± half of the 95% interval over documents (bootstrap)."]
     if len(result.names) > 1:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
         lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in the paired bootstrap and in the paired "
@@ -78,7 +78,7 @@ def as_text(result: Result) -> str:
     lines += [f"{name}: {count} documents without a figure in some system are left out."
               for name, count in result.left_out.items()]
     if result.seeds:
-        lines += ["", *_columns(_seed_cells(result)), "",
+        lines += ["", *columns(_seed_cells(result)), "",
                   "± standard deviation over seeds; in brackets the difference to the first and its 95% interval (t)."]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
     lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
@@ -88,13 +88,13 @@ def as_text(result: Result) -> str:
 
 def as_markdown(result: Result) -> str:
     """The table in Markdown."""
-    heads, *rows = [[re.sub(r"([|*\\])", r"\\\1", cell) for cell in row] for row in cells(result)]
+    heads, *rows = [[re.sub(r"([|*\\])", r"\\\1", text) for text in row] for row in cells(result)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 def as_latex(result: Result) -> str:
     """The table in LaTeX, for the package booktabs."""
-    heads, *rows = [[_escaped(cell) for cell in row] for row in cells(result)]
+    heads, *rows = [[_escaped(text) for text in row] for row in cells(result)]
     body = [" & ".join(row) + r" \\" for row in rows]
     frame = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
     return "\n".join([*frame, *body, r"\bottomrule", r"\end{tabular}"])
@@ -138,16 +138,18 @@ def _seed_cells(result: Result) -> list[list[str]]:
     return rows
 
 
-def _columns(table: list[list[str]]) -> list[str]:
+def columns(table: list[list[str]]) -> list[str]:
+    """A table's lines, the first column to the left and the others to the right."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = []
     for name, *row in table:
-        figures = [cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True)]
+        figures = [text.rjust(width) for text, width in zip(row, widths[1:], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *figures]))
     return lines
 
 
-def _cell(figure: Figure) -> str:
+def cell(figure: Figure) -> str:
+    """A figure, half of its interval, and its mark."""
     if not isfinite(figure.value):
         return "–"
     return f"{figure.value:.2f} ±{(figure.high - figure.low) / 2:.2f}{mark(figure.p_holm)}"

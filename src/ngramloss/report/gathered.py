@@ -20,6 +20,7 @@ LABELS = {
     "wmd_known": "WMD words known %", "summac_conv": "SummaC-Conv", "summac_zs": "SummaC-ZS", "factcc": "FactCCX",
     "factcc_share": "FactCCX, sentences > 50%", "words": "Words", "repeated3": "Repeated 3-grams %",
     "compression": "Compression", "coverage": "Coverage %", "density": "Density",
+    "names_right": "Names right %", "figures_right": "Figures right %",
     **{f"novel{n}": f"Novel {n}-grams %" for n in (1, 2, 3, 4)},
 }  # fmt: skip
 
@@ -32,9 +33,14 @@ HELP = {
     "density": "mean length of the copied fragment that a word stands in",
     "wmd": "Word Mover's Distance to the reference: lower is nearer",
     "factcc_share": "summary sentences that the classifier finds correct",
+    "names_right": "names of the reference that the summary has", "figures_right": "figures of it, likewise",
 }
 
-SHAPE = ("words", "repeated3", "compression", "novel1", "novel2", "novel3", "novel4", "coverage", "density")
+MEMBERS = {
+    "shape": ("words", "repeated3", "compression", "novel1", "novel2", "novel3", "novel4", "coverage", "density"),
+    "facts": ("names_right", "figures_right"),
+}
+"""Metric → its figures that are not called like it."""
 
 
 def gathered(
@@ -91,7 +97,7 @@ def _figures(result: Result) -> dict[str, dict[str, Any]]:
     metric_of = {}
     for metric in METRICS:
         for name in result.figures:
-            if name == metric or name.startswith(metric) or (metric == "shape" and name in SHAPE):
+            if name.startswith(metric) or name in MEMBERS.get(metric, ()):
                 metric_of[name] = metric
     lower = tables.record(result)["lower_is_better"]
     return {name: {"label": LABELS.get(name, name), "lower_is_better": name in lower,

@@ -1,0 +1,301 @@
+"""a table of the paper and a scale → its trainings, generations and scores, the table beside the paper's, a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ngramloss import corpus, paper, predictions, recipe, run, runs, scoring, significance, systems, tables
+from ngramloss.checkpoints import write_whole
+from ngramloss.corpus.origins import canonical
+from ngramloss.report import gathered, page
+from ngramloss.significance import Figure
+
+Say = Callable[[str], None]
+
+TABLES = ("table1", "table2", "table3", "cases")
+SMALL = "newswire"
+RECIPES = {"newswire": "newswire", "xsum": "xsum", "cnn_dailymail": "cnndm"}
+"""Data set → the recipe that trains on it."""
+
+FIGURES = ("rouge1", "rouge2", "rougeL", "rougeLsum", "names_right", "figures_right", "bertscore", "wmd", "factcc",
+           "summac_conv")
+"""Columns of the table, as far as they were scored."""
+
+SMALL_NOTE = (
+    "A small scale, not the paper's: a small model, trained here with cross-entropy on text made of templates and then "
+    "fine-tuned with each objective for the same number of steps. Read scores against the two floors. Gains or losses "
+    "here say nothing about real news."
+)
+
+
+class Training(NamedTuple):
+    """One run: an objective, a seed, its settings and its folder."""
+
+    objective: str
+    seed: int
+    settings: recipe.Recipe
+    folder: Path
+
+
+class Plan(NamedTuple):
+    """All that a table needs.
+
+    Attributes:
+        table: of the paper.
+        data: the data set's name.
+        folder: where everything is kept.
+        base: settings of the model that is trained first; None where one is given.
+        trainings: in the paper's order, cross-entropy first.
+        floors: systems without a model.
+        metrics: what is scored.
+        limit: at most so many test documents.
+    """
+
+    table: str
+    data: str
+    folder: Path
+    base: recipe.Recipe | None
+    trainings: list[Training]
+    floors: tuple[str, ...]
+    metrics: tuple[str, ...]
+    limit: int
+
+    @property
+    def note(self) -> str:
+        """What the page says first."""
+        if self.base is not None:
+            return SMALL_NOTE
+        model = self.trainings[0].settings.model.name
+        return f"{model} fine-tuned on {self.data}, {len(self.trainings)} runs, scored on the test split."
+
+
+class Reproduced(NamedTuple):
+    """What came of a plan."""
+
+    result: scoring.Result
+    texts: systems.Aligned
+    page: Path
+
+
+def planned(
+    table: str, folder: Path, *, data: str | None = None, model: str | None = None, seeds: int = 1,
+    objectives: Sequence[str] = (), overrides: Sequence[str] = (), metrics: Sequence[str] = (), limit: int = 0,
+) -> Plan:
+    """What must be done for a table.
+
+    Args:
+        table: one of ``TABLES`` but ``table1``, which needs no training.
+        folder: where runs are kept; what is done there already is not done again.
+        data: ``newswire``, ``xsum``, ``cnn_dailymail``, or files of one's own, trained by XSum's recipe.
+        model: a folder or hub id to fine-tune; the recipe's by default. On newswire one is trained first.
+        seeds: runs of each objective, with seeds 1, 2, ….
+        objectives: only these rows.
+        overrides: ``key=value`` of the recipe.
+        metrics: what is scored besides ROUGE, BLEU, chrF and the shape of the texts.
+        limit: at most so many test documents.
+    """
+    if seeds < 1:
+        raise ValueError(f"--seeds must be 1 or more, got {seeds}.")
+    name = canonical(data or chosen_data())
+    base = None
+    if name == SMALL and model is None:
+        base = recipe.load("demo", ["objective=ce"])
+        model = str(folder / "base" / "model")
+    settings = [*([f"model.name={model}"] if model else []), *overrides]
+    if name not in RECIPES:
+        settings.append(f"data.name={name}")
+    rows = [recipe.load(RECIPES.get(name, "xsum"), [*settings, f"objective={objective}"])
+            for objective in objectives or paper.objectives(table)]
+    trainings = [Training(row.objective, seed, recipe.changed(row, [f"train.seed={seed}"]), _folder(folder, row, seed))
+                 for row in rows for seed in range(1, seeds + 1)]
+    floors = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
+    own = ("rouge", "bleu", "chrf", "shape", *(("facts",) if name == SMALL else ()))
+    return Plan(table, name, folder, base, trainings, floors, tuple(dict.fromkeys([*own, *metrics])), limit)
+
+
+def chosen_data() -> str:
+    """XSum where the hub can be reached, else the built-in corpus."""
+    return "xsum" if _hub_answers() else SMALL
+
+
+def reproduced(
+    plan: Plan, page_folder: Path, *, options: dict[str, dict[str, object]] | None = None, say: Say = print,
+    progress: Callable[[int, int], None] | None = None,
+) -> Reproduced | None:
+    """Do what is not done yet, score, and write the page; None where a training was stopped.
+
+    Args:
+        plan: what to do.
+        page_folder: for the page.
+        options: metric → its options.
+        say: takes a sentence at a time.
+        progress: called with documents written since the last call, and their number in all.
+    """
+    _claim(plan)
+    steps = len(plan.trainings) + len(plan.floors) + 2 + (plan.base is not None)
+    at = 0
+
+    def begin(what: str) -> None:
+        nonlocal at
+        at += 1
+        say(f"[{at}/{steps}] {what}")
+
+    if plan.base is not None:
+        begin("a model trained with ce, to be fine-tuned")
+        if not _trained(plan.base, plan.folder / "base", say):
+            return None
+    for training in plan.trainings:
+        begin(f"{training.objective}, seed {training.seed}")
+        if not _trained(training.settings, training.folder, say):
+            return None
+        _written(str(training.folder), training.folder, plan, progress)
+    for floor in plan.floors:
+        begin(f"{floor}, which needs no training")
+        _written(floor, plan.folder / floor, plan, progress)
+    begin("scores, intervals and tests")
+    folders = [training.folder for training in plan.trainings] + [plan.folder / floor for floor in plan.floors]
+    texts = systems.aligned(None, folders)
+    result = scoring.scored(texts, plan.metrics, options=options)
+    begin("the page")
+    record = gathered.gathered(
+        result, texts, title=_title(plan), notes=[plan.note], deviations=deviations(plan),
+        paper_of=plan.data if plan.data in paper.TABLE2 else "cnn_dailymail",
+    )
+    return Reproduced(result, texts, page.written(record, page_folder))
+
+
+def deviations(plan: Plan) -> list[str]:
+    """Where the settings depart from the paper's for this data set, or for XSum where it has none."""
+    theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
+    first = plan.trainings[0].settings
+    printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
+    apart = [f"{line} (the paper's for {theirs} → here)" for line in recipe.differences(printed, first)
+             if not line.startswith("model.") or line.startswith("model.name")]
+    if plan.limit:
+        apart.append(f"scored on the first {plan.limit} test documents")
+    return apart
+
+
+def rows(result: scoring.Result, plan: Plan) -> list[list[str]]:
+    """The table in the paper's layout beside the paper's values, its heads first."""
+    names = [name for name in FIGURES if name in result.figures]
+    speeds = _speeds(result)
+    beside = [f"paper {one}" for one in ("R-1", "R-2", "R-L")]
+    table = [["", *(gathered.LABELS[name] for name in names), "Docs/s", *beside]]
+    for label, objective, printed in _layout(plan):
+        places = [place for place, one in enumerate(result.runs) if one is not None and one.label == objective]
+        beside = ["" if value is None else f"{value:.2f}" for value in printed]
+        speed = f"{speeds[objective]:.0f} (×{speeds[objective] / speeds['ce']:.2f})" if objective in speeds else ""
+        table.append([label, *(_cell(result.figures[name], places) for name in names), speed, *beside])
+    return table
+
+
+def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int, int], None] | None = None) -> str:
+    """The paper's Table 1: statistics of data sets beside the paper's."""
+    return "\n\n".join(str(corpus.measurement(name, limit=limit, progress=progress)) for name in names)
+
+
+def cases(result: scoring.Result, texts: systems.Aligned, *, count: int = 3) -> str:
+    """The cases where the systems differ most in ROUGE-2: reference and every system's text, for a terminal."""
+    trained = [place for place, one in enumerate(result.runs) if one is not None and not one.floor]
+    scores = [result.documents[place]["rouge2"] for place in trained]
+    apart = [max(each) - min(each) for each in zip(*scores, strict=True)]
+    lines = []
+    for case in sorted(range(len(apart)), key=lambda place: -apart[place])[:count]:
+        lines += ["", texts.task.ids[case], f"  reference: {texts.task.references[case][0]}"]
+        for place, each in zip(trained, scores, strict=True):
+            lines.append(f"  {_label(result, place)} ({each[case]:.0f}): {texts.texts[place][case]}")
+    return "\n".join(lines)
+
+
+def _label(result: scoring.Result, place: int) -> str:
+    one = result.runs[place]
+    return result.names[place] if one is None else f"{one.label}, seed {one.seed}"
+
+
+def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
+    """Label, objective and the paper's R-1, R-2 and R-L of each row; what the paper has not comes last."""
+    trained = list(dict.fromkeys(training.objective for training in plan.trainings))
+    lines: list[tuple[str, str, tuple[float | None, ...]]]
+    if plan.table == "table3":
+        lines = [(f"{part}: {label}", objective, printed) for part, those in paper.TABLE3.items()
+                 for label, objective, printed in those]
+    else:
+        theirs = paper.TABLE2[plan.data if plan.data in paper.TABLE2 else "cnn_dailymail"]
+        lines = [(f"{row.label}: {row.objective}", row.objective, row.scores[:3]) for row in theirs if row.objective]
+    known = [objective for _, objective, _ in lines]
+    nothing = (None, None, None)
+    return [*((floor, floor, nothing) for floor in plan.floors), *(line for line in lines if line[1] in trained),
+            *((objective, objective, nothing) for objective in trained if objective not in known)]
+
+
+def _cell(figures: Sequence[Figure], places: Sequence[int]) -> str:
+    """One run with its interval and mark, or the mean of several with their spread."""
+    if not places:
+        return "–"
+    if len(places) > 1:
+        spread = significance.over_seeds([figures[place].value for place in places])
+        return f"{spread['mean']:.2f} ±{spread['spread']:.2f}"
+    return tables.cell(figures[places[0]])
+
+
+def _speeds(result: scoring.Result) -> dict[str, float]:
+    """Objective → documents a second, the mean of its runs."""
+    each: dict[str, list[float]] = {}
+    for one in result.runs:
+        speed = runs.docs_per_second(one.folder) if one is not None else None
+        if one is not None and speed is not None:
+            each.setdefault(one.label, []).append(speed)
+    return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items() if "ce" in each}
+
+
+def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
+    """Train, or go on; whether it was trained to its end."""
+    if (folder / "model").exists():
+        return True
+    return run.train(settings, folder, say=say).finished
+
+
+def _written(model: str, folder: Path, plan: Plan, progress: Callable[[int, int], None] | None) -> None:
+    if (folder / "predictions.jsonl").exists():   # of this plan: see _claim
+        return
+    given = None if Path(model).is_dir() else plan.data
+    work = predictions.job(model, data=given, limit=plan.limit, batch_size=32)
+    predictions.write_predictions(work, folder, progress=progress)
+
+
+def _claim(plan: Plan) -> None:
+    """Make the folder this plan's, or say what differs. Tables, seeds and objectives may be added."""
+    path = plan.folder / "plan.json"
+    first = plan.trainings[0].settings
+    fixed = {"recipe": recipe.dump(recipe.changed(first, ["objective=ce", "train.seed=1"])), "limit": plan.limit}
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != fixed:
+        raise ValueError(f"{plan.folder} was begun with other settings. Choose another --runs, or delete it.")
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(fixed, indent=1))
+
+
+def _folder(folder: Path, settings: recipe.Recipe, seed: int) -> Path:
+    return folder / f"{settings.slug.removeprefix(settings.name).strip('-')}-{seed}"
+
+
+def _title(plan: Plan) -> str:
+    what = {"table2": "Results (Table 2)", "table3": "Ablation (Table 3)", "cases": "Case studies (Tables 4 to 6)"}
+    return f"{what[plan.table]} on {plan.data}"
+
+
+def _hub_answers() -> bool:
+    try:
+        from huggingface_hub import constants, get_session
+    except ImportError:
+        return False
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=3)
+    except Exception:   # whatever a network may do
+        return False
+    return True
