@@ -381,8 +381,12 @@ def test_the_slider_marks_the_n_grams_shared_with_the_reference(visit):
     for n in (1, 2, 3, 4, 5):
         tab.fill("#n", str(n))
         assert tab.inner_text("#n-shown") == str(n)
+        cards = tab.locator("#texts .system bdi").all_text_contents()
+        assert cards[:2] == ["ce", "ce + matches(2)"]   # A and B come first, then the rest
+        assert sorted(cards) == sorted(one["label"] for one in data["systems"])
         for place, system_texts in enumerate(data["cases"]["texts"]):
-            found = tab.locator("#texts .system").nth(place).locator("mark span").all_text_contents()
+            card = cards.index(data["systems"][place]["label"])
+            found = tab.locator("#texts .system").nth(card).locator("mark span").all_text_contents()
             assert found == shared_words(system_texts[case], gold, n), (n, place)
             seen.add((place, tuple(found)))
     assert len(seen) > len(data["systems"])
@@ -596,12 +600,12 @@ def test_distributions_count_every_case_once(visit):
     tab.evaluate("document.getElementById('spread').scrollIntoView()")
     tab.wait_for_selector("#histogram rect", state="attached")
     choose(tab, "#spread-figure", label="R-L")
-    pairs = [(one, other) for one, other in zip(scores[0], scores[1], strict=True) if one is not None and other is not None]
+    pairs = [(one, other) for one, other in zip(scores[1], scores[2], strict=True) if one is not None and other is not None]
     better, worse = sum(other > one for one, other in pairs), sum(other < one for one, other in pairs)
     until(tab, f"document.querySelector('#histogram-note').textContent.startsWith('B is better in {better} cases, worse in {worse};')")
     titles = tab.eval_on_selector_all("#histogram rect title", "all => all.map(one => parseInt(one.textContent))")
     assert sum(titles) == better + worse
-    known = sum(one is not None for system_scores in scores[:2] for one in system_scores)
+    known = sum(one is not None for system_scores in scores[1:3] for one in system_scores)
     until(tab, f"document.querySelector('#scatter').getAttribute('aria-label').endsWith('{known} points')")
 
 

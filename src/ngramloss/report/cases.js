@@ -19,7 +19,7 @@ function ngrams(list, n) {
 }
 
 /** Which case, of which systems and in which order: all that a link keeps. */
-const state = { case: "", n: 2, a: 0, b: Math.min(1, facts.systems.length - 1), figure: 0, measure: "difference", up: false, least: "", most: "", q: "" };
+const state = { case: "", n: 2, a: facts.pair[0], b: facts.pair[1], figure: 0, measure: "difference", up: false, least: "", most: "", q: "" };
 let ids = [];
 let order = [];          // numbers of the cases that are listed
 let values = new Map();  // number → what the list is ordered by
@@ -35,7 +35,7 @@ async function documentOf(number) {
   const place = places.get(number);
   if (place === undefined) return null;
   const { starts } = facts.documents;
-  const block = starts.findLastIndex((start) => start <= place);
+  const block = starts.filter((start) => start <= place).length - 1;
   return (await unpacked(`document-${block}`))[place - starts[block]];
 }
 
@@ -157,6 +157,8 @@ function listRow(place) {
   return row;
 }
 
+const roleOf = (system) => facts.systems.length < 2 ? "" : system === state.a ? "A" : system === state.b ? "B" : "";
+
 /** Show a case. */
 async function open(number, { silent = false } = {}) {
   current = number;
@@ -171,8 +173,8 @@ async function open(number, { silent = false } = {}) {
     number,
     texts: [
       ...references.map((text, place) => ({ text, kind: "reference", title: references.length > 1 ? `Reference ${place + 1}` : "Reference" })),
-      ...texts.map((text, system) => ({ text, kind: "system", title: facts.systems[system].label, scores: said(system),
-        role: facts.systems.length < 2 ? "" : system === state.a ? "A" : system === state.b ? "B" : "" })),
+      ...texts.map((text, system) => ({ text, kind: "system", title: facts.systems[system].label, scores: said(system), role: roleOf(system) }))
+        .sort((one, other) => (one.role || "C").localeCompare(other.role || "C")),   // A and B side by side
       ...(source === null ? [] : [{ text: source, kind: "document", title: "Document" }]),
     ],
   };
@@ -205,7 +207,7 @@ function drawCase() {
     const body = element("p", { class: "body", dir: "auto" });
     marked(body, one, n, weight);
     const scores = one.scores ? element("span", { class: "scores", textContent: one.scores }) : "";
-    const title = element("span", {}, element("bdi", { textContent: one.title }), one.role ? element("small", { textContent: ` ${one.role}` }) : "");
+    const title = element("span", {}, element("bdi", { textContent: one.title }), one.role ? element("span", { class: `role ${one.role}`, textContent: one.role }) : "");
     return element("div", { class: `text ${one.kind}${one.kind === "system" ? "" : " whole"}` }, element("h4", {}, title, scores), body);
   });
   at("texts").replaceChildren(...cards);

@@ -24,8 +24,26 @@ _SCRIPTS = ("page.js", "training.js", "cases.js", "spread.js")
 def written(data: Mapping[str, Any], folder: Path, *, budget: int = BUDGET) -> Path:
     """Write ``folder/index.html`` and return its path.
 
+    Every key of the dict may be missing or empty:
+
+    * ``title``, ``notes`` (plain sentences, the first stands out), ``version``, ``made``;
+    * ``figures``: name → ``label``, ``lower_is_better``, ``metric``, ``help``, in the order of the columns;
+    * ``systems``: each with ``name``, ``label``, ``scores`` and ``intervals`` by figure, ``against_first`` (figure →
+      ``difference``, ``interval``, ``p_bootstrap``, ``p_randomisation``, ``p_holm``), ``docs_per_second``, ``floor``,
+      ``audit``, ``settings``; the first is what others are compared with;
+    * ``over_seeds``: each with ``label``, ``runs``, ``scores`` (figure → ``mean``, ``spread``, ``low``, ``high``),
+      ``against_first`` (figure → ``difference``, ``low``, ``high``, ``p``);
+    * ``signatures`` and ``absent`` by metric, ``deviations``;
+    * ``paper``: ``title`` and ``rows`` (``label``, ``scores``, ``docs_per_second``, ``ratio``);
+    * ``training``: each with ``system``, ``label``, ``rows`` as in ``log.jsonl``;
+    * ``ablation``: each with ``title`` and ``rows`` (``label``, ``scores``, ``paper``);
+    * ``cases``: ``ids``, ``references`` (a list for each case), ``documents`` (or None, each or all), ``texts`` by
+      system, ``scores`` (figure → a list for each system, None where a case has no figure);
+    * ``seen``: system's name → id → ``tokens``, ``best``, ``confidence``, ``label_probability``; ``objectives`` by
+      system's name.
+
     Args:
-        data: the report's dict; docs/report.md describes its keys. Every one may be missing or empty.
+        data: the dict.
         folder: where; made if it is not there.
         budget: how many bytes the page may have before documents are left out.
     """
@@ -134,7 +152,7 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
     ids = [str(one) for one in cases.get("ids") or []]
     facts: dict[str, Any] = {
         "systems": [{"name": str(one.get("name", "")), "label": tables.written_label(one)} for one in systems],
-        "block": packed.BLOCK, "count": len(ids), "nothing": packed.NOTHING, "figures": [],
+        "pair": _pair(systems), "block": packed.BLOCK, "count": len(ids), "nothing": packed.NOTHING, "figures": [],
         "documents": {"starts": [], "kept": 0, "known": 0}, "seen": [], "objectives": data.get("objectives") or {},
     }  # fmt: skip
     if not ids:
@@ -157,6 +175,12 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
             blocks[f"seen-{len(facts['seen'])}"] = packed.seen(those)
             facts["seen"].append(name)
     return blocks, facts
+
+
+def _pair(systems: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The two systems that are compared at first: those first given that are no floors."""
+    places = sorted(range(len(systems)), key=lambda place: bool(systems[place].get("floor")))
+    return [*places[:2], *places[:1], 0][:2]
 
 
 _SHAPES = {"words": "words", "novel2": "novel bigrams, %", "reference words": "words of the reference"}

@@ -17,7 +17,7 @@ function round(size) {
   return power * [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((one) => one * power >= size * (1 - 1e-9));
 }
 
-const spread = { a: 0, b: Math.min(1, facts.systems.length - 1), figure: 0, length: "words" };
+const spread = { a: facts.pair[0], b: facts.pair[1], figure: 0, length: "words" };
 const counted = (number) => number.toLocaleString("en");
 
 async function drawHistogram() {
