@@ -23,8 +23,8 @@ def room(path):
 
 def imported_rooms(tree):
     for node in ast.walk(tree):
-        names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in getattr(node, "names", [])]
         if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
             yield from (name.split(".")[1] for name in names if name and name.startswith("ngramloss."))
 
 

@@ -162,7 +162,7 @@ def reproduced(
     begin("the page")
     record = gathered.gathered(
         result, texts, title=_title(plan), notes=[plan.note], deviations=deviations(plan),
-        paper_of=plan.data if plan.data in paper.TABLE2 else "cnn_dailymail",
+        paper_of=_paper_data(plan),
     )
     return Reproduced(result, texts, page.written(record, page_folder))
 
@@ -183,13 +183,13 @@ def rows(result: scoring.Result, plan: Plan) -> list[list[str]]:
     """The table in the paper's layout beside the paper's values, its heads first."""
     names = [name for name in FIGURES if name in result.figures]
     speeds = _speeds(result)
-    beside = [f"paper {one}" for one in ("R-1", "R-2", "R-L")]
-    table = [["", *(gathered.LABELS[name] for name in names), "Docs/s", *beside]]
+    title = paper.TITLES[_paper_data(plan)]
+    table = [["", *(gathered.LABELS[name] for name in names), "Docs/s", title, "R-1", "R-2", "R-L"]]
     for label, objective, printed in _layout(plan):
         places = [place for place, one in enumerate(result.runs) if one is not None and one.label == objective]
         beside = ["" if value is None else f"{value:.2f}" for value in printed]
         speed = f"{speeds[objective]:.0f} (×{speeds[objective] / speeds['ce']:.2f})" if objective in speeds else ""
-        table.append([label, *(_cell(result.figures[name], places) for name in names), speed, *beside])
+        table.append([objective, *(_cell(result.figures[name], places) for name in names), speed, label, *beside])
     return table
 
 
@@ -221,15 +221,20 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
     trained = list(dict.fromkeys(training.objective for training in plan.trainings))
     lines: list[tuple[str, str, tuple[float | None, ...]]]
     if plan.table == "table3":
-        lines = [(f"{part}: {label}", objective, printed) for part, those in paper.TABLE3.items()
-                 for label, objective, printed in those]
+        lines = [(f"{label} {part.split()[1]}" if objective != "ce" else label, objective, printed)
+                 for part, those in paper.TABLE3.items() for label, objective, printed in those]
     else:
-        theirs = paper.TABLE2[plan.data if plan.data in paper.TABLE2 else "cnn_dailymail"]
-        lines = [(f"{row.label}: {row.objective}", row.objective, row.scores[:3]) for row in theirs if row.objective]
+        theirs = paper.TABLE2[_paper_data(plan)]
+        lines = [(row.label, row.objective, row.scores[:3]) for row in theirs if row.objective]
     known = [objective for _, objective, _ in lines]
     nothing = (None, None, None)
-    return [*((floor, floor, nothing) for floor in plan.floors), *(line for line in lines if line[1] in trained),
-            *((objective, objective, nothing) for objective in trained if objective not in known)]
+    return [*(("", floor, nothing) for floor in plan.floors), *(line for line in lines if line[1] in trained),
+            *(("", objective, nothing) for objective in trained if objective not in known)]
+
+
+def _paper_data(plan: Plan) -> str:
+    """The data set whose figures of the paper stand beside: its own, else that of the ablation."""
+    return plan.data if plan.data in paper.TABLE2 and plan.table != "table3" else "cnn_dailymail"
 
 
 def _cell(figures: Sequence[Figure], places: Sequence[int]) -> str:
