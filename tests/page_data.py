@@ -120,7 +120,7 @@ def hostile():
             row["matches(</script>)"] = 1.0
     data["ablation"][0] |= {"title": HOSTILE[0]}
     for row in data["ablation"][0]["rows"]:
-        row["label"] = "$\\frac{" + HOSTILE[1] + "\x00"
+        row["label"] = "$\\frac$ {" + HOSTILE[1] + "\x00"
     data["paper"]["rows"][0]["label"] = HOSTILE[1]
     words = [word for text in HOSTILE for word in text.split(" ")]
     data["seen"] = {"m2": {data["cases"]["ids"][0]: {"tokens": words, "best": words, "confidence": [0.5] * len(words),

@@ -106,18 +106,17 @@ function startNavigation() {
 }
 
 /** Sort the systems by a column: best first, then worst first, then as they came. */
-function startTable() {
-  const body = at("systems");
-  if (!body) return;
+function startTable(table) {
+  const body = table.querySelector(".systems");
   const rows = [...body.rows];
   const value = (row, column) => column === "label" ? row.cells[0].textContent : parseFloat(row.cells[+column + 1].dataset.value);
   const compare = (a, b) => typeof a === "string" ? a.localeCompare(b) : Number.isNaN(a) - Number.isNaN(b) || a - b;
-  for (const button of document.querySelectorAll("#table [data-sort]")) button.addEventListener("click", () => {
+  for (const button of table.querySelectorAll("[data-sort]")) button.addEventListener("click", () => {
     const head = button.closest("th");
     const upwards = button.dataset.sort === "label" || "lower" in button.dataset;
     const turns = upwards ? ["ascending", "descending", "none"] : ["descending", "ascending", "none"];
     const turn = turns[(turns.indexOf(head.getAttribute("aria-sort")) + 1) % 3];
-    document.querySelectorAll("#table [aria-sort]").forEach((other) => other.setAttribute("aria-sort", "none"));
+    table.querySelectorAll("[aria-sort]").forEach((other) => other.setAttribute("aria-sort", "none"));
     head.setAttribute("aria-sort", turn);
     const sign = turn === "descending" ? -1 : 1;
     const known = (row) => typeof value(row, button.dataset.sort) === "string" || !Number.isNaN(value(row, button.dataset.sort));
@@ -125,20 +124,25 @@ function startTable() {
       known(b) - known(a) || sign * compare(value(a, button.dataset.sort), value(b, button.dataset.sort)));
     body.append(...order);
   });
+}
+
+/** What stands below each figure, and copies of the first table in the order it now has. */
+function startTools() {
   for (const button of document.querySelectorAll("[data-below]")) button.addEventListener("click", () => {
-    at("table").className = `results below-${button.dataset.below}`;
+    at("results").className = `below-${button.dataset.below}`;
     document.querySelectorAll("[data-below]").forEach((other) => other.setAttribute("aria-pressed", other === button));
   });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
     const form = facts.copies[button.dataset.copy];
-    const lines = [...body.rows].map((row) => form.rows[row.dataset.place]);
+    const lines = [...document.querySelector(".systems").rows].map((row) => form.rows[row.dataset.place]);
     copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent);
   });
 }
 
 startTheme();
 startNavigation();
-startTable();
+document.querySelectorAll(".sortable").forEach(startTable);
+startTools();
 for (const button of document.querySelectorAll("[data-copy-text]")) {
   button.addEventListener("click", () => copy(button.dataset.copyText, "Signature"));
 }

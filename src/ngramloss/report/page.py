@@ -68,19 +68,20 @@ def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
     template = environment.get_template("page.html")
     data = {**dict.fromkeys(_KEYS), **data, "figures": _told(data.get("figures") or {})}
     figures = data["figures"]
-    table = tables.results(data)
+    shown, shape = tables.parted(figures)
     panels = charts.training(data.get("training") or [])
     blocks, facts = _case_blocks(data)
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     known: dict[str, Any] = {
-        "data": data, "figures": figures, "table": table, "seeds": tables.seeds(data), "panels": panels,
+        "data": data, "figures": figures, "shown": shown, "shape": shape, "seeds": tables.seeds(data), "panels": panels,
+        "table": tables.results(data, shown), "shape_table": tables.results(data, shape),
         "comparisons": tables.comparisons(data), "ablation": _ablation(data), "settings": settings(data),
         "labels": [tables.written_label(system) for system in data["systems"] or []], "colours": charts.COLOURS,
         "runs": [str(run.get("label") or run.get("system") or "") for run in data["training"] or []],
         "audit": [(tables.written_label(one), one["audit"]) for one in data["systems"] or [] if one.get("audit")],
         "style": (_HERE / "page.css").read_text(encoding="utf-8"), "script": script, "script_hash": _hash(script),
     }  # fmt: skip
-    facts |= {"copies": tables.copies(table, figures), "panels": [_read_off(panel) for panel in panels]}
+    facts |= {"copies": tables.copies(data), "panels": [_read_off(panel) for panel in panels]}
     empty = template.render(**known, blocks=blocks, facts=escaped(facts))
     size = len(empty.encode("utf-8", "replace"))
     kept = packed.documents((data.get("cases") or {}).get("documents") or [], budget - size - _RESERVE)

@@ -55,9 +55,15 @@ class Table(NamedTuple):
     has_speed: bool
 
 
-def results(data: Mapping[str, Any]) -> Table:
-    """The main table of a report's dict."""
-    figures: Figures = data.get("figures") or {}
+def parted(figures: Figures) -> tuple[Figures, Figures]:
+    """Figures that say how good texts are, and those of their shape; where there are none but the latter, these."""
+    shape = {name: figure for name, figure in figures.items() if figure.get("metric") == "shape"}
+    rest = {name: figure for name, figure in figures.items() if name not in shape}
+    return (rest, shape) if rest else (shape, {})
+
+
+def results(data: Mapping[str, Any], figures: Figures) -> Table:
+    """The table of these figures."""
     everything = data.get("systems") or []
     systems = [system for system in everything if not system.get("floor")]
     decimals = {name: places(name, figures[name], everything) for name in figures}
@@ -133,12 +139,16 @@ def seeds(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def copies(table: Table, figures: Figures) -> dict[str, dict[str, Any]]:
+def copies(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The table in each form, in parts: what stands before, a line for each system in its order, what stands after.
 
-    The page joins them in the order in which the reader has sorted the systems.
+    The page joins them in the order in which the reader has sorted the systems. CSV has the texts' shape too.
     """
-    return {"latex": _latex(table, figures), "markdown": _markdown(table, figures), "csv": _csv(table, figures)}
+    everything: Figures = data.get("figures") or {}
+    shown, _ = parted(everything)
+    table = results(data, shown)
+    whole = _csv(results(data, everything), everything)
+    return {"latex": _latex(table, shown), "markdown": _markdown(table, shown), "csv": whole}
 
 
 def chance(value: Any) -> str:
