@@ -123,13 +123,15 @@ def escaped(value: Any) -> str:
 
 
 def settings(data: Mapping[str, Any]) -> dict[str, list[tuple[str, list[str]]]]:
-    """Settings by name: those that all systems share, and those that differ, with a value for each system."""
+    """Settings by name: those that are the same in all systems that have them, and those that differ, one for each."""
     systems = data.get("systems") or []
     flat = [_flat(system.get("settings") or {}) for system in systems]
     names = list(dict.fromkeys(name for those in flat for name in those))
-    rows = [(name, [those.get(name, "–") for those in flat]) for name in names]
-    shared = [(name, values[:1]) for name, values in rows if len(set(values)) == 1]
-    return {"shared": shared, "different": [(name, values) for name, values in rows if len(set(values)) > 1]}
+    known = {name: list(dict.fromkeys(those[name] for those in flat if name in those)) for name in names}
+    return {
+        "shared": [(name, values) for name, values in known.items() if len(values) == 1],
+        "different": [(name, [those.get(name, "–") for those in flat]) for name in names if len(known[name]) > 1],
+    }
 
 
 def _told(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
