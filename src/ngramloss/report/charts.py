@@ -172,7 +172,7 @@ def _panel(title: str, series: list[Series], name: str) -> Panel:
 def _draw(ax: Axes, one: Series) -> None:
     style = ":" if one.run >= COLOURS else "--" if one.dashed else "-"
     (line,) = ax.plot(one.x, one.y, style, color=_colour(one.run))
-    if one.dashed or len(one.x) == 1:
+    if len(one.x) == 1 or (one.dashed and len(one.x) <= 30):   # a few validations stand out; many would be a ribbon
         line.set(marker="o", markersize=2.6, markeredgewidth=0)
     line.set_gid(f"run-{one.run}-{one.part}")
 
