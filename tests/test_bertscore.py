@@ -327,10 +327,13 @@ def test_a_baseline_rescales_each_figure_by_its_own_column(bert, tmp_path, separ
     ("LAYER,P,R,F\n2,0.5\n", "is no baseline"),
     ("LAYER,P,R,F\n2,0.5,1.0,0.5\n", "a baseline is below 1"),
     ("LAYER,P,R,F\n2,0.5,nan,0.5\n", "a baseline is below 1"),
+    ("LAYER,P,R,F\n2,0.5,-inf,0.5\n", "a baseline is below 1 and at least -1"),
+    (b"\xff\x00\xfe" * 9, "is no baseline"),
+    ("LAYER,P,R,F\n" + "x" * 200_000, "is no baseline"),
 ])
 def test_a_baseline_that_does_not_serve_is_refused(bert, tmp_path, content, sentence):
     path = tmp_path / "baseline.tsv"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=sentence):
         bertscore([["a"]], ["a"], model=bert, layer=2, baseline=path)
 

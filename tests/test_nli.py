@@ -174,6 +174,19 @@ def test_half_a_surrogate_pair_is_read_as_a_question_mark(bert):
     assert odd == plain_text
 
 
+def test_two_enormous_texts_are_read_as_far_as_any_pair(bert, monkeypatch):
+    judge = nli(str(bert[0]), metric="m")
+    first, second = "The cat sat on the mat. ", "Rain and wind in the north. "
+    enormous = (first * 4000, second * 4000)
+    row, = probabilities(judge, [enormous], batch_size=1)
+    assert row == pytest.approx(plain(bert[1], judge.tokenizer, (first * 100, second * 100), 64), abs=1e-5)
+    assert [len(text) for text in room._shortened(judge, enormous)] == [room.LONG, room.LONG]
+    kept = room._shortened(judge, ("mat " * 9000, "x" * 9000 + " rain" * 9000))
+    assert len(kept[1]) == room.LONG            # one unknown word, and enough words after it
+    assert room._shortened(judge, ("x" * 40_000, "mat " * 9000))[0] == "x" * 40_000    # one token is not enough to stop at
+    assert room._shortened(judge, ("mat " * 9000, second)) == ["mat " * 9000, second]
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     model = made(tmp_path)
     model.resize_token_embeddings(50)

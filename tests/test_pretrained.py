@@ -256,6 +256,29 @@ def test_the_signature_follows_the_files_that_can_change_a_figure(metric, folder
     assert len({first, second, METRICS[metric](folder).signature}) == 3
 
 
+ODD = {
+    "empty": "", "spaces": " \t\n\u3000", "controls": "The cat\x00 \x07sat\x1b[0m\x7f on\u202e the \ufeffmat.\x85", "one letter": "a", "one word": "cat",
+    "no letters": "?!… — «»", "other scripts": "東京は雨。 Łódź हिन्दी العربية 😀👩‍👩‍👧", "combining": "e" + "\u0301" * 5000,
+    "special tokens": "[CLS] [SEP] [MASK] [PAD] <s> </s>", "half a pair": "cat \ud83d sat on the mat.",
+    "a megabyte": "the cat sat on the mat. " * 43_000, "a word of a megabyte": "x" * 1_000_000, "many lines": "cat sat on it\n" * 400,
+}
+
+
+@every_metric
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+def test_whatever_the_text_every_figure_is_a_number_of_its_range(metric, text, originals):
+    model = str(originals / metric / "small")
+    documents, summaries = [text, DOCUMENT, text], [SUMMARY, text, text]
+    if metric == "bertscore":
+        found = bertscore([[document] for document in documents], summaries, model=model, layer=1)
+    else:
+        options = {"form": "zs"} if metric == "summac" else {}
+        found = {"summac": summac, "factcc": factcc}[metric](documents, summaries, model=model, splitter="newline", **options)
+    for values in found.values.values():
+        assert len(values) == 3
+        assert all(-100 - 1e-6 <= value <= 100 + 1e-6 for value in values)   # false of NaN
+
+
 def test_nothing_but_tensors_is_read_from_a_pickle(tmp_path):
     (tmp_path / "evil.bin").write_bytes(pickle.dumps(print, protocol=2))
     with pytest.raises(pickle.UnpicklingError):

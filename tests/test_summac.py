@@ -244,6 +244,12 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
         summac([], [], model=small[0], weights=tmp_path / "text.bin")
 
 
+def test_weights_that_are_not_finite_are_refused(small, tmp_path):
+    torch.save(dict(small[2], **{"layer_final.bias": torch.tensor([0.0, math.nan])}), tmp_path / "nan.bin")
+    with pytest.raises(ValueError, match=r"nan.bin holds values that are not finite; it is damaged. Fetch it again"):
+        summac([], [], model=small[0], weights=tmp_path / "nan.bin")
+
+
 def test_mistakes_get_sentences(small):
     with pytest.raises(ValueError, match=r"unknown form of SummaC 'Conv'; choose from \['conv', 'zs'\]"):
         summac([], [], model=small[0], form="Conv")

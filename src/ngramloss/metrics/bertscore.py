@@ -273,17 +273,17 @@ def _baseline(path: Path, layer: int) -> Mapping[str, float]:
     if not path.is_file():
         raise Absent(f"there is no baseline {path}. Point to a file with the columns LAYER,P,R,F, as the package "
                      "bert-score has under rescale_baseline/, with --set bertscore.baseline=FILE, or leave it out.")
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
-    rows = list(csv.DictReader(lines, delimiter="\t" if lines and "\t" in lines[0] else ","))
     try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        rows = csv.DictReader(lines, delimiter="\t" if lines and "\t" in lines[0] else ",")
         of_layer = {int(row["LAYER"]): {"precision": float(row["P"]), "recall": float(row["R"]), "f": float(row["F"])}
                     for row in rows}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise ValueError(f"{path} is no baseline: it needs a first line LAYER,P,R,F and numbers below it.") from None
     if layer not in of_layer:
         raise ValueError(f"{path} has no baseline of layer {layer}; it has those of {sorted(of_layer)}.")
-    if not all(value < 1 for value in of_layer[layer].values()):
-        raise ValueError(f"a baseline is below 1; {path} has {of_layer[layer]} at layer {layer}.")
+    if not all(-1 <= value < 1 for value in of_layer[layer].values()):
+        raise ValueError(f"a baseline is below 1 and at least -1; {path} has {of_layer[layer]} at layer {layer}.")
     return of_layer[layer]
 
 

@@ -29,6 +29,9 @@ WORDS = {
 }
 """How configurations call the relations, in small letters. The last two lists begin with FEVER's words."""
 
+LONG = 1 << 14
+"""Characters of an enormous text. Only where both texts of a pair have more are they shortened before they are read."""
+
 
 class Classifier(NamedTuple):
     """A model that reads two texts, and which of its outputs are wanted, in which order."""
@@ -153,12 +156,27 @@ def named_outputs(config: Any, words: Mapping[str, Sequence[str]]) -> dict[str, 
 def _encoded(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, list[int]]]:
     if not pairs:
         return []
-    premises, hypotheses = zip(*pairs, strict=True)
+    premises, hypotheses = zip(*(_shortened(classifier, pair) for pair in pairs), strict=True)
     # Asked for by name: since transformers 5 ALBERT's tokenizer leaves segments out; the model then takes them for 0.
     segments = (getattr(classifier.model.config, "type_vocab_size", None) or 0) > 1
     made = classifier.tokenizer(
-        *([pretrained.readable(text) for text in side] for side in (premises, hypotheses)),
-        truncation="longest_first", max_length=classifier.longest, return_token_type_ids=segments,
+        list(premises), list(hypotheses), truncation="longest_first", max_length=classifier.longest,
+        return_token_type_ids=segments,
     )
     pretrained.check_tokens(made["input_ids"], classifier.model, classifier.name)
     return [{name: made[name][place] for name in made} for place in range(len(pairs))]
+
+
+def _shortened(classifier: Classifier, pair: Pair) -> list[str]:
+    """Both texts, less of what would be cut: tokenizers take each piece cut off one together with each of the other."""
+    texts = [pretrained.readable(text) for text in pair]
+    return texts if min(map(len, texts)) <= LONG else [_beginning(classifier, text) for text in texts]
+
+
+def _beginning(classifier: Classifier, text: str) -> str:
+    size = LONG
+    while size < len(text):
+        if len(classifier.tokenizer(text[:size], add_special_tokens=False)["input_ids"]) > 2 * classifier.longest:
+            break
+        size *= 2
+    return text[:size]
