@@ -1,6 +1,7 @@
-# setup: .venv with everything · test: checks and tests · demo: a worked example · bench: what things cost here
+# setup: .venv with everything · test: checks and tests · demo: train, score, look at the page · bench: what things cost here
 PYTHON ?= python3
 BIN := .venv/bin
+check_python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramloss needs Python 3.11 or newer: make PYTHON=python3.11")'
 
 .PHONY: setup test check demo bench clean
 
@@ -8,10 +9,18 @@ setup: .venv/ready
 
 # torch first and pinned: the rest then takes it as it is.
 .venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramloss needs Python 3.11 or newer: make PYTHON=python3.11")'
-	$(PYTHON) -m venv .venv
+	$(check_python)
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[all]'
+	touch $@
+
+# Only what the demo needs: no Triton, no tools for tests.
+.venv/demo: pyproject.toml constraints.txt
+	$(check_python)
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[hf,score,report]'
 	touch $@
 
 test: check
@@ -21,10 +30,10 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-demo: setup
-	$(BIN)/ngramloss explain --reference "the cat sat on the mat" --candidate "the cat lay on the mat" \
-	  --objective "ce + matches(2) + rewards(2)"
-	$(BIN)/python examples/own_loop.py
+# The paper's experiment at a small scale, from the base model to the page. Stopped, the same command continues it.
+demo: .venv/demo
+	$(BIN)/ngramloss reproduce cases --data newswire --objectives ce "ce + matches(2,3,4)" "ce + rewards(2,3,4)" \
+	  --runs runs/demo -o report
 
 bench: setup
 	$(BIN)/ngramloss bench ngrams

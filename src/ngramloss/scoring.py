@@ -48,7 +48,8 @@ class Seeds(NamedTuple):
         label: of the system.
         names: of its runs.
         spread: figure → mean, standard deviation and 95% interval over the runs.
-        against_first: figure → difference to the first system's mean, interval and p; empty for the first.
+        against_first: figure → difference to the first system's mean, its interval, p, and p corrected for the systems;
+            empty for the first.
     """
 
     label: str
@@ -207,6 +208,11 @@ def _over_seeds(result: Result) -> list[Seeds]:
         first = first or each
         label = next(run.label for run in (result.runs[place] for place in places) if run is not None)
         found.append(Seeds(label, [result.names[place] for place in places], spread, against))
+    for name in result.figures:
+        others = [one.against_first[name] for one in found[1:]]
+        chances = [1.0 if isnan(test["p"]) else test["p"] for test in others]   # every seed the same: no difference
+        for test, chance in zip(others, significance.holm(chances), strict=True):
+            test["p_holm"] = chance
     return found
 
 

@@ -79,7 +79,8 @@ def as_text(result: Result) -> str:
               for name, count in result.left_out.items()]
     if result.seeds:
         lines += ["", *columns(_seed_cells(result)), "",
-                  "± standard deviation over seeds; in brackets the difference to the first and its 95% interval (t)."]
+                  "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; * and "
+                  "**: at 5% and 1% (Student's t over seeds, Holm)."]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
     lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
     written = [(name, runs.written_by(run)) for name, run in zip(result.names, result.runs, strict=True) if run]
@@ -133,7 +134,8 @@ def _seed_cells(result: Result) -> list[list[str]]:
         for name, spread in one.spread.items():
             apart = one.against_first.get(name)
             beside = f" ({apart['difference']:+.2f}, {apart['low']:+.2f} to {apart['high']:+.2f})" if apart else ""
-            row.append(f"{spread['mean']:.2f} ±{spread['spread']:.2f}{beside}")
+            marked = mark(apart["p_holm"]) if apart else ""
+            row.append(f"{spread['mean']:.2f} ±{spread['spread']:.2f}{marked}{beside}")
         rows.append(row)
     return rows
 

@@ -32,7 +32,7 @@ def written(data: Mapping[str, Any], folder: Path, *, budget: int = BUDGET) -> P
       ``difference``, ``interval``, ``p_bootstrap``, ``p_randomisation``, ``p_holm``), ``docs_per_second``, ``floor``,
       ``audit``, ``settings``; the first is what others are compared with;
     * ``over_seeds``: each with ``label``, ``runs``, ``scores`` (figure → ``mean``, ``spread``, ``low``, ``high``),
-      ``against_first`` (figure → ``difference``, ``low``, ``high``, ``p``);
+      ``against_first`` (figure → ``difference``, ``low``, ``high``, ``p``, ``p_holm``);
     * ``signatures`` and ``absent`` by metric, ``deviations``;
     * ``paper``: ``title`` and ``rows`` (``label``, ``scores``, ``docs_per_second``, ``ratio``);
     * ``training``: each with ``system``, ``label``, ``rows`` as in ``log.jsonl``;
@@ -73,8 +73,9 @@ def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
     blocks, facts = _case_blocks(data)
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     known: dict[str, Any] = {
-        "data": data, "figures": figures, "shown": shown, "shape": shape, "seeds": tables.seeds(data), "panels": panels,
+        "data": data, "figures": figures, "shown": shown, "shape": shape, "panels": panels,
         "table": tables.results(data, shown), "shape_table": tables.results(data, shape),
+        "seeds": tables.seeds(data, shown),
         "comparisons": tables.comparisons(data), "ablation": _ablation(data), "settings": settings(data),
         "labels": [tables.written_label(system) for system in data["systems"] or []], "colours": charts.COLOURS,
         "runs": [str(run.get("label") or run.get("system") or "") for run in data["training"] or []],

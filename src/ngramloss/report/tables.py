@@ -21,7 +21,7 @@ class Cell(NamedTuple):
     Attributes:
         text: the figure.
         value: to sort by; None where there is no figure.
-        mark: ``*`` and ``**`` where both tests agree at 5% and 1%.
+        mark: ``*`` and ``**`` for a difference at 5% and 1%.
         interval: half the width of the interval, ``±0.21``.
         difference: to the first system.
         title: all that is known of it, in words.
@@ -87,12 +87,16 @@ def ranks(figure: Mapping[str, Any]) -> bool:
 
 
 def mark(test: Mapping[str, Any] | None) -> str:
-    """``**`` where both tests say 1%, ``*`` where both say 5%; nothing unless both were made.
+    """``**`` below 1%, ``*`` below 5%: the corrected chance where there is one, else both tests, if both were made.
 
     >>> mark({"p_bootstrap": 0.001, "p_randomisation": 0.02}), mark({"p_bootstrap": 0.001, "p_randomisation": None})
     ('*', '')
+    >>> mark({"p_bootstrap": 0.001, "p_randomisation": 0.002, "p_holm": 0.06})
+    ''
     """
-    chances = [(test or {}).get(name) for name in ("p_bootstrap", "p_randomisation")]
+    known = test or {}
+    chances = [known.get("p_holm")] if is_number(known.get("p_holm")) else [
+        known.get(name) for name in ("p_bootstrap", "p_randomisation")]
     if not all(is_number(chance) for chance in chances):
         return ""
     worst = max(chance for chance in chances if chance is not None)
@@ -118,9 +122,8 @@ def comparisons(data: Mapping[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def seeds(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def seeds(data: Mapping[str, Any], figures: Figures) -> list[dict[str, Any]]:
     """Means over seeds, a row each, their cells in the order of the figures."""
-    figures: Figures = data.get("figures") or {}
     rows = []
     for group in data.get("over_seeds") or []:
         cells = []
@@ -133,7 +136,7 @@ def seeds(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                 fixed(found.get("mean"), digits), _number(found.get("mean")),
                 interval=f"±{found['spread']:.{digits}f}" if is_number(found.get("spread")) else "",
                 difference=signed(test["difference"], digits) if shown else "",
-                title=_seed_title(found, test, digits),
+                title=_seed_title(found, test, digits), mark=mark(test),
             ))  # fmt: skip
         rows.append({"label": group.get("label", ""), "runs": list(group.get("runs") or []), "cells": cells})
     return rows
