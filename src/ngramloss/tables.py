@@ -79,8 +79,8 @@ def as_text(result: Result) -> str:
               for name, count in result.left_out.items()]
     if result.seeds:
         lines += ["", *columns(_seed_cells(result)), "",
-                  "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; * and "
-                  "**: at 5% and 1% (Student's t over seeds, Holm)."]
+                  "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; *"
+                  " and **: at 5% and 1% (Student's t over seeds, Holm)."]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
     lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
     written = [(name, runs.written_by(run)) for name, run in zip(result.names, result.runs, strict=True) if run]
