@@ -940,3 +940,13 @@ def test_the_released_rules_come_near_the_papers_novel_bigrams(name, known):
 def test_real_dialogues_lose_nothing_in_splitting():
     for entry in load(real("dialogsum"), "validation", limit=100).examples:
         assert solid("".join(sentences(entry.source))) == solid(entry.source)
+
+
+@pytest.mark.parametrize(("text", "sentences_of_it"), [("It rained on the mat, Dr. Who said. " * 6_000, 6_000), ("word " * 40_000, None), ("x" * 200_000, None)])
+def test_a_line_of_200_000_characters_is_split_in_time_and_loses_nothing(text, sentences_of_it):
+    from ngramloss.corpus.sentences import sentences
+
+    found = sentences(text)
+    assert "".join("".join(found).split()) == "".join(text.split())
+    if sentences_of_it:
+        assert len(found) == sentences_of_it

@@ -62,8 +62,14 @@ def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
     assert predictions.job(str(run)).generation is None
 
 
+def test_who_writes_is_said_once(capsys):
+    assert generate("--data", "newswire") == 2
+    assert generate("lead-3", "--model", "lead-3", "--data", "newswire") == 2
+    assert capsys.readouterr().err.count("say once who writes") == 2
+
+
 def test_lead_3_is_a_generator(tmp_path):
-    assert generate("lead-3", "--data", "newswire", "--limit", 4, "--out", tmp_path) == 0
+    assert generate("--model", "lead-3", "--data", "newswire", "--limit", 4, "--out", tmp_path) == 0
     for row, item in zip(rows(tmp_path / "predictions.jsonl"), newswire.items("test", 4), strict=True):
         assert row["prediction"] == "\n".join(sentences(item.document)[:3])
 

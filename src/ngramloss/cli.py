@@ -229,7 +229,10 @@ def parser() -> argparse.ArgumentParser:
     train.set_defaults(run_verb=_train)
 
     generate = _verb(verbs, "generate", "write summaries of a split", GENERATE, GENERATE_EXAMPLES)
-    generate.add_argument("model", metavar="MODEL", help="a run's folder, a model's folder or hub id, or lead-3")
+    generate.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a run's folder, a model's folder or hub id, or lead-3"
+    )
+    generate.add_argument("--model", dest="named", metavar="MODEL", help="the same")
     generate.add_argument("--data", metavar="NAME", help="default: the run's own, or the preset's")
     generate.add_argument("--split", default="test", metavar="SPLIT", help="default: %(default)s")
     generate.add_argument("--preset", choices=["cnndm", "xsum"], help="the paper's settings for beam search")
@@ -456,11 +459,14 @@ def _generate(options: argparse.Namespace) -> int:
 
     from ngramloss import predictions
 
+    if (options.model is None) == (options.named is None):
+        raise ValueError("say once who writes: ngramloss generate MODEL, or --model MODEL.")
+    model = options.model or options.named
     work = predictions.job(
-        options.model, data=options.data, split=options.split, preset=options.preset, overrides=options.set,
+        model, data=options.data, split=options.split, preset=options.preset, overrides=options.set,
         limit=options.limit, batch_size=options.batch_size,
     )  # fmt: skip
-    if options.out is None and not (Path(options.model) / "recipe.toml").exists():
+    if options.out is None and not (Path(model) / "recipe.toml").exists():
         raise ValueError("say where to write with --out DIR; only a run's folder is its own place.")
     bar: tqdm[object] = tqdm(unit=" documents", desc="writing")
 
@@ -468,7 +474,7 @@ def _generate(options: argparse.Namespace) -> int:
         bar.total = total
         bar.update(done)
 
-    path = predictions.write_predictions(work, Path(options.out or options.model), progress=show)
+    path = predictions.write_predictions(work, Path(options.out or model), progress=show)
     bar.close()
     print(path)
     return 0

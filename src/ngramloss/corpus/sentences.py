@@ -19,6 +19,10 @@ CHUNK = 50
 _ENDING = re.compile(r"(?<=[.!?…。！？])[\"'”’»)\]]*\s+")
 
 
+LONGEST = 20_000
+"""Characters of a line that pysbd is given at a time."""
+
+
 def sentences(text: str, splitter: str = "pysbd", *, language: str = "en") -> list[str]:
     """The sentences of a text, white space stripped from both ends of each, empty ones left out.
 
@@ -117,8 +121,19 @@ def _by_rules(text: str, language: str) -> Iterator[str]:
     except ValueError as error:
         raise ValueError(f"pysbd has no rules for the language {language!r}: {error}") from error
     for line in text.splitlines():
-        if line.strip():
-            yield from _line_by_rules(line, segmenter.segment)
+        for piece in _pieces(line):
+            if piece.strip():
+                yield from _line_by_rules(piece, segmenter.segment)
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """The line whole, or a very long one in pieces that end with a sentence, else with a word: pysbd is quadratic."""
+    while len(line) > LONGEST:
+        ends = [match.end() for match in _ENDING.finditer(line[:LONGEST])]
+        cut = ends[-1] if ends else line[:LONGEST].rfind(" ") + 1 or LONGEST
+        yield line[:cut]
+        line = line[cut:]
+    yield line
 
 
 def _line_by_rules(line: str, segment: Callable[[str], list[str]]) -> list[str]:
