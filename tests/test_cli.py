@@ -163,6 +163,17 @@ def test_the_papers_loops_are_the_objectives():
         torch.testing.assert_close(loops, JointLoss(f"ce + {name}(2,3)").from_hidden(hidden, weight, labels))
 
 
+def test_doctor_says_which_metrics_can_run_and_what_others_need(capsys, monkeypatch):
+    assert main(["doctor"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.partition("metrics:\n")[2].splitlines()}
+    assert lines["rouge"].split() == ["rouge", "ready"]
+    assert lines["wmd"].endswith("needs --set wmd.vectors=…, see docs/metrics.md")
+    assert "needs --set bertscore.model=FOLDER_OR_HUB_ID; roberta-large is" in lines["bertscore"]
+    monkeypatch.setattr("ngramloss.doctor.installed", lambda package: None if package == "sacrebleu" else "1")
+    assert main(["doctor"]) == 0
+    assert "needs the package sacrebleu: pip install 'ngramloss[score]'" in capsys.readouterr().out
+
+
 def test_doctor_names_the_backend_and_the_reason(capsys):
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out

@@ -262,7 +262,7 @@ def test_published_models_have_their_documented_outputs(short, columns, bert, tm
     assert nli(str(local), metric="m").columns == columns
     assert nli(str(local), metric="m").name == local.name
     assert nli(str(local), metric="m", labels=["neutral", "contradiction", "entailment"]).columns == (2, 1, 0)
-    monkeypatch.setattr(pretrained, "_cached", lambda name: {hub: local}[name])
+    monkeypatch.setattr(pretrained, "cached", lambda name: {hub: local}[name])
     assert nli(short, metric="m").columns == nli(hub, metric="m").columns == columns
     assert nli(short, metric="m").name == hub
 

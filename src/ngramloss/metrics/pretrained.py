@@ -56,7 +56,7 @@ def find(name: str, *, metric: str) -> Source:
     name = str(name)
     if isdir(name):
         return Source(Path(name), Path(name).absolute().name, metric)
-    folder = _cached(name)
+    folder = cached(name)
     if folder is None:
         try:
             folder = _fetched(name)
@@ -241,7 +241,7 @@ def _pointing(metric: str) -> str:
     )
 
 
-def _cached(name: str) -> Path | None:
+def cached(name: str) -> Path | None:
     """The hub's snapshot, if all is there. By its name even a cached model would be asked for on the hub."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
