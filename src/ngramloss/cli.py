@@ -29,8 +29,8 @@ examples:
 TRAIN = """\
 Train by a recipe: its settings, a folder for the run, and from there on the same command continues what was stopped.
 
-RECIPE is demo (a small model from scratch on the built-in corpus), newswire (such a model fine-tuned), cnndm or xsum (the
-paper's settings), or a TOML file of your own, which may begin with base = "xsum" and say only what differs. See
+RECIPE is demo (a small model from scratch on the built-in corpus), newswire (such a model fine-tuned), cnndm or xsum
+(the paper's settings), or a TOML file of your own, which may begin with base = "xsum" and say only what differs. See
 docs/train.md."""
 
 TRAIN_EXAMPLES = """\
