@@ -16,31 +16,6 @@ setup: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
-test: checks and tests · demo: train, score, look at the page · bench: what things cost here
-PYTHON ?= python3
-BIN := .venv/bin
-check_python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramloss needs Python 3.11 or newer: make PYTHON=python3.11")'
-
-.PHONY: setup test check demo bench clean
-
-setup: .venv/ready
-
-# torch first and pinned: the rest then takes it as it is.
-.venv/ready: pyproject.toml constraints.txt
-	$(check_python)
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[all]'
-	touch $@
-
-# Only what the demo needs: no Triton, no tools for tests.
-.venv/demo: pyproject.toml constraints.txt
-	$(check_python)
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[hf,score,report]'
-	touch $@
-
 test: check
 	$(BIN)/pytest
 
