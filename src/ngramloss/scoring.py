@@ -136,7 +136,8 @@ def scored(
                 continue
             tell(f"{name} of {system}")
             try:
-                found[place][name] = Keyed(key, metric(*taken.values(), **chosen))
+                told = _counted(metric, f"{name} of {system}", len(texts.task.ids), tell)
+                found[place][name] = Keyed(key, metric(*taken.values(), **chosen, **told))
             except Absent as reason:
                 absent[name] = str(reason)
                 break
@@ -219,6 +220,20 @@ def _over_seeds(result: Result) -> list[Seeds]:
 def _seed(result: Result, place: int) -> int:
     run = result.runs[place]
     return -1 if run is None or run.seed is None else run.seed
+
+
+def _counted(metric: Callable[..., Scores], what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """A ``progress`` for a metric that takes one: it tells how many documents are done."""
+    if "progress" not in signature(metric).parameters:
+        return {}
+    done = 0
+
+    def count(documents: int) -> None:
+        nonlocal done
+        done += documents
+        tell(f"{what}: {done:,} of {total:,} documents")
+
+    return {"progress": count}
 
 
 def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
