@@ -136,8 +136,8 @@ def scored(
                 continue
             tell(f"{name} of {system}")
             try:
-                told = _counted(metric, f"{name} of {system}", len(texts.task.ids), tell)
-                found[place][name] = Keyed(key, metric(*taken.values(), **chosen, **told))
+                watched = _counted(metric, f"{name} of {system}", len(texts.task.ids), tell)
+                found[place][name] = Keyed(key, metric(*taken.values(), **chosen, **watched))
             except Absent as reason:
                 absent[name] = str(reason)
                 break
