@@ -1,44 +1,126 @@
-"""The documentation keeps its word: its commands print what it shows, and its Python runs."""
+"""The documentation keeps its word: its commands run and print what it shows, its Python runs, its links lead somewhere.
 
+The commands of a page run one after the other in a folder of the page's own. A block marked ``<!-- needs … -->`` is only
+read: its options must exist. One marked ``<!-- file NAME -->`` is put into the folder first. What takes long is made
+smaller by further options (:func:`smaller`); then words are compared, not figures.
+"""
+
+import doctest
 import re
 import shlex
+import shutil
+import subprocess
+import tomllib
+from glob import glob
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import pytest
 
-from ngramloss import OBJECTIVES
-from ngramloss.cli import main
+from ngramloss import OBJECTIVES, recipe
+from ngramloss.cli import main, parser
+from ngramloss.version import __version__
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDE = ["start", "adopt", "choose", "train", "score", "reproduce", "scaling", "add_objective"]
+REFERENCE = ["objectives", "metrics", "performance", "results", "compared_systems", "log"]
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[\w ]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
+    r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
     re.M | re.S,
 )
-QUICK = r"ngramloss (?:explain |data stats newswire |train (?=.* --show$))"
-COMMAND = re.compile(rf"^\$ (?P<words>{QUICK}(?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.M)
+COMMAND = re.compile(r"^\$ (?P<words>(?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.M)
+LINK = re.compile(r"\]\((?!https?:)(?P<page>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
+ONLY_READ = re.compile(r"needs .+|not run")
+"""Marks of blocks that are not run."""
+
+SHELL = ("echo", "mkdir", "ls", "head")
+"""Programs that are run as they are."""
+
+TINY = (
+    "model.width=16", "model.heads=2", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1",
+    "model.vocabulary=400", "data.limit=40", "data.validation_limit=4", "data.max_source=48", "data.max_target=16",
+    "train.max_steps=2", "generation.num_beams=1", "generation.min_length=0", "generation.max_length=12",
+)  # fmt: skip
+FEW = ("--limit", "4")
 
 
-def blocks(kind):
+# What the pages hold
+
+
+def blocks(*kinds):
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for block in BLOCK.finditer(text):
-            if block["kind"] == kind:
+            if not kinds or block["kind"] in kinds:
                 yield page, block, text.count("\n", 0, block.start("text")) + 1
 
 
-def commands():
+def called(page):
+    return str(page.relative_to(ROOT))
+
+
+def commands(*, run):
     for page, block, line in blocks("console"):
-        for command in COMMAND.finditer(block["text"]) if block["mark"] != "not run" else ():
+        if bool(ONLY_READ.fullmatch(block["mark"] or "")) == run:
+            continue
+        for command in COMMAND.finditer(block["text"]):
             at = line + block["text"].count("\n", 0, command.start())
-            yield pytest.param(command["words"].replace("\\\n", " "), command["shown"], id=f"{page.name}:{at}")
+            words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command["words"].replace("\\\n", " "))
+            if run or words.startswith(("ngramloss ", "torchrun ", "make ")):
+                yield pytest.param(page, words, command["shown"], id=f"{called(page)}:{at}")
 
 
 def programs():
     for page, block, line in blocks("python"):
-        if block["mark"] == "run" or (page.name != "README.md" and block["mark"] != "not run"):
-            yield pytest.param(page, line, block["text"], block["printed"], id=f"{page.name}:{line}")
+        mark = block["mark"] or ""
+        if mark == "run" or (page != ROOT / "README.md" and not ONLY_READ.fullmatch(mark)):
+            yield pytest.param(page, line, block["text"], block["printed"], mark, id=f"{called(page)}:{line}")
+
+
+# How a command is made small enough for a test
+
+
+def smaller(arguments, tiny_model):
+    """The arguments, and what makes a long command short; the last option of a name counts."""
+    verb, limit = arguments[0], [] if "--limit" in arguments else FEW
+    if verb == "train" and "--show" not in arguments:
+        return [*arguments, *settings(*TINY, *_local(arguments))]
+    if verb == "generate":
+        return [*arguments, *limit]
+    if arguments[:2] == ["reproduce", "table1"]:
+        return [*arguments, *limit]
+    if verb == "reproduce":
+        options = parser().parse_args(arguments)
+        base = Path(options.runs or f"runs/reproduce-{options.data}") / "base" / "model"
+        shutil.copytree(tiny_model, base, dirs_exist_ok=True)   # is trained already
+        rows = [] if options.objectives else ["--objectives", "ce", "ce + matches(2,3,4)"]
+        return [*arguments, *limit, *settings(*TINY), "--seeds", str(min(2, options.seeds)), *rows]
+    if arguments[:2] == ["bench", "step"]:
+        return [*arguments, "--model", "bart-tiny", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]
+    if arguments[:2] == ["bench", "ngrams"]:
+        return [*arguments, "--longest", "128", "--device", "cpu"]
+    return arguments
+
+
+def settings(*those):
+    return [word for one in those for word in ("--set", one)]
+
+
+def _local(arguments):
+    """What stands in for the hub: the built-in corpus, a model from scratch."""
+    options = parser().parse_args(arguments)
+    asked = recipe.load(options.recipe, options.set)
+    if asked.data.name in ("xsum", "cnn_dailymail"):
+        yield "data.name=newswire"
+    if not Path(asked.model.name).is_dir():
+        yield "model.name=scratch"
+
+
+# What is shown and what is printed
 
 
 def trimmed(text):
@@ -50,19 +132,136 @@ def omitting(shown):
     return "".join(r"(?:.*\n)*" if line in ("…\n", "...\n") else re.escape(line) for line in shown.splitlines(True))
 
 
-@pytest.mark.parametrize(("words", "shown"), list(commands()))
-def test_a_command_prints_what_the_documentation_shows(words, shown, capsys):
-    assert main(shlex.split(words)[1:]) == 0
-    printed, shown = trimmed(capsys.readouterr().out), trimmed(shown)
-    assert printed == shown or re.fullmatch(omitting(shown), printed)
+def agrees(printed, shown):
+    printed, shown = trimmed(printed), trimmed(shown)
+    return printed == shown or re.fullmatch(omitting(shown), printed) is not None
 
 
-@pytest.mark.parametrize(("page", "line", "text", "shown"), list(programs()))
-def test_python_in_the_documentation_runs_and_prints_the_text_after_it(page, line, text, shown, capsys):
+def without_figures(text):
+    """The words of each line: a smaller run prints other figures, fingerprints, marks and widths."""
+    hashes = re.sub(r"\b(?=\w*\d)[0-9a-f]{7,}\b", "0", text)
+    numbers = re.sub(r"[-+−]?\d(?:[\d,.]*\d)?", "0", hashes)
+    return "".join(re.sub(r"[\s*]+", " ", line) + "\n" for line in numbers.splitlines())
+
+
+# The tests
+
+
+class Folders:
+    """A folder for each page with the files that it names, and the pages in which something was made smaller."""
+
+    def __init__(self, place):
+        self.place, self.shortened = place, set()
+
+    def of(self, page):
+        folder = self.place / called(page).replace("/", "-")
+        if not folder.exists():
+            folder.mkdir()
+            for other, block, _ in blocks():
+                if other == page and (block["mark"] or "").startswith("file "):
+                    path = folder / block["mark"].removeprefix("file ")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(block["text"], encoding="utf-8")
+        return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return Folders(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory, own_cache):
+    """A model that is fine-tuned where a page fine-tunes one."""
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    assert main(["train", "demo", "--run", str(folder), *settings(*TINY)]) == 0
+    return folder / "model"
+
+
+@pytest.fixture(autouse=True)
+def tiny_bench(monkeypatch):
+    from ngramloss.bench import head
+
+    monkeypatch.setattr(head, "SIZES", dict.fromkeys(head.SIZES, head.Size(2, 8, 101, 16)))
+
+
+@pytest.mark.parametrize(("page", "words", "shown"), list(commands(run=True)))
+def test_a_command_runs_and_prints_what_the_page_shows(page, words, shown, folders, tiny_model, monkeypatch, capsys):
+    monkeypatch.chdir(folders.of(page))
+    program, *arguments = shlex.split(words, comments=True)
+    if program in SHELL:
+        done = subprocess.run(words, shell=True, check=True, capture_output=True, text=True)
+        assert agrees(done.stdout, shown)
+    elif program == "ngramloss":
+        _run(page, arguments, shown, folders, tiny_model, capsys)
+    else:
+        check_written(words)
+
+
+def _run(page, arguments, shown, folders, tiny_model, capsys):
+    arguments = [found for word in arguments for found in (sorted(glob(word)) or [word])]
+    fails = shown.startswith("error: ")
+    given = arguments if fails else smaller(arguments, tiny_model)
+    if given != arguments:
+        folders.shortened.add(page)
+    capsys.readouterr()
+    code, printed = main(given), capsys.readouterr()
+    assert bool(code) == fails, printed.err
+    printed = printed.err if fails else printed.out.replace(f"ngramloss:{__version__}", "ngramloss:0.1.0")
+    whole = fails or arguments[0] in ("explain", "data") or "--show" in arguments   # what no smaller run can change
+    if page in folders.shortened and not whole:
+        printed, shown = without_figures(printed), without_figures(shown)
+    assert not shown.strip() or agrees(printed, shown), printed
+
+
+@pytest.mark.parametrize(("page", "words", "shown"), list(commands(run=False)))
+def test_a_command_that_is_not_run_is_written_right(page, words, shown):
+    check_written(words)
+
+
+def check_written(words):
+    """Raise unless the command's target, options, script and extras exist."""
+    program, *arguments = shlex.split(words, comments=True)
+    if program == "torchrun":
+        from torch.distributed.run import get_args_parser
+
+        started = get_args_parser().parse_args(arguments)
+        assert (started.module, started.training_script) == (True, "ngramloss")
+        parser().parse_args(started.training_script_args)
+    elif program == "ngramloss":
+        parser().parse_args(arguments)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+        assert set(arguments) <= set(targets)
+    elif program == "pip":
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        assert {extra for those in re.findall(r"\[([\w,]+)\]", words) for extra in those.split(",")} <= known.keys()
+    elif program == "python":
+        assert (ROOT / arguments[0]).is_file()
+    else:
+        pytest.fail(f"nothing is known of {program}: mark the block with <!-- needs … -->, or add it to SHELL.")
+
+
+@pytest.fixture(scope="module")
+def left():
+    """Page → what its last program defined and registered, for one that goes on."""
+    return {}
+
+
+@pytest.mark.parametrize(("page", "line", "text", "shown", "mark"), list(programs()))
+def test_python_in_the_documentation_runs_and_prints_the_text_after_it(
+    page, line, text, shown, mark, folders, left, monkeypatch, capsys
+):
+    monkeypatch.chdir(folders.of(page))
     program = compile("\n" * (line - 1) + text, page, "exec")   # a traceback names the line of the page
-    with patch.dict(OBJECTIVES):
-        exec(program, {"__name__": "__main__"})
+    if mark != "goes on":
+        left[page] = ModuleType("__main__"), {}
+    module, registered = left[page]
+    with patch.dict(OBJECTIVES, registered):
+        exec(program, vars(module))
+        registered.update(OBJECTIVES)
     assert shown is None or trimmed(capsys.readouterr().out) == trimmed(shown)
+    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -71,3 +270,36 @@ def test_every_objective_and_variant_is_documented_under_its_name(name):
     section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     for needed in ("$$", "$ ngramloss explain", *(f":{variant}`" for variant in OBJECTIVES[name].variants)):
         assert needed in section
+
+
+def test_the_guide_says_why_a_block_is_not_run():
+    guide = {ROOT / "docs" / f"{name}.md" for name in GUIDE}
+    silent = [f"{called(page)}:{line}" for page, block, line in blocks() if page in guide and block["mark"] == "not run"]
+    assert not silent, "say what is needed: <!-- needs … -->"
+
+
+def test_python_that_is_not_run_can_be_compiled():
+    for page, block, line in blocks("python"):
+        compile("\n" * (line - 1) + block["text"], page, "exec")
+
+
+def test_the_table_of_contents_has_every_page_once_in_the_order_of_the_guide():
+    contents = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = [name for name in re.findall(r"^.*\]\(([\w/]+)\.md\)", contents, re.M) if "/" not in name]
+    assert linked == [*GUIDE, *REFERENCE]
+    assert {f"{name}.md" for name in linked} == {page.name for page in PAGES} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"], ids=called)
+def test_links_lead_somewhere(page):
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for link in LINK.finditer(text):
+        path = (page.parent / link["page"]).resolve() if link["page"] else page
+        assert path.exists(), link[0]
+        assert not link["heading"] or link["heading"] in headings(path), link[0]
+
+
+def headings(page):
+    """Headings as they stand in an address: lower case, words joined by hyphens."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
