@@ -78,6 +78,11 @@ def test_the_papers_rows_stand_beside_its_own_data(tmp_path):
             "docs_per_second": 29.0, "ratio": 1.0} in found["rows"]
 
 
+def test_beside_other_data_only_the_papers_rows_of_what_was_trained_stand(tmp_path):
+    found = record(run(tmp_path / "a"), run(tmp_path / "b", objective="ce + matches(2)"), paper_of="cnn_dailymail")["paper"]
+    assert [row["label"] for row in found["rows"]] == ["BART-base", "+ 2-gram matches"]
+
+
 def test_the_command_scores_and_writes_the_page(tmp_path, capsys):
     one, two = run(tmp_path / "a"), run(tmp_path / "b", dict(TEXTS, a="a cat & <script>alert(1)</script>"))
     assert cli.main(["report", str(one), str(two), "-o", str(tmp_path / "page"), "--samples", "20", "--shuffles", "20"]) == 0

@@ -534,7 +534,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         )  # fmt: skip
     if done is None:
         return 130
-    print(plan.note)
+    print(f"{plan.note}\n{reproduce.seen(done.result)}\n")
     for line in tables.columns(reproduce.rows(done.result, plan)):
         print(line)
     if options.table == "cases":

@@ -24,7 +24,7 @@ from ngramloss.metrics.scores import fingerprint
 from ngramloss.recipe import Data, Generation, Model, Recipe
 from ngramloss.version import __version__, installed
 
-SEEN = 100
+SEEN = 500
 """Documents of which a run also keeps what its objective sees."""
 SEVERAL_SENTENCES = ("cnndm",)
 """Presets whose data set has summaries of several sentences: one is written a line, where ROUGE-Lsum splits."""

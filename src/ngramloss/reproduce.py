@@ -161,7 +161,7 @@ def reproduced(
     result = scoring.scored(texts, plan.metrics, options=options)
     begin("the page")
     record = gathered.gathered(
-        result, texts, title=_title(plan), notes=[plan.note], deviations=deviations(plan),
+        result, texts, title=_title(plan), notes=[plan.note, seen(result)], deviations=deviations(plan),
         paper_of=_paper_data(plan),
     )
     return Reproduced(result, texts, page.written(record, page_folder))
@@ -172,11 +172,34 @@ def deviations(plan: Plan) -> list[str]:
     theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
     first = plan.trainings[0].settings
     printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
-    apart = [f"{line} (the paper's for {theirs} → here)" for line in recipe.differences(printed, first)
+    apart = [line for line in recipe.differences(printed, first)
              if not line.startswith("model.") or line.startswith("model.name")]
+    if apart:
+        apart.insert(0, f"settings are told as the paper's for {theirs} → here")
     if plan.limit:
         apart.append(f"scored on the first {plan.limit} test documents")
     return apart
+
+
+def seen(result: scoring.Result, figure: str = "rouge2") -> str:
+    """What was seen of the objectives in one figure, as a sentence."""
+    label = gathered.LABELS[figure]
+    if result.seeds:
+        first, *others = result.seeds
+        each = [f"{one.label} {one.against_first[figure]['difference']:+.2f}"
+                f"{tables.mark(one.against_first[figure]['p_holm'])}" for one in others]
+        return f"Seen here, {label} against {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
+    each = []
+    for place, one in enumerate(result.runs):
+        found = result.figures[figure][place]
+        if one is not None and not one.floor and found.difference is not None:
+            each.append(f"{one.label} {found.difference:+.2f}{tables.mark(found.p_holm)}")
+    return (f"Seen here, {label} against {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
+            "about variation between runs.")
+
+
+def _listed(those: Sequence[str]) -> str:
+    return ", ".join(those) or "nothing to compare"
 
 
 def rows(result: scoring.Result, plan: Plan) -> list[list[str]]:
@@ -288,7 +311,7 @@ def _folder(folder: Path, settings: recipe.Recipe, seed: int) -> Path:
 
 
 def _title(plan: Plan) -> str:
-    what = {"table2": "Results (Table 2)", "table3": "Ablation (Table 3)", "cases": "Case studies (Tables 4 to 6)"}
+    what = {"table2": "Results (Table 2)", "table3": "Ablation (Table 3)", "cases": "Results and cases (Tables 4 to 6)"}
     return f"{what[plan.table]} on {plan.data}"
 
 

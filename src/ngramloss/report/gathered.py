@@ -55,7 +55,8 @@ def gathered(
         title: of the page.
         notes: what a reader should know first.
         deviations: where this departs from the paper.
-        paper_of: data set whose rows of the paper stand beside; by default the runs' own, where the paper has it.
+        paper_of: data set whose rows of the paper stand beside; by default the runs' own, where the paper has it. For
+            other data only the rows of what was trained here stand there.
     """
     record = tables.record(result)
     labels = _labels(result)
@@ -67,8 +68,8 @@ def gathered(
         "systems": [_system(system, labels[place], result.runs[place])
                     for place, system in enumerate(record["systems"])],
         "over_seeds": record["over_seeds"], "absent": result.absent, "deviations": list(deviations),
-        "paper": _paper(beside) if beside else None, "training": _training(result, labels),
-        "ablation": _ablation(result), "cases": _cases(result, texts), "seen": _seen(result),
+        "paper": _paper(beside, result, whole=beside in known) if beside else None,
+        "training": _training(result, labels), "ablation": _ablation(result), "cases": _cases(result, texts), "seen": _seen(result),
         "objectives": {name: run.label for name, run in _trained(result)},
     }  # fmt: skip
 
@@ -116,9 +117,12 @@ def _system(system: Mapping[str, Any], label: str, run: Run | None) -> dict[str,
     }  # fmt: skip
 
 
-def _paper(name: str) -> dict[str, Any]:
+def _paper(name: str, result: Result, *, whole: bool) -> dict[str, Any]:
+    trained = {run.label for _, run in _trained(result)}
     rows = []
     for row in paper.TABLE2[name]:
+        if not whole and row.objective not in trained:
+            continue
         scores = {figure: value for figure, value in zip(paper.FIGURES, row.scores, strict=True) if value is not None}
         rows.append({"label": row.label, "scores": scores, "docs_per_second": row.docs_per_second, "ratio": row.ratio})
     return {"title": paper.TITLES[name], "rows": rows}
