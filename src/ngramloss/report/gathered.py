@@ -69,8 +69,8 @@ def gathered(
                     for place, system in enumerate(record["systems"])],
         "over_seeds": record["over_seeds"], "absent": result.absent, "deviations": list(deviations),
         "paper": _paper(beside, result, whole=beside in known) if beside else None,
-        "training": _training(result, labels), "ablation": _ablation(result), "cases": _cases(result, texts), "seen": _seen(result),
-        "objectives": {name: run.label for name, run in _trained(result)},
+        "training": _training(result, labels), "ablation": _ablation(result), "cases": _cases(result, texts),
+        "seen": _seen(result), "objectives": {name: run.label for name, run in _trained(result)},
     }  # fmt: skip
 
 
