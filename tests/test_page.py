@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from array import array
+from pathlib import Path
 
 import pytest
 from page_data import HOSTILE, against, hostile, large, log, sample, system
 
+from ngramloss.corpus import newswire
 from ngramloss.report import charts, packed, page, tables
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -281,7 +283,8 @@ def written(tmp_path_factory):
 
     def address(make):
         if make not in kept:
-            kept[make] = page.written(make(), tmp_path_factory.mktemp("report")).as_uri()
+            made = make()
+            kept[make] = (made if isinstance(made, Path) else page.written(made, tmp_path_factory.mktemp("report"))).as_uri()
         return kept[make]
 
     return address
@@ -360,6 +363,36 @@ def test_the_page_opens_without_an_error_or_a_request(visit):
     assert tab.inner_text("p.lead") == "Three systems on sentences made of parts."
     assert "summac was left out: needs the documents." in tab.inner_text("#results")
     assert "20 of 60 cases have their document here." in tab.inner_text("#documents-note")
+
+
+def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
+    """The page of `make demo` itself, with a model so small that it takes seconds."""
+    from ngramloss import cli, recipe, run
+
+    small = ["objective=ce", "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
+             "generation.max_length=12", "model.feed_forward=16"]
+    assert run.train(recipe.load("demo", small), tmp_path / "base", say=lambda _: None).finished
+    settings = [word for one in ("train.max_steps=3", "train.eval_every=0", "data.limit=40", "train.log_every=1") for word in ("--set", one)]
+
+    def demo():
+        objectives = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)"]
+        assert cli.main(["reproduce", "cases", "--data", "newswire", "--model", str(tmp_path / "base" / "model"), "--objectives", *objectives,
+                         "--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page"), "--limit", "12", *settings]) == 0
+        return tmp_path / "page" / "index.html"
+
+    tab = visit(demo, hash="#case=newswire-test-7&n=1")
+    assert tab.inner_text("p.lead").endswith("scored on the test split.")
+    assert "Seen here, R-2 against ce" in tab.inner_text("header")
+    assert tab.locator(".sortable >> nth=0 >> .systems bdi").all_inner_texts()[::2] == ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)"]
+    assert "newswire-test-7" in tab.inner_text("#cases")
+    assert newswire.items("test", 8)[7].summary in tab.inner_text("#texts")
+    lit = tab.locator("#texts mark").count()
+    tab.fill("#n", "3")
+    tab.wait_for_timeout(100)
+    assert tab.locator("#texts mark").count() < lit, "fewer trigrams are shared than words"
+    assert tab.locator("#training svg").count() > 4
+    assert "What the objective saw" in tab.inner_text("#cases")
+    assert "settings are told as the paper's for xsum → here" in tab.inner_text("#provenance")
 
 
 def test_a_page_of_nothing_opens(visit):
