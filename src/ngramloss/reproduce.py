@@ -217,7 +217,7 @@ def rows(result: scoring.Result, plan: Plan) -> list[list[str]]:
 
 
 def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int, int], None] | None = None) -> str:
-    """The paper's Table 1: statistics of data sets beside the paper's."""
+    """The statistics of the paper's Table 1, of each data set."""
     return "\n\n".join(str(corpus.measurement(name, limit=limit, progress=progress)) for name in names)
 
 
