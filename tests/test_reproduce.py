@@ -131,6 +131,19 @@ def test_other_settings_are_not_mixed_in(tmp_path, base, capsys):
     assert "was begun with other settings" in capsys.readouterr().err
 
 
+def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, base, capsys):
+    settings = recipe.load("newswire", [f"model.name={base}", "objective=ce", "train.seed=1", "train.max_steps=3", "train.eval_every=0", "data.limit=40"])
+    assert run.train(settings, tmp_path / "runs" / "ce-1", say=lambda _: None).finished
+    assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
+    assert "was trained with other settings (train.max_steps: 3 → 2" in capsys.readouterr().err
+
+
+def test_a_folder_here_that_is_called_like_a_floor_is_no_model(tmp_path, base, monkeypatch):
+    (tmp_path / "lead-2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
+
+
 def test_several_seeds_are_means_with_their_spread(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)", "--seeds", "2") == 0
     out = capsys.readouterr().out

@@ -17,6 +17,9 @@ Say = Callable[[str], None]
 
 TABLES = ("table1", "table2", "table3", "cases")
 SMALL = "newswire"
+BATCH = 32
+"""Documents that are summarised at a time."""
+
 RECIPES = {"newswire": "newswire", "xsum": "xsum", "cnn_dailymail": "cnndm"}
 """Data set → the recipe that trains on it."""
 
@@ -151,10 +154,11 @@ def reproduced(
         begin(f"{training.objective}, seed {training.seed}")
         if not _trained(training.settings, training.folder, say):
             return None
-        _written(str(training.folder), training.folder, plan, progress)
+        _written(predictions.job(str(training.folder), limit=plan.limit, batch_size=BATCH), training.folder, progress)
     for floor in plan.floors:
         begin(f"{floor}, which needs no training")
-        _written(floor, plan.folder / floor, plan, progress)
+        work = predictions.job(floor, data=plan.data, limit=plan.limit, batch_size=BATCH)
+        _written(work, plan.folder / floor, progress)
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / floor for floor in plan.floors]
     texts = systems.aligned(None, folders)
@@ -281,18 +285,19 @@ def _speeds(result: scoring.Result) -> dict[str, float]:
 
 
 def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
-    """Train, or go on; whether it was trained to its end."""
+    """Train, or go on; whether it was trained to its end. A run of other settings is not taken for this one."""
     if (folder / "model").exists():
+        apart = recipe.differences(recipe.load(str(folder / "recipe.toml")), settings)
+        if apart:
+            raise ValueError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, or "
+                             "delete it.")
         return True
     return run.train(settings, folder, say=say).finished
 
 
-def _written(model: str, folder: Path, plan: Plan, progress: Callable[[int, int], None] | None) -> None:
-    if (folder / "predictions.jsonl").exists():   # of this plan: see _claim
-        return
-    given = None if Path(model).is_dir() else plan.data
-    work = predictions.job(model, data=given, limit=plan.limit, batch_size=32)
-    predictions.write_predictions(work, folder, progress=progress)
+def _written(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+    if not (folder / "predictions.jsonl").exists():   # of this plan: see _claim
+        predictions.write_predictions(work, folder, progress=progress)
 
 
 def _claim(plan: Plan) -> None:
