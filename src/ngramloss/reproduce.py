@@ -289,8 +289,8 @@ def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
     if (folder / "model").exists():
         apart = recipe.differences(recipe.load(str(folder / "recipe.toml")), settings)
         if apart:
-            raise ValueError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, or "
-                             "delete it.")
+            raise ValueError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
+                             "or delete it.")
         return True
     return run.train(settings, folder, say=say).finished
 
