@@ -13,7 +13,7 @@ ROOT = Path(ngramloss.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     "version", "stats", "objectives", "heads", "attachment", "explain", "bench", "corpus", "metrics", "doctor", "recipe",
-    "batch", "models", "trainer", "checkpoints", "significance", "runs", "audit", "systems", "kept", "scoring", "tables", "watching", "card", "run", "generate", "seen", "predictions", "floors", "paper", "report", "reproduce", "released", "cli", "__init__", "__main__",
+    "batch", "models", "trainer", "checkpoints", "alone", "significance", "runs", "audit", "systems", "kept", "scoring", "tables", "watching", "card", "run", "generate", "seen", "predictions", "floors", "paper", "report", "reproduce", "released", "cli", "__init__", "__main__",
 ]
 
 

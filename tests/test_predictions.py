@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ngramloss import cli, predictions
+from ngramloss.alone import held
 from ngramloss.corpus import newswire
 from ngramloss.corpus.sentences import sentences
 
@@ -123,13 +124,69 @@ def test_processes_share_the_documents(run, tmp_path):
         (["lead-3", "--out", "x"], "say which documents with --data"),
         (["lead-3", "--data", "newswire"], "say where to write with --out DIR"),
         (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "--set takes generation.* and data.* here"),
+        (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
+        (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "-2"], "--batch-size must be 1 or more, got -2"),
+        (["lead-0", "--data", "newswire", "--out", "x"], "lead-0 would write nothing; use lead-1"),
         (["nowhere/model", "--data", "newswire", "--limit", "2", "--out", "x"], "could not be loaded"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     assert generate(*arguments) == 2
-    assert sentence in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert "documents/s" not in err, "no bar before something is written"
+    assert not (tmp_path / "x").exists()
+
+
+def test_predictions_of_unknown_making_are_not_written_over(tmp_path, capsys):
+    path = tmp_path / "predictions.jsonl"
+    for settings in (None, "{", "[]", "3", "[" * 100_000):
+        path.write_text('{"id": "mine", "prediction": "precious"}\n')
+        if settings is not None:
+            (tmp_path / "generation.json").write_text(settings)
+        assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2
+        assert "holds predictions" in capsys.readouterr().err
+        assert "precious" in path.read_text()
+
+
+def test_another_process_may_begin_before_the_first(tmp_path):
+    (tmp_path / "predictions.partial-1.jsonl").write_text("")
+    assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 0
+    assert len(rows(tmp_path / "predictions.jsonl")) == 2
+
+
+def test_rows_that_are_no_predictions_are_written_again(tmp_path):
+    arguments = ["lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path]
+    assert generate(*arguments) == 0
+    whole = (tmp_path / "predictions.jsonl").read_text()
+    (tmp_path / "predictions.jsonl").rename(tmp_path / "predictions.partial-0.jsonl")
+    with (tmp_path / "predictions.partial-0.jsonl").open("a") as file:
+        file.write('{"x": 1}\n{"id": "newswire-test-0"}\n')
+    assert generate(*arguments) == 0
+    assert (tmp_path / "predictions.jsonl").read_text() == whole
+
+
+def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):
+    with held(tmp_path, wait=True):
+        assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2
+    assert f"another process is writing into {tmp_path}. Wait for it, or choose another --out." in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 0
+
+
+def test_a_file_is_no_folder_to_write_into(tmp_path, capsys):
+    (tmp_path / "x").write_text("mine")
+    assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path / "x") == 2
+    assert "is a file; --out needs a folder" in capsys.readouterr().err
+
+
+def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
+    (tmp_path / "test.jsonl").write_text('{"id": "x", "document": "A b. C d.", "summary": "A."}\n{"id": "x", "document": "E f.", "summary": "E."}\n')
+    assert generate("lead-3", "--data", tmp_path, "--out", tmp_path / "o") == 2
+    assert "--on-bad-row skip" in capsys.readouterr().err
+    assert generate("lead-3", "--data", tmp_path, "--out", tmp_path / "o", "--on-bad-row", "skip") == 0
+    assert [row["id"] for row in rows(tmp_path / "o" / "predictions.jsonl")] == ["x"]
 
 
 def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):

@@ -192,6 +192,24 @@ def test_a_folder_that_is_not_whole_is_refused(folder, capsys, names, sentence):
     assert sentence in capsys.readouterr().err
 
 
+def test_no_input_is_written_over_and_a_place_to_write_must_be_there(folder, capsys):
+    (folder / "system.txt").write_text("".join("a summary\n" for _ in (folder / "refs.jsonl").read_text().splitlines()))
+    before = {path: path.read_text() for path in folder.iterdir() if path.is_file()}
+    for out, sentence in (("refs.jsonl", "is read here, and would be written over"), ("system.txt", "is read here, and would be written over"),
+                          ("nowhere/x.jsonl", "nowhere to write x.jsonl into. Make it first."), (".", "is a folder; name a file to write")):
+        assert cli.main(["import", str(folder / "system.txt"), "--references", str(folder / "refs.jsonl"), "-o", str(folder / out)]) == 2
+        assert sentence in capsys.readouterr().err
+    assert {path: path.read_text() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_an_empty_mark_and_a_missing_order_get_a_sentence(folder):
+    (folder / "system.txt").write_text("".join("a summary\n" for _ in (folder / "refs.jsonl").read_text().splitlines()))
+    with pytest.raises(ValueError, match="a mark that parts sentences has a character at least; for no mark at all say none"):
+        released.imported(folder / "system.txt", folder / "refs.jsonl", marks=["<q>", ""])
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*nowhere\.txt with ids, one a line"):
+        released.imported(folder / "system.txt", folder / "refs.jsonl", order=folder / "nowhere.txt")
+
+
 def test_two_ways_to_say_the_order_are_refused(folder):
     with pytest.raises(ValueError, match="order and gold both say whose summary a line is"):
         released.imported(folder / "a", folder / "refs.jsonl", order=folder / "b", gold=folder / "c")

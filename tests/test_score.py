@@ -1,14 +1,20 @@
 """ngramloss score: files in, figures out, and a sentence for whatever does not fit together."""
 
+import bz2
+import gzip
 import json
 import lzma
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import sacrebleu
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ngramloss import cli, scoring, systems
 from ngramloss.metrics.rouge import rouge
@@ -111,9 +117,16 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
         ('{"id": "a", "text": "x"}\n', "wrong.jsonl:1 has no prediction: it has id, text"),
         ('{"id": "a", "prediction": 3}\n', "prediction should be text, got int"),
         ('["a"]\n', "should be an object"),
+        ('[\n{"id": "a"}]\n', "Write one object a line, not a list."),
         ('{"prediction": "x"}\n{"id": "b", "prediction": "x"}\n', "wrong.jsonl:2 has an id, unlike the lines before"),
         ("", "is empty"),
         ('{"prediction": "x"}\n', "has no ids and"),
+        ("[" * 100_000 + "\n", "wrong.jsonl:1 has JSON that is too deep"),
+        ('{"id": ' + "9" * 5000 + "}\n", "wrong.jsonl:1 has JSON that is too deep, or numbers that are too long"),
+        ('{"id": null, "prediction": "x"}\n', "wrong.jsonl:1: id should be text or a number, got null"),
+        ('{"id": true, "prediction": "x"}\n', "wrong.jsonl:1: id should be text or a number, got true"),
+        ('{"id": "a", "prediction": "\x01"}\n', "is not JSON: Invalid control character at character 28."),
+        ('{"id": "a", "prediction": NaN}\n', "prediction should be text, got float"),
     ],
 )
 def test_what_does_not_fit_gets_a_sentence(files, capsys, content, sentence):
@@ -125,17 +138,59 @@ def test_what_does_not_fit_gets_a_sentence(files, capsys, content, sentence):
 def test_files_that_cannot_be_read_get_a_sentence(files, capsys):
     (files / "latin.jsonl").write_bytes('{"id": "a", "prediction": "caf\xe9"}'.encode("latin-1"))
     (files / "cut.jsonl.xz").write_bytes(lzma.compress(b"x" * 10_000)[:-20])
+    (files / "cut.jsonl.bz2").write_bytes(bz2.compress(b"x" * 10_000)[:-20])
+    packed = bytearray(gzip.compress(bytes(range(256)) * 9))
+    packed[12:20] = b"\xff" * 8
+    (files / "damaged.jsonl.gz").write_bytes(packed)
+    (files / "no.jsonl.gz").write_bytes(b"plain")
+    (files / "no.jsonl.bz2").write_bytes(b"plain")
+    (files / "nothing.txt").write_text("")
     (files / "folder").mkdir()
     for name, sentence in (
         ("latin.jsonl", "is not UTF-8: byte 0xe9"), ("cut.jsonl.xz", "ends too early or is damaged"),
-        ("folder", "no predictions in"), ("nowhere.jsonl", "there is no"),
+        ("cut.jsonl.bz2", "bz2 ends too early or is damaged"), ("damaged.jsonl.gz", "gz ends too early or is damaged"),
+        ("no.jsonl.gz", "no.jsonl.gz ends too early or is damaged"), ("no.jsonl.bz2", "no.jsonl.bz2 ends too early or is damaged"),
+        ("folder", "no predictions in"), ("nowhere.jsonl", "there is no"), ("nothing.txt", "nothing.txt is empty"),
+        ("x" * 300, "File name too long"),
     ):
-        assert score(files, files / name) == 2
+        assert score(files, files / name) in (1, 2)
         assert sentence in capsys.readouterr().err
     with pytest.raises(ValueError, match="nothing to score"):
         systems.aligned(files / "refs.jsonl", [])
-    with pytest.raises(ValueError, match="two systems are called"):
-        systems.aligned(files / "refs.jsonl", [files / "good.jsonl", files / "good.jsonl"])
+    (files / "good.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"two systems are called '.*/good'\. Rename a file\."):
+        systems.aligned(files / "refs.jsonl", [files / "good.jsonl", files / "good.txt"])
+
+
+def test_a_file_named_twice_is_said_to_be_the_same(files, capsys):
+    (files / "link.jsonl").symlink_to(files / "good.jsonl")
+    for twice in ("good.jsonl", "link.jsonl", "../" + files.name + "/good.jsonl"):
+        assert score(files, files / "good.jsonl", files / "bad.jsonl", files / twice) == 2
+        assert f"good.jsonl and {files / twice} are the same file. Name each system once." in capsys.readouterr().err
+
+
+def test_a_link_is_called_by_its_own_name_and_a_circle_of_links_is_no_file(files, capsys):
+    (files / "best.jsonl").symlink_to(files / "good.jsonl")
+    assert systems.aligned(files / "refs.jsonl", [files / "best.jsonl"]).names == ["best"]
+    (files / "circle.jsonl").symlink_to(files / "circle.jsonl")
+    assert score(files, files / "circle.jsonl") == 2
+    assert "there is no" in capsys.readouterr().err
+
+
+def test_only_the_ending_is_no_part_of_a_name(files):
+    names = ["bart.v1.jsonl", "bart.v2.jsonl", "x-0.5.JSONL.GZ"]
+    for name in names[:2]:
+        (files / name).write_text((files / "good.jsonl").read_text())
+    (files / names[2]).write_bytes(gzip.compress((files / "good.jsonl").read_bytes()))
+    assert systems.aligned(files / "refs.jsonl", [files / name for name in names]).names == ["bart.v1", "bart.v2", "x-0.5"]
+
+
+def test_names_that_cannot_be_shown_are_escaped(files, capsys):
+    odd = [files / "a\n\x1b[31mb.jsonl", Path(os.fsdecode(os.fsencode(files / "caf") + b"\xe9.jsonl")), files / "café.jsonl"]
+    for path in odd:
+        path.write_text((files / "good.jsonl").read_text())
+    assert score(files, *odd, "--json") == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["systems"]] == [r"a\n\x1b[31mb", r"caf\udce9", "café"]
 
 
 def test_seed_samples_and_shuffles_reach_the_tests(files, capsys):
@@ -163,10 +218,125 @@ def test_hostile_texts_are_texts(files, capsys):
     assert score(files, files / "odd.jsonl") == 0
 
 
-@pytest.mark.parametrize("arguments", [["--metrics", "rogue"], ["--set", "bleu.tokenize=13a"], ["--set", "rouge"]])
-def test_wrong_options_get_a_sentence(files, capsys, arguments):
+def test_halves_of_characters_are_read_as_one_that_stands_for_them(files, capsys):
+    (files / "cut.jsonl").write_text("".join(f'{{"id": "{key}", "prediction": "it \\ud83d"}}\n' for key in REFERENCES))
+    found = systems.aligned(files / "refs.jsonl", [files / "cut.jsonl"])
+    assert found.texts == [["it \ufffd"] * 3]
+    assert score(files, files / "cut.jsonl", "--metrics", "rouge,bleu,chrf,shape") == 0
+
+
+def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
+    (tmp_path / "refs.jsonl").write_text('{"reference": "a"}\n{"reference": "b"}\n')
+    (tmp_path / "p.jsonl").write_text('{"prediction": "a"}\n\n{"prediction": "b"}\n')
+    assert systems.aligned(tmp_path / "refs.jsonl", [tmp_path / "p.jsonl"]).texts == [["a", "b"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--metrics", "rogue"], "unknown metric 'rogue'"),
+        (["--metrics", " , "], "name one metric or more; there are rouge, bleu"),
+        (["--set", "bleu.tokenize=13a"], "--set takes METRIC.OPTION=VALUE of a metric in --metrics, got 'bleu.tokenize=13a'"),
+        (["--set", "rouge"], "--set takes METRIC.OPTION=VALUE"),
+        (["--set", "rouge.stemmer=no"], "rouge.stemmer should be true or false, got 'no'"),
+        (["--set", "rouge.stemmer=1"], "rouge.stemmer should be true or false, got 1"),
+        (["--set", "rouge.tokenizer=2024"], "unknown tokenizer '2024' for ROUGE"),
+        (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from none, zh, 13a"),
+        (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order should be a whole number, got True"),
+        (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrF needs a word_order of 0 or more, got -1"),
+        (["--samples", "0"], "samples must be 1 or more, got 0"),
+        (["--per-document", "nowhere/x.jsonl"], "there is no folder nowhere to write x.jsonl into"),
+        (["--per-document", "."], ". is a folder; name a file to write"),
+    ],
+)
+def test_wrong_options_get_a_sentence(files, capsys, arguments, sentence):
     assert score(files, files / "good.jsonl", *arguments) == 2
-    assert "error: " in capsys.readouterr().err
+    assert f"error: {sentence}" in capsys.readouterr().err
+
+
+def test_options_are_checked_before_metrics_run(files, monkeypatch):
+    monkeypatch.setattr(scoring, "METRICS", {"rouge": (lambda *_, **__: pytest.fail("it ran"), ("references", "predictions"))})
+    assert score(files, files / "good.jsonl", "--shuffles", "-1") == 2
+
+
+def test_spaces_between_metrics_do_not_matter(files, capsys):
+    assert score(files, files / "good.jsonl", "--metrics", "rouge, chrf", "--set", "chrf.word_order=2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["systems"][0]
+    assert {"rouge1", "chrf"} <= found["scores"].keys()
+    assert "nw:2" in found["signature"]["chrf"]
+
+
+def test_no_input_is_written_over(files, capsys):
+    before = {path: path.read_text() for path in files.iterdir()}
+    (files / "link.jsonl").symlink_to(files / "refs.jsonl")
+    for name in ("good.jsonl", "refs.jsonl", "link.jsonl", "docs.jsonl"):
+        assert score(files, files / "good.jsonl", "--documents", files / "docs.jsonl", "--per-document", files / name) == 2
+        assert f"{files / name} is read here, and would be written over. Choose another name." in capsys.readouterr().err
+    assert {path: path.read_text() for path in before} == before
+
+
+def test_a_tokenizer_of_sacrebleu_that_cannot_be_had_is_told_and_others_run(files, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    assert score(files, files / "good.jsonl", "--metrics", "rouge,bleu", "--set", "bleu.tokenize=ja-mecab") == 0
+    assert "bleu was left out: sacreBLEU's tokenizer ja-mecab cannot be had: " in capsys.readouterr().out
+
+
+def test_without_shuffles_no_randomisation_is_spoken_of(files, capsys):
+    assert score(files, files / "good.jsonl", files / "bad.jsonl", "--shuffles", "0") == 0
+    out = capsys.readouterr().out
+    assert "in the paired bootstrap alone." in out
+    assert "randomisation" not in out
+
+
+def test_a_terminal_without_some_characters_still_shows_the_figures(files):
+    arguments = ["score", "--references", "refs.jsonl", "good.jsonl"]
+    done = subprocess.run([sys.executable, "-m", "ngramloss", *arguments], cwd=files, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " ?0.00" in done.stdout or " ?" in done.stdout.splitlines()[1]
+
+
+def test_two_enormous_texts_are_refused_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(sys.modules["ngramloss.metrics.rouge"], "LARGEST", 12)
+    assert rouge([["a b c"]], ["a b c d"]).values["rouge1"][0] > 0
+    with pytest.raises(ValueError, match=r"ROUGE-L of document 2 would need 0 GB: its reference has 3 words and the prediction 5\. Cut one"):
+        rouge([["a"], ["x", "a b c"]], ["a", "a b c d e"])
+    with pytest.raises(ValueError, match="has 4 words"):
+        rouge([["abcd"]], ["abcd"], tokenizer="characters")
+
+
+def test_long_documents_are_searched_for_copies_in_good_time():
+    many = ["word", "another", "thing"] * 50_000
+    assert fragments(many, many) == [150_000]
+    assert fragments(many, ["word", "another", "x", "thing"]) == [2, 1]
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=12), st.lists(st.sampled_from("abc"), max_size=8))
+def test_fragments_are_those_that_a_plain_search_finds(document, text):
+    found, at = [], 0
+    while at < len(text):
+        ends = [end for end in range(at + 1, len(text) + 1) if any(document[place : place + end - at] == text[at:end] for place in range(len(document)))]
+        found += [max(ends) - at] if ends else []
+        at = max(ends, default=at + 1)
+    assert fragments(document, text) == found
+
+
+def test_ctrl_c_while_sentences_are_split_ends_at_once_with_a_word(files):
+    texts = {str(place): "It rained in the old town. Dr. Who left the house at 9 a.m. and came back." * 9 for place in range(3000)}
+    write(files / "refs.jsonl", texts, "reference")
+    write(files / "many.jsonl", texts, "prediction")
+    arguments = ["score", "--references", "refs.jsonl", "many.jsonl", "--sentences", "pysbd"]
+    with subprocess.Popen([sys.executable, "-m", "ngramloss", *arguments], cwd=files, stderr=subprocess.PIPE, text=True, start_new_session=True) as job:
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+        if not children.exists():
+            job.kill()
+            pytest.skip("children of a process cannot be seen here")
+        deadline = time.monotonic() + 60
+        while len(children.read_text().split()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)   # they have begun
+        os.killpg(job.pid, signal.SIGINT)
+        assert job.communicate(timeout=20)[1] == "stopped.\n"
+        assert job.returncode == 130
 
 
 def test_a_figure_that_is_not_there_leaves_nothing_half_written(files, capsys):

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ngramloss import cli, kept, runs, scoring, significance, systems, tables
+from ngramloss.alone import held
 from ngramloss.audit import Limits, limits, oddities
 from ngramloss.metrics.scores import Scores
 
@@ -92,20 +95,85 @@ def test_a_long_metric_tells_how_far_it_is(tmp_path, monkeypatch):
     assert told == ["slow of a", *(f"slow of a: {done} of 3 documents" for done in (1, 2, 3)), "intervals and tests"]
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", "null", '{"metrics": {"rouge": 3}}', '{"metrics": {"rouge": {}}}'])
+@pytest.mark.parametrize("damage", ["{", "[" * 100_000, "[]", "null", '{"metrics": {"rouge": 3}}', '{"metrics": {"rouge": {}}}'])
 def test_damaged_kept_figures_count_as_none(tmp_path, capsys, damage):
     folder = run(tmp_path / "a")
     before = score(capsys, folder)
     (folder / "scores.json").write_text(damage)
-    assert kept.read(folder, ["a", "b", "c"]) == {}
+    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
     assert score(capsys, folder) == before
 
 
 def test_kept_figures_of_other_documents_are_not_taken(tmp_path, capsys):
     folder = run(tmp_path / "a")
     score(capsys, folder)
-    assert kept.read(folder, ["a", "b", "c"])
-    assert kept.read(folder, ["c", "b", "a"]) == {}
+    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values()))
+    assert kept.read(folder, ["c", "b", "a"], list(TEXTS.values())) == {}
+    assert kept.read(folder, ["a", "b", "c"], ["x", "y", "z"]) == {}
+    rows = (folder / "scores.jsonl").read_text().splitlines(keepends=True)
+    (folder / "scores.jsonl").write_text("".join(reversed(rows)))
+    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
+
+
+def test_figures_of_earlier_texts_do_not_stay_beside_new_ones(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    score(capsys, folder, "--metrics", "rouge")
+    (folder / "predictions.jsonl").write_text((folder / "predictions.jsonl").read_text().replace("rained", "poured"))
+    score(capsys, folder, "--metrics", "chrf")
+    assert json.loads((folder / "scores.jsonl").read_text().splitlines()[0]).keys() == {"id", "chrf"}
+    assert json.loads((folder / "scores.json").read_text())["scores"].keys() == {"chrf"}
+
+
+def test_metrics_kept_before_stay_with_their_figures_pooled_ones_too(tmp_path, capsys, monkeypatch):
+    folder = run(tmp_path / "a")
+    first = score(capsys, folder, "--metrics", "bleu,shape")["systems"][0]["scores"]
+    second = score(capsys, folder, "--metrics", "rouge")["systems"][0]["scores"]
+    assert json.loads((folder / "scores.json").read_text())["scores"] == first | second
+    assert {"bleu", "words", "rouge1"} <= json.loads((folder / "scores.jsonl").read_text().splitlines()[0]).keys()
+    assert score(capsys, folder, "--metrics", "bleu")["systems"][0]["scores"] == {"bleu": first["bleu"]}, "no mean of sentences"
+
+
+@pytest.mark.parametrize("lines", ["rouge", "bleu,chrf,shape"])
+def test_kept_figures_equal_fresh_ones(tmp_path, capsys, lines):
+    folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)]
+    fresh = score(capsys, *folders, "--metrics", lines)
+    assert score(capsys, *folders, "--metrics", lines) == fresh
+
+
+def test_a_folder_that_cannot_be_written_to_costs_a_warning_alone(tmp_path, capsys, monkeypatch):
+    folder, other = run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)
+    (folder / "scores.jsonl.partial").mkdir()
+    assert cli.main(["score", str(folder), str(other)]) == 0
+    out, err = capsys.readouterr()
+    assert "rouge1" in out
+    assert err == f"warning: the figures of documents are not kept in {folder}: Is a directory.\n"
+    assert not (folder / "scores.json").exists()
+    assert (other / "scores.json").exists()
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, capsys):
+    folder = run(tmp_path / "a", {str(place): "x y" for place in range(400)}, {str(place): "x y z" for place in range(400)})
+    program = f"ulimit -f 8; '{sys.executable}' -m ngramloss score '{folder}'"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, f"warning: the figures of documents are not kept in {folder}: File too large.\n")
+    assert "rouge1" in done.stdout
+    assert not list(folder.glob("scores*"))
+
+
+def test_two_that_score_a_run_at_once_both_keep_their_figures(tmp_path):
+    folder = run(tmp_path / "a")
+    with held(folder, wait=True):
+        arguments = [sys.executable, "-m", "ngramloss", "score", str(folder), "--json", "--metrics"]
+        jobs = [subprocess.Popen([*arguments, metric], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for metric in ("rouge", "bleu", "chrf", "shape")]
+        with pytest.raises(subprocess.TimeoutExpired):   # both wait here
+            jobs[0].wait(timeout=3)
+    told = [job.communicate(timeout=100) for job in jobs]
+    assert [(job.returncode, err) for job, (_, err) in zip(jobs, told, strict=True)] == [(0, "")] * 4
+    each = [json.loads(out)["systems"][0]["scores"] for out, _ in told]
+    assert json.loads((folder / "scores.json").read_text())["scores"] == {name: value for one in each for name, value in one.items()}
+    rows = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["a", "b", "c"]
+    assert {"rouge1", "bleu", "chrf", "coverage"} <= rows[0].keys()
 
 
 def test_a_key_changes_with_the_content_of_a_file_it_names(tmp_path):
@@ -243,6 +311,23 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
     assert "partly: 1 documents without a figure in some system are left out." in capsys.readouterr().out
 
 
+def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(scoring.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
+    folders = [run(tmp_path / "ce-1"), run(tmp_path / "ce-2", seed=2), run(tmp_path / "m-1", objective="bag(2)"), run(tmp_path / "m-2", objective="bag(2)", seed=2)]
+    found = score(capsys, *folders, "--metrics", "none")["over_seeds"]
+    assert found[0]["scores"]["none"] == dict.fromkeys(("mean", "spread", "low", "high"))
+    assert cli.main(["score", *map(str, folders), "--metrics", "none"]) == 0
+    assert ["ce", "2", "–"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_figure_without_bounds_is_left_out_kept_or_fresh(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(scoring.METRICS, "most", (lambda references, predictions: Scores({"most": [1.0, math.inf, 3.0]}, "most"), ("references", "predictions")))
+    folder = run(tmp_path / "a")
+    fresh = score(capsys, folder, "--metrics", "most")
+    assert fresh["left_out"] == {"most": 1}
+    assert score(capsys, folder, "--metrics", "most") == fresh
+
+
 def test_a_figure_that_no_document_has_is_null(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(scoring.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
     assert score(capsys, run(tmp_path / "a"), run(tmp_path / "b"), "--metrics", "none")["systems"][0]["scores"] == {"none": None}
@@ -291,6 +376,35 @@ def test_a_folder_says_what_it_knows(tmp_path):
     (folder / "recipe.toml").write_text("= 3")
     with pytest.raises(ValueError, match=r"recipe\.toml is not TOML"):
         runs.run(folder)
+
+
+@pytest.mark.parametrize("recipe", ["train = 3\n", "objective = 3\n[train]\nseed = [1]\n", "[train]\nseed = 1\nday = 2026-01-01\n"])
+@pytest.mark.parametrize("generation", [[], {"generation": [1]}, {"model": 3, "versions": 3, "generation": {"num_beams": 2}}, {"generation": {"min_length": "x", "max_length": [3]}}])
+def test_files_of_other_tools_say_what_they_can(tmp_path, capsys, recipe, generation):
+    folder = run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 5))
+    (folder / "recipe.toml").write_text(recipe)
+    (folder / "generation.json").write_text(json.dumps(generation))
+    assert score(capsys, folder)["systems"][0]["scores"]["rouge1"] > 80
+
+
+def test_broken_references_of_a_run_are_named(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    (folder / "references.jsonl").write_text("{\n")
+    code, said = score(capsys, folder)
+    assert (code, f"{folder / 'references.jsonl'}:1 is not JSON" in said) == (2, True)
+
+
+def test_no_file_of_a_run_is_written_over(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    code, said = score(capsys, folder, "--per-document", folder / "references.jsonl")
+    assert (code, "is read here, and would be written over" in said) == (2, True)
+    assert score(capsys, folder, "--per-document", folder / "each.jsonl")["documents"] == 3
+
+
+def test_a_run_and_its_own_file_are_one_system(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    code, said = score(capsys, folder, folder / "predictions.jsonl")
+    assert (code, "are the same file" in said) == (2, True)
 
 
 def test_names_of_folders_are_theirs_whole(tmp_path, monkeypatch):

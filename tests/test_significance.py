@@ -1,5 +1,7 @@
 """Intervals and paired tests, against slow loops and against cases whose answer is known."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.scores import Pooled
-from ngramloss.significance import compared, holm, over_seeds
+from ngramloss.significance import between_seeds, compared, holm, over_seeds
 
 
 def figures(*systems, **options):
@@ -93,6 +95,23 @@ def test_documents_without_a_figure_are_left_out_for_all():
     assert (first.value, second.value) == (4.5, 4.0)
 
 
+def test_samples_that_drew_no_figure_do_not_make_a_difference_significant():
+    nan = float("nan")
+    _, found = figures([1.0, nan, nan], [2.0, nan, nan], samples=50, shuffles=50)
+    assert found.difference == 1.0
+    assert found.p_holm > 0.9
+    _, found = figures([1.0, 2.0, nan, nan], [2.0, 1.5, nan, nan], samples=200, shuffles=50)
+    assert found.p_bootstrap > 0.3
+    _, none, some = figures([nan, nan], [nan, nan], [1.0, 1.0], samples=50, shuffles=50)
+    assert all(math.isnan(one.p_bootstrap) and math.isnan(one.p_randomisation) and math.isnan(one.p_holm) for one in (none, some))
+
+
+@pytest.mark.parametrize(("options", "sentence"), [({"samples": 0}, "samples must be 1 or more, got 0"), ({"shuffles": -1}, "shuffles must be 0 or more, got -1"), ({"seed": -3}, "seed must be 0 or more, got -3")])
+def test_what_cannot_be_drawn_is_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        figures([1.0, 2.0], **options)
+
+
 def test_only_figures_that_all_systems_have_are_compared():
     assert list(compared([{"x": [1.0], "y": [1.0]}, {"y": [2.0]}], samples=5, shuffles=5)) == ["y"]
     assert compared([{"x": [1.0]}, {"y": [2.0]}]) == {}
@@ -122,11 +141,21 @@ def test_holm_corrects_for_several_and_never_falls():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
+    assert holm([0.01, 0.04, float("nan")]) == pytest.approx([0.02, 0.04, float("nan")], nan_ok=True)
 
 
 def test_the_spread_over_seeds_is_students():
     found = over_seeds([1.0, 2.0, 3.0])
     assert (found["mean"], found["spread"]) == (2.0, 1.0)
     assert found["high"] - 2 == pytest.approx(4.3027 / 3**0.5, abs=1e-3)
+    assert all(map(math.isnan, over_seeds([1.0, float("nan")]).values()))
     with pytest.raises(ValueError, match="two runs or more, got 1"):
         over_seeds([1.0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_runs_that_do_not_vary_are_not_tested():
+    for one, other in (({1: 1.1, 2: 2.1, 3: 3.1}, {1: 0.0, 2: 1.0, 3: 2.0}), ({1: 1.1, 2: 1.1}, {3: 0.0, 4: 0.0}), ({1: 1.1, 2: 2.1}, {1: 0.0, 2: 1.0})):
+        found = between_seeds(one, other)
+        assert [found[name] for name in ("difference", "low", "high")] == pytest.approx([1.1] * 3)
+        assert math.isnan(found["p"])

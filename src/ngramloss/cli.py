@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -62,8 +63,9 @@ Score one or more systems' summaries against references, with intervals, and tes
 A system is a run's folder (after ngramloss generate), whose documents' figures are kept in its scores.jsonl, or a file:
 JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a line. A
 system's name is its folder's, or its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
-Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying); with a model or vectors given
-by --set, bertscore, wmd, summac, factcc. One whose model is absent says what it needs; the others still run."""
+Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying), facts (of newswire alone);
+with a model or vectors given by --set, bertscore, wmd, summac, factcc. One whose model is absent says what it needs;
+the others still run."""
 
 SCORE_EXAMPLES = """\
 examples, from the first line on:
@@ -180,6 +182,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):   # a terminal that has no ± shows ? and keeps the figures
+        sys.stdout.reconfigure(errors="replace")
     try:
         return int(options.run_verb(options))
     except BrokenPipeError:
@@ -240,6 +244,7 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of generation.* or data.*; repeatable"
     )
+    generate.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
     generate.add_argument("--limit", type=int, default=0, metavar="N", help="at most N documents")
     generate.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: %(default)s")
     generate.add_argument("--out", metavar="DIR", help="default: the run's folder")
@@ -463,32 +468,35 @@ def _generate(options: argparse.Namespace) -> int:
     if (options.model is None) == (options.named is None):
         raise ValueError("say once who writes: ngramloss generate MODEL, or --model MODEL.")
     model = options.model or options.named
+    overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
     work = predictions.job(
-        model, data=options.data, split=options.split, preset=options.preset, overrides=options.set,
+        model, data=options.data, split=options.split, preset=options.preset, overrides=overrides,
         limit=options.limit, batch_size=options.batch_size,
     )  # fmt: skip
     if options.out is None and not (Path(model) / "recipe.toml").exists():
         raise ValueError("say where to write with --out DIR; only a run's folder is its own place.")
-    bar: tqdm[object] = tqdm(unit=" documents", desc="writing")
+    bars: list[tqdm[object]] = []   # none until something is written, so that an error has a line of its own
 
     def show(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done)
+        bars.extend([] if bars else [tqdm(unit=" documents", desc="writing", total=total)])
+        bars[0].update(done)
 
-    path = predictions.write_predictions(work, Path(options.out or model), progress=show)
-    bar.close()
+    try:
+        path = predictions.write_predictions(work, Path(options.out or model), progress=show)
+    finally:
+        for bar in bars:
+            bar.close()
     print(path)
     return 0
 
 
 def _score(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from ngramloss import tables
 
+    kept = _output(options.per_document, [*options.predictions, options.references, options.documents])
     result, _ = _scored(options)
-    if options.per_document:
-        tables.write_documents(result, Path(options.per_document))
+    if kept is not None:
+        tables.write_documents(result, kept)
     forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
     print(form(result))
@@ -551,7 +559,7 @@ def _scored(options: argparse.Namespace) -> tuple[scoring.Result, systems.Aligne
 
     from ngramloss import audit, scoring, systems
 
-    chosen = [name for name in options.metrics.split(",") if name]
+    chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
     settings = _metric_options(options.set, chosen)
     if options.sentences:
         settings.setdefault("rouge", {})["sentences"] = options.sentences
@@ -569,7 +577,26 @@ def _scored(options: argparse.Namespace) -> tuple[scoring.Result, systems.Aligne
     )  # fmt: skip
     if show:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
+    for sentence in result.unkept:
+        print(f"warning: {sentence}", file=sys.stderr)
     return result, texts
+
+
+def _output(given: str | None, inputs: Sequence[str | None]) -> Path | None:
+    """Where a file is to be written; told before the work begins if it cannot, or would take the place of an input."""
+    from pathlib import Path
+
+    if not given:
+        return None
+    path = Path(given)
+    if path.is_dir():
+        raise ValueError(f"{given} is a folder; name a file to write.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into. Make it first.")
+    read = [Path(name) for name in inputs if name and Path(name).exists()]
+    if path.exists() and any(one.samefile(path) or one.samefile(path.parent) for one in read):   # or in a run's folder
+        raise ValueError(f"{given} is read here, and would be written over. Choose another name.")
+    return path
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -577,12 +604,15 @@ def _import(options: argparse.Namespace) -> int:
 
     from ngramloss import released
 
+    out = _output(options.out, [options.file, options.references, options.order, options.gold])
+    if out is None:
+        raise ValueError("name a file to write with --out.")
     order, gold = (Path(given) if given else None for given in (options.order, options.gold))
     marks = [] if options.sentences == ["none"] else options.sentences
     found = released.imported(
         Path(options.file), Path(options.references), marks=marks, ptb=options.ptb, order=order, gold=gold
     )
-    released.write(found, Path(options.out))
+    released.write(found, out)
     for mark, count in found.marks.items():
         print(f"note: {mark} parts sentences; it was seen {count} times.", file=sys.stderr)
     for note in found.notes:

@@ -9,6 +9,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.alone import held
 from ngramloss.checkpoints import whole_rows, write_whole
 from ngramloss.metrics.scores import Scores, fingerprint
 from ngramloss.version import __version__, installed
@@ -17,56 +18,85 @@ PACKAGES = ("rouge-score-rs", "sacrebleu", "POT", "pysbd", "torch", "transformer
 
 
 class Keyed(NamedTuple):
-    """A metric's figures, and a hash of all they were made of."""
+    """A metric's figures, and a hash of all they were made of.
+
+    Attributes:
+        key: the hash.
+        scores: the figures of each document.
+        pooled: whether that of the corpus is no mean of them, and must be made anew from the texts.
+    """
 
     key: str
     scores: Scores
+    pooled: bool = False
 
 
 def key(metric: str, options: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
     """A hash of a metric, its options, what lies in the files they name, the texts, and the versions."""
     named = {name: [str(value), _content(value)] for name, value in options.items()}
     versions = {name: installed(name) for name in PACKAGES} | {"ngramloss": __version__}
-    whole = json.dumps([metric, named, dict(texts), versions], sort_keys=True)
-    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return _hash([metric, named, dict(texts), versions])
 
 
-def read(folder: Path, ids: Sequence[str]) -> dict[str, Keyed]:
-    """What is kept in a folder for these documents, by metric. Damaged or foreign files count as nothing."""
+def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> dict[str, Keyed]:
+    """What is kept in a folder of these documents' texts, by metric. Damaged or foreign files count as nothing."""
     try:
-        about = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["metrics"]
+        about = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
         rows = whole_rows(folder / "scores.jsonl")
-        if [row["id"] for row in rows] != list(ids):
+        if about["predictions"] != _hash([ids, predictions]) or [row["id"] for row in rows] != list(ids):
             return {}
-        return {metric: Keyed(known["key"], Scores(_columns(rows, known["figures"]), known["signature"]))
-                for metric, known in about.items() if not known["pooled"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {metric: Keyed(known["key"], Scores(_columns(rows, known["figures"]), known["signature"]),
+                              known["pooled"]) for metric, known in about["metrics"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
-def write(folder: Path, ids: Sequence[str], found: Mapping[str, Keyed], corpus: Mapping[str, float]) -> None:
+def write(
+    folder: Path, ids: Sequence[str], predictions: Sequence[str], found: Mapping[str, Keyed],
+    corpus: Mapping[str, float],
+) -> None:
     """Keep the figures of each document, and in ``scores.json`` those of the corpus with their signatures.
+
+    Metrics kept before stay, if they are of these texts. Of two processes that write here, one waits for the other.
 
     Args:
         folder: of the run.
         ids: of the documents, in the figures' order.
+        predictions: that the figures are of.
         found: metric → its figures.
         corpus: figure → that of all documents.
     """
-    about = {metric: {"key": keyed.key, "signature": keyed.scores.signature, "figures": list(keyed.scores.values),
-                      "pooled": bool(keyed.scores.pooled)} for metric, keyed in found.items()}
-    values = {name: those for keyed in found.values() for name, those in keyed.scores.values.items()}
-    rows = ({"id": one, **{name: number(those[place]) for name, those in values.items()}} for place, one in
-            enumerate(ids))
-    (folder / "scores.json").unlink(missing_ok=True)   # never beside rows it does not tell of
-    write_whole(folder / "scores.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    plain = {name: number(value) for name, value in corpus.items()}
-    write_whole(folder / "scores.json", json.dumps({"scores": plain, "metrics": about}, indent=1))
+    with held(folder, wait=True):
+        before = _corpus(folder)
+        whole = {**read(folder, ids, predictions), **found}
+        about = {metric: {"key": keyed.key, "signature": keyed.scores.signature, "figures": list(keyed.scores.values),
+                          "pooled": keyed.pooled or bool(keyed.scores.pooled)} for metric, keyed in whole.items()}
+        values = {name: those for keyed in whole.values() for name, those in keyed.scores.values.items()}
+        rows = ({"id": one, **{name: number(those[place]) for name, those in values.items()}}
+                for place, one in enumerate(ids))
+        (folder / "scores.json").unlink(missing_ok=True)   # never beside rows it does not tell of
+        write_whole(folder / "scores.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        plain = {name: number(corpus[name]) if name in corpus else before.get(name) for name in values}
+        told = {"scores": plain, "predictions": _hash([ids, predictions]), "metrics": about}
+        write_whole(folder / "scores.json", json.dumps(told, indent=1))
 
 
 def number(value: float | None) -> float | None:
     """The value, or None where JSON has no number for it."""
     return value if value is not None and isfinite(value) else None
+
+
+def _corpus(folder: Path) -> dict[str, Any]:
+    """The figures of the corpus that are kept in a folder."""
+    try:
+        return dict(json.loads((folder / "scores.json").read_text(encoding="utf-8"))["scores"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _hash(content: Any) -> str:
+    whole = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[float]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import corpus, recipe
+from ngramloss.alone import held
 from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
 from ngramloss.checkpoints import whole_rows, write_whole
@@ -74,6 +75,10 @@ def job(
     overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 16,
 ) -> Job:
     """The job of a run with its own settings, or of another model with a preset's or its own."""
+    if batch_size < 1:
+        raise ValueError(f"--batch-size must be 1 or more, got {batch_size}.")
+    if re.fullmatch("lead-0+", model):
+        raise ValueError("lead-0 would write nothing; use lead-1, lead-2, lead-3, ….")
     run = Path(model)
     own: Recipe | None = None
     if (run / "recipe.toml").is_file():
@@ -102,13 +107,12 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
     """Write ``predictions.jsonl``, ``references.jsonl`` and ``generation.json``, or go on where this was stopped.
 
     Under torchrun each process takes its share of the documents. No id is ever written twice: documents that are done
-    are read from the files of the stopped job.
+    are read from the files of the stopped job. A second job in the same folder at the same time is refused.
 
     Returns:
         The path of the predictions.
     """
-    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    finished = folder / "predictions.jsonl"
+    rank = int(os.environ.get("RANK", 0))
     split = corpus.load(
         work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
         on_bad_row=work.data.on_bad_row, limit=work.limit,
@@ -116,18 +120,36 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
     writer = _writer(work)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
                 "documents": len(split.examples), "preset": work.preset, "versions": _versions()}
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; --out needs a folder, which will be made.")
     folder.mkdir(parents=True, exist_ok=True)
+    if rank:
+        return _written(work, writer, split.examples, settings, folder, rank, progress)
+    try:
+        with held(folder, wait=False):
+            return _written(work, writer, split.examples, settings, folder, rank, progress)
+    except BlockingIOError:
+        raise ValueError(f"another process is writing into {folder}. Wait for it, or choose another --out.") from None
+
+
+def _written(
+    work: Job, writer: Writer, examples: Sequence[Example], settings: Mapping[str, Any], folder: Path, rank: int,
+    progress: Callable[[int, int], None] | None,
+) -> Path:
+    """Write this process's share; the first one also writes what is there once, and puts the shares together."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    finished = folder / "predictions.jsonl"
     if _begun(folder, settings) and finished.exists():
         return finished
     if rank == 0:
         write_whole(folder / "generation.json", json.dumps(settings, indent=1))
-        rows = ({"id": one.id, "reference": one.target, "document": one.source} for one in split.examples)
+        rows = ({"id": one.id, "reference": one.target, "document": one.source} for one in examples)
         write_whole(folder / "references.jsonl", "".join(_line(row) for row in rows))
     begun = folder / f"predictions.partial-{rank}.jsonl"
     if begun.exists():   # a line that a kill cut short is cut off
         write_whole(begun, "".join(_line(row) for row in whole_rows(begun)))
     done = _done(folder)
-    mine = [example for example in split.examples[rank::processes] if example.id not in done]
+    mine = [example for example in examples[rank::processes] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)   # like lengths together, a lack of memory first
     with begun.open("a", encoding="utf-8") as file:
         for start in range(0, len(mine), work.batch_size):
@@ -139,10 +161,10 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
                 progress(len(batch), len(mine))
     if rank == 0:
         if writer.look is not None:
-            shown = split.examples[:SEEN]
+            shown = examples[:SEEN]
             rows = ({"id": one.id, **found} for one, found in zip(shown, writer.look(shown), strict=True))
             write_whole(folder / "seen.jsonl", "".join(_line(row) for row in rows))
-        _merge(folder, [example.id for example in split.examples])
+        _merge(folder, [example.id for example in examples])
     return finished
 
 
@@ -158,10 +180,15 @@ def _merge(folder: Path, ids: Sequence[str]) -> None:
 def _begun(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Whether this job was begun here. Another one's files are not mixed with it."""
     path = folder / "generation.json"
-    begun = list(folder.glob("predictions*.jsonl"))
-    if not path.exists() or not begun:
+    if not list(folder.glob("predictions*.jsonl")):
         return False
-    before = json.loads(path.read_text(encoding="utf-8"))
+    if not path.exists() and not (folder / "predictions.jsonl").exists():
+        return False   # another process was quicker to begin than the first, who writes generation.json
+    try:
+        before = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+        raise ValueError(f"{folder} holds predictions, and no generation.json tells how they were made. Choose another "
+                         "--out, or delete them.") from None
     changed = [key for key in settings if before.get(key) != settings[key] and key != "versions"]
     if changed:
         told = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
@@ -172,7 +199,7 @@ def _begun(folder: Path, settings: Mapping[str, Any]) -> bool:
 def _done(folder: Path) -> dict[str, dict[str, Any]]:
     """What is written already, by id."""
     paths = sorted(folder.glob("predictions.partial-*.jsonl"))
-    return {row["id"]: row for path in paths for row in whole_rows(path)}
+    return {row["id"]: row for path in paths for row in whole_rows(path) if "id" in row and "prediction" in row}
 
 
 def _writer(work: Job) -> Writer:

@@ -67,6 +67,8 @@ def imported(
     """
     if order and gold:
         raise ValueError("order and gold both say whose summary a line is. Give one of them.")
+    if marks is not None and not all(marks):
+        raise ValueError("a mark that parts sentences has a character at least; for no mark at all say none.")
     ours, _ = table(references, "reference")
     texts, has_ids = _texts(path)
     notes: list[str] = []
@@ -143,6 +145,8 @@ def _documents(folder: Path) -> dict[str, str]:
 
 
 def _ids_in(path: Path) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path} with ids, one a line.")
     ids = [line.strip() for line in lines(path) if line.strip()]
     twice = [key for key, count in Counter(ids).items() if count > 1]
     if twice:

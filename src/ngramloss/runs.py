@@ -16,6 +16,14 @@ FLOORS = re.compile(r"lead-\d+|random-facts")
 """Systems without a model, which any other must stand above."""
 
 
+SEARCH = (
+    "num_beams", "length_penalty", "min_length", "max_length", "min_new_tokens", "max_new_tokens", "early_stopping",
+    "no_repeat_ngram_size", "repetition_penalty", "num_beam_groups", "diversity_penalty", "do_sample", "temperature",
+    "top_k", "top_p", "typical_p", "min_p",
+)  # fmt: skip
+"""Settings of a generation_config that change what is written."""
+
+
 class Run(NamedTuple):
     """What a folder says of itself. A folder of another tool says less: then fields are empty.
 
@@ -43,20 +51,20 @@ class Run(NamedTuple):
     @property
     def search(self) -> dict[str, Any]:
         """How was searched: beams, limits, penalties."""
-        found: dict[str, Any] = self.generation.get("generation", {})
-        return found
+        return _section(self.generation, "generation")
 
 
 def run(folder: Path) -> Run:
     """Read what there is."""
     recipe = _toml(folder / "recipe.toml")
     generation = _json(folder / "generation.json")
-    seed = recipe.get("train", {}).get("seed")
+    train = _section(recipe, "train")
+    seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    trained = {**recipe, "train": {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}}
-    kind = json.dumps([trained, shared], sort_keys=True) if recipe else ""
-    return Run(folder, label, seed, kind, recipe, generation)
+    trained = {**recipe, "train": {key: value for key, value in train.items() if key != "seed"}}
+    kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # TOML has dates
+    return Run(folder, str(label), seed if isinstance(seed, int) else None, kind, recipe, generation)
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
@@ -89,11 +97,16 @@ def written_by(run: Run) -> str:
         return ""
     facts = {"model": known.get("model"), "weights": known.get("weights"), "data": known.get("data"),
              "split": known.get("split"), "documents": known.get("documents"), "fingerprint": known.get("fingerprint")}
-    search = {key: value for key, value in run.search.items()
-              if isinstance(value, (int, float, bool)) and not key.endswith("token_id")}
-    versions = known.get("versions", {})
+    search = {key: run.search[key] for key in SEARCH if run.search.get(key) is not None}
+    versions = _section(known, "versions")
     return signature("generation", **{name: value for name, value in facts.items() if value is not None}, **search,
                      **{name: versions[name] for name in ("transformers", "ngramloss") if name in versions})
+
+
+def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """A table within a table; empty where a file of another tool has something else there."""
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -110,6 +123,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as mistake:
+    except (ValueError, RecursionError) as mistake:
         raise ValueError(f"{path} is not JSON: {mistake}.") from None
     return found if isinstance(found, dict) else {}

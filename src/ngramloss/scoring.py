@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,7 @@ class Result(NamedTuple):
         audit: for each system, what is odd about its texts.
         runs: for each system what its folder says; None for a file.
         seeds: systems with several runs.
+        unkept: sentences about folders whose figures could not be kept.
     """
 
     names: list[str]
@@ -84,6 +85,7 @@ class Result(NamedTuple):
     audit: list[list[str]]
     runs: list[Run | None]
     seeds: list[Seeds]
+    unkept: list[str]
 
 
 def scored(
@@ -108,11 +110,15 @@ def scored(
         count: texts → their tokens, for systems that did not count them.
         progress: called with what is done next.
     """
+    if not metrics:
+        raise ValueError(f"name one metric or more; there are {', '.join(METRICS)}.")
     for name in metrics:
         if name not in METRICS:
             raise ValueError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}.")
+    significance.check(samples=samples, shuffles=shuffles, seed=seed)
     tell = progress or (lambda _: None)
-    keeping = [kept.read(folder, texts.task.ids) if folder else {} for folder in texts.folders]
+    keeping = [kept.read(folder, texts.task.ids, those) if folder else {}
+               for folder, those in zip(texts.folders, texts.texts, strict=True)]
     found: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
     for name in metrics:
@@ -131,8 +137,9 @@ def scored(
         for place, system in enumerate(texts.names):
             taken = {text: (given | {"predictions": texts.texts[place]})[text] for text in takes}
             key = kept.key(name, chosen, taken)
-            if name in keeping[place] and keeping[place][name].key == key:
-                found[place][name] = keeping[place][name]
+            before = keeping[place].get(name)
+            if before is not None and before.key == key and not before.pooled:
+                found[place][name] = before
                 continue
             tell(f"{name} of {system}")
             try:
@@ -148,11 +155,21 @@ def scored(
     result = _compared(texts, found, samples=samples, shuffles=shuffles, seed=seed)
     audit = [_audited(texts, place, run, limits, count) for place, run in enumerate(result.runs)]
     result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
+    return result._replace(unkept=_kept(texts, found, result))
+
+
+def _kept(texts: Aligned, found: Sequence[Mapping[str, Keyed]], result: Result) -> list[str]:
+    """Keep the figures of folders; a sentence for each that cannot be written to."""
+    refused = []
     for place, folder in enumerate(texts.folders):
-        if folder is not None and found[place]:
-            corpus = {name: those[place].value for name, those in result.figures.items()}
-            kept.write(folder, texts.task.ids, keeping[place] | found[place], corpus)
-    return result
+        if folder is None or not found[place]:
+            continue
+        corpus = {name: those[place].value for name, those in result.figures.items()}
+        try:
+            kept.write(folder, texts.task.ids, texts.texts[place], found[place], corpus)
+        except OSError as reason:
+            refused.append(f"the figures of documents are not kept in {folder}: {reason.strerror or reason}.")
+    return refused
 
 
 def _compared(
@@ -170,11 +187,11 @@ def _compared(
     left_out = {}
     for name in figures:
         columns = zip(*(system[name] for system in documents), strict=True)
-        without = sum(any(isnan(value) for value in row) for row in columns)
+        without = sum(not all(map(isfinite, row)) for row in columns)
         if without:
             left_out[name] = without
     about = [runs.run(folder) if folder else None for folder in texts.folders]
-    return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [])
+    return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [], [])
 
 
 def _audited(
@@ -187,7 +204,8 @@ def _audited(
     if lengths is None and count is not None:
         lengths = count(texts.texts[place])
     if limits is None and run is not None and lengths is not None:
-        limits = Limits(run.search.get("min_length") or 0, run.search.get("max_length") or 0)
+        least, most = (run.search.get(name) for name in ("min_length", "max_length"))
+        limits = Limits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
     return oddities(texts.texts[place], lengths, limits)
 
 
@@ -243,5 +261,21 @@ def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict
         if name not in known or name == "progress":
             there = ", ".join(one for one in known if one != "progress") or "none"
             raise ValueError(f"{metric.__name__} has no option {name!r}; it has {there}.")
-    chosen = {name: Path(value) if "Path" in str(known[name].annotation) else value for name, value in given.items()}
+    chosen = {name: _option(metric.__name__, name, str(known[name].annotation), value) for name, value in given.items()}
     return chosen, [name for name, one in known.items() if one.default is one.empty and name not in given]
+
+
+def _option(metric: str, name: str, kind: str, value: Any) -> Any:
+    """A value of the kind that an option has, such as ``int | None``: a text that says no would count as a yes."""
+    kinds: dict[str, tuple[type, str]] = {"bool": (bool, "true or false"), "int": (int, "a whole number"),
+                                          "float": (float, "a number"), "str": (str, "text"), "Path": (Path, "a path")}
+    wanted, told = kinds.get(kind.partition(" | ")[0], (object, ""))
+    if wanted in (str, Path) and not isinstance(value, (str, Path)):
+        value = str(value)   # a file may be called 2024
+    if wanted is Path:
+        return Path(value)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ValueError(f"{metric}.{name} should be {told}, got {value!r}.")
+    return value

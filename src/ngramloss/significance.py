@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.metrics.scores import Pooled
@@ -57,7 +58,8 @@ def compared(
     share of samples whose difference is further from the mean of the samples than the observed one is from 0. The
     *paired approximate randomisation* (Riezler and Maxwell 2005) swaps the two systems' outputs document by document; p
     is the share of shuffles with a difference at least as large. Both count the observation itself, so p is never 0.
-    Documents without a figure (NaN) in any system are left out of that figure.
+    Documents without a figure (NaN) in any system are left out of that figure, and so is a sample that drew such
+    documents alone; where no document has a figure, neither has p.
 
     Args:
         systems: for each system its figures: those of its documents, or what they add to a pooled figure. The others
@@ -68,6 +70,7 @@ def compared(
     """
     import numpy as np
 
+    check(samples=samples, shuffles=shuffles, seed=seed)
     names = [name for name in systems[0] if all(name in system for system in systems)]
     tables = {name: _known([_as_pooled(system[name]) for system in systems]) for name in names}
     sizes = {name: table[0].statistics.shape[1] for name, table in tables.items()}
@@ -92,6 +95,13 @@ def compared(
     return figures
 
 
+def check(*, samples: int, shuffles: int, seed: int) -> None:
+    """Raise unless so many samples and shuffles can be drawn from this seed."""
+    for name, value, least in (("samples", samples, 1), ("shuffles", shuffles, 0), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be {least} or more, got {value}.")
+
+
 def _corrected(figures: Sequence[Figure]) -> list[Figure]:
     """The figures with their chances corrected for being several; the first system has none."""
     first, *others = figures
@@ -113,40 +123,52 @@ def _figures(table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequenc
     figures = [Figure(values[0], *_interval(resampled[0]))]
     for place in range(1, len(table)):
         gap, gaps = values[place] - values[0], resampled[place] - resampled[0]
-        beyond = int((np.abs(gaps - gaps.mean()) >= abs(gap) - _SLACK).sum())
+        gaps = gaps[np.isfinite(gaps)]
+        drawn = _chance(gaps - gaps.mean(), gap) if len(gaps) else np.nan
         swapped, moved = None, swaps[place]
         if moved is not None:
             total = sums[0] + sums[place]                                # [k]
-            others = combine((total + moved) / 2) - combine((total - moved) / 2)   # [shuffles]
-            swapped = (int((np.abs(others) >= abs(gap) - _SLACK).sum()) + 1) / (len(others) + 1)
-        figures.append(Figure(
-            values[place], *_interval(resampled[place]), gap, *_interval(gaps), (beyond + 1) / (len(gaps) + 1), swapped,
-        ))
+            swapped = _chance(combine((total + moved) / 2) - combine((total - moved) / 2), gap)
+        figures.append(Figure(values[place], *_interval(resampled[place]), gap, *_interval(gaps), drawn, swapped))
     return figures
+
+
+def _chance(gaps: Numbers, observed: float) -> float:
+    """The share of differences at least as large as the observed one, which counts itself; NaN where it is none."""
+    import numpy as np
+
+    if not np.isfinite(observed):
+        return np.nan
+    return (int((np.abs(gaps) >= abs(observed) - _SLACK).sum()) + 1) / (len(gaps) + 1)
 
 
 def holm(chances: Sequence[float]) -> list[float]:
     """Chances corrected for being several (Holm 1979): the k-th smallest of m times m − k + 1, never falling.
 
+    One that is NaN is no comparison: it stays and does not count.
+
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    order = sorted(range(len(chances)), key=lambda place: chances[place])
-    corrected, so_far = [0.0] * len(chances), 0.0
+    known = [place for place, chance in enumerate(chances) if not isnan(chance)]
+    order = sorted(known, key=lambda place: chances[place])
+    corrected, so_far = [nan] * len(chances), 0.0
     for rank, place in enumerate(order):
-        so_far = max(so_far, min(1.0, chances[place] * (len(chances) - rank)))
+        so_far = max(so_far, min(1.0, chances[place] * (len(order) - rank)))
         corrected[place] = so_far
     return corrected
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and 95% interval (Student's t) of one system's runs."""
+    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no figure."""
     import statistics
 
     from scipy.stats import t
 
     if len(values) < 2:
         raise ValueError(f"a spread needs two runs or more, got {len(values)}.")
+    if not all(map(isfinite, values)):
+        return dict.fromkeys(("mean", "spread", "low", "high"), nan)
     mean, spread = statistics.mean(values), statistics.stdev(values)
     half = float(t.ppf(0.975, len(values) - 1)) * spread / len(values) ** 0.5
     return {"mean": mean, "spread": spread, "low": mean - half, "high": mean + half}
@@ -155,7 +177,7 @@ def over_seeds(values: Sequence[float]) -> dict[str, float]:
 def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> dict[str, float]:
     """Difference of two systems' means over seeds, its 95% interval and p (Student's t).
 
-    Paired where both have the same seeds, else Welch's. p is NaN where every difference is the same number.
+    Paired where both have the same seeds, else Welch's. Where runs do not vary there is nothing to test with: p is NaN.
 
     Args:
         values: seed → figure.
@@ -165,12 +187,16 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
 
     if min(len(values), len(first)) < 2:
         raise ValueError(f"a comparison over seeds needs two runs of each, got {len(values)} and {len(first)}.")
-    if values.keys() == first.keys():
+    difference = sum(values.values()) / len(values) - sum(first.values()) / len(first)
+    paired = values.keys() == first.keys()
+    varying = [[values[seed] - first[seed] for seed in first]] if paired else [[*values.values()], [*first.values()]]
+    if all(max(those) - min(those) < _SLACK for those in varying):
+        return {"difference": difference, "low": difference, "high": difference, "p": nan}
+    if paired:
         found = ttest_rel([values[seed] for seed in first], list(first.values()))
     else:
         found = ttest_ind(list(values.values()), list(first.values()), equal_var=False)
     interval = found.confidence_interval(0.95)
-    difference = sum(values.values()) / len(values) - sum(first.values()) / len(first)
     low, high, chance = float(interval.low), float(interval.high), float(found.pvalue)
     return {"difference": difference, "low": low, "high": high, "p": chance}
 

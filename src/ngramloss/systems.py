@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import lzma
+import os
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ def aligned(references: Path | None, predictions: Sequence[Path], documents: Pat
     several = {key: [value] if isinstance(value, str) else value for key, value in gold.items()}
     warnings: list[str] = []
     read = _texts(documents, "document", list(gold), numbered, references, warnings) if documents else None
-    names = _names(predictions)
+    names = _names(predictions, files)
     texts = [_texts(path, "prediction", list(gold), numbered, references, warnings) for path in files]
     if own:
         _raise_unless_alike(references, gold, [folder for folder in folders if folder is not None][1:])
@@ -84,7 +85,10 @@ def _references_of(folders: Sequence[Path]) -> Path:
 
 
 def _has_documents(path: Path) -> bool:
-    row = json.loads(next(lines(path), "{}") or "{}")
+    try:
+        row = json.loads(next(lines(path), "{}") or "{}")
+    except (ValueError, RecursionError):   # told with the line's number where the references are read
+        return False
     return isinstance(row, dict) and any(field in row for field in _FIELDS["document"])
 
 
@@ -143,10 +147,17 @@ def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
         raise FileNotFoundError(f"there is no {path}.")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file of {what}s in it.")
-    suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSIONS]
-    if suffixes and suffixes[-1] in (".jsonl", ".json", ".ndjson"):
+    if _bare(path).suffix.lower() in (".jsonl", ".json", ".ndjson"):
         return _rows(path, what)
-    return {str(number): line for number, line in enumerate(lines(path), 1)}, True
+    found = {str(number): line for number, line in enumerate(lines(path), 1)}
+    if not found:
+        raise ValueError(f"{path} is empty.")
+    return found, True
+
+
+def _bare(path: Path) -> Path:
+    """A file's path without the ending of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
 def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
@@ -158,7 +169,11 @@ def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as mistake:
-            raise ValueError(f"{path}:{number} is not JSON: {mistake.msg} at character {mistake.pos + 1}.") from None
+            reason = mistake.msg.removesuffix(" at")
+            hint = " Write one object a line, not a list." if line.lstrip().startswith("[") else ""
+            raise ValueError(f"{path}:{number} is not JSON: {reason} at character {mistake.pos + 1}.{hint}") from None
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}:{number} has JSON that is too deep, or numbers that are too long.") from None
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
         field = next((field for field in _FIELDS[what] if field in row), None)
@@ -170,7 +185,7 @@ def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
             has_ids = "id" in row
         if ("id" in row) != has_ids:
             raise ValueError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before.")
-        key = str(row["id"]) if has_ids else str(number)
+        key = _id(row["id"], path, number) if has_ids else str(len(found) + 1)
         if key in found:
             raise ValueError(f"{path}:{number} repeats the id {key!r}.")
         found[key] = _checked(row[field], path, number, what)
@@ -179,38 +194,66 @@ def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
     return found, not has_ids
 
 
+def _id(value: Any, path: Path, number: int) -> str:
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return _whole(str(value))
+    raise ValueError(f"{path}:{number}: id should be text or a number, got {json.dumps(value)[:40]}.")
+
+
 def _checked(value: Any, path: Path, number: int, what: str) -> Any:
     if isinstance(value, str):
-        return value
+        return _whole(value)
     if what == "reference" and isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        return value
+        return [_whole(one) for one in value]
     several = " or a list of texts" if what == "reference" else ""
-    raise ValueError(f"{path}:{number}: {what} should be text{several}, got {type(value).__name__}.")
+    found = "an empty list" if value == [] else type(value).__name__
+    raise ValueError(f"{path}:{number}: {what} should be text{several}, got {found}.")
+
+
+def _whole(text: str) -> str:
+    """The text with U+FFFD for halves of characters, which JSON can write and UTF-8 cannot: an emoji cut in two.
+
+    >>> _whole(chr(0xD83D) + " cut")
+    '\ufffd cut'
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def lines(path: Path) -> Iterator[str]:
     """The lines of a text file, compressed or not; a sentence for one that cannot be read."""
     try:
-        compression = path.suffix if path.suffix in COMPRESSIONS else ""
+        compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
         with io.TextIOWrapper(opened(path, compression), encoding="utf-8-sig", newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as mistake:
         raise ValueError(f"{path} is not UTF-8: byte {mistake.object[mistake.start]:#x} cannot be read.") from None
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as mistake:
+    except (EOFError, lzma.LZMAError, zlib.error, OSError) as mistake:
+        if isinstance(mistake, OSError) and mistake.errno is not None:   # the system's own, not of what was unpacked
+            raise
         raise ValueError(f"{path} ends too early or is damaged: {mistake}.") from None
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
     """The stem of each file, the name of each folder; where two are alike, with the folder above."""
-    whole = [path.resolve() for path in paths]
-    stems = [path.name if path.is_dir() else path.name.split(".")[0] or path.name for path in whole]
+    real = [os.path.realpath(file) for file in files]
+    for place, path in enumerate(paths):
+        before = real.index(real[place])
+        if before < place:
+            raise ValueError(f"{paths[before]} and {path} are the same file. Name each system once.")
+    whole = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
+    stems = [path.name if path.is_dir() else _bare(path).stem for path in whole]
     pairs = zip(whole, stems, strict=True)
-    names = [stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}" for path, stem in pairs]
+    names = [_shown(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two systems are called {name!r}. Rename a file.")
     return names
+
+
+def _shown(name: str) -> str:
+    """The name with escapes for what cannot be shown: control characters, bytes that are no UTF-8."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
 
 
 def listed(keys: Sequence[str]) -> str:

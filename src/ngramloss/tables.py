@@ -71,8 +71,9 @@ def as_text(result: Result) -> str:
     lines = [*columns(cells(result)), "", "± half of the 95% interval over documents (bootstrap)."]
     if len(result.names) > 1:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
-        lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in the paired bootstrap and in the paired "
-                  f"randomisation{several}."]
+        swapped = any(those[1].p_randomisation is not None for those in result.figures.values())
+        tests = "the paired bootstrap and in the paired randomisation" if swapped else "the paired bootstrap alone"
+        lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}."]
     if _lower(result):
         lines += ["↓: lower is better."]
     lines += [f"{name}: {count} documents without a figure in some system are left out."
@@ -130,14 +131,18 @@ def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
 def _seed_cells(result: Result) -> list[list[str]]:
     rows = [["over seeds", "runs", *result.figures]]
     for one in result.seeds:
-        row = [one.label, str(len(one.names))]
-        for name, spread in one.spread.items():
-            apart = one.against_first.get(name)
-            beside = f" ({apart['difference']:+.2f}, {apart['low']:+.2f} to {apart['high']:+.2f})" if apart else ""
-            marked = mark(apart["p_holm"]) if apart else ""
-            row.append(f"{spread['mean']:.2f} ±{spread['spread']:.2f}{marked}{beside}")
-        rows.append(row)
+        found = (_seed_cell(spread, one.against_first.get(name)) for name, spread in one.spread.items())
+        rows.append([one.label, str(len(one.names)), *found])
     return rows
+
+
+def _seed_cell(spread: dict[str, float], apart: dict[str, float] | None) -> str:
+    if not isfinite(spread["mean"]):
+        return "–"
+    figure = f"{spread['mean']:.2f} ±{spread['spread']:.2f}"
+    if apart is None:
+        return figure
+    return f"{figure}{mark(apart['p_holm'])} ({apart['difference']:+.2f}, {apart['low']:+.2f} to {apart['high']:+.2f})"
 
 
 def columns(table: list[list[str]]) -> list[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 
@@ -106,8 +109,31 @@ def _chunks_split(
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_each, split), chunks)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    try:
+        with _deaf_to_ctrl_c():
+            begun = [pool.submit(_each, split, chunk) for chunk in chunks]
+        for one in begun:
+            yield one.result()
+    except BaseException:   # Ctrl-C: asked to stop in good order, a pool that is starting may wait for ever
+        for process in list(pool._processes.values()):
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(wait=False)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Pass over Ctrl-C, for processes started meanwhile as long as they live: stopping is for the one that waits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _each(split: Callable[[str], list[str]], texts: Sequence[str]) -> list[list[str]]:

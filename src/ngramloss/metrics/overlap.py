@@ -22,6 +22,8 @@ def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tok
 
 def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, word_order: int = 0) -> Scores:
     """Corpus chrF; ``word_order=2`` is chrF++."""
+    if word_order < 0:
+        raise ValueError(f"chrF needs a word_order of 0 or more, got {word_order}; 2 is chrF++.")
     metric = _sacrebleu("CHRF", word_order=word_order)
     return _pooled("chrf", metric, metric, references, predictions)
 
@@ -31,7 +33,14 @@ def _sacrebleu(kind: str, **options: Any) -> Any:
         from sacrebleu import metrics
     except ImportError:
         raise Absent("BLEU and chrF need the package sacrebleu: pip install 'ngramloss[score]'.") from None
-    return getattr(metrics, kind)(**options)
+    known = list(getattr(metrics, "BLEU").TOKENIZERS)  # noqa: B009, it is not declared
+    if options.get("tokenize", "13a") not in known:
+        raise ValueError(f"unknown tokenizer {options['tokenize']!r} for BLEU; choose from {', '.join(known)}.")
+    try:
+        return getattr(metrics, kind)(**options)
+    except (ImportError, RuntimeError, OSError) as reason:   # a tokenizer's own package, or a file that it fetches
+        told = " ".join(str(reason).split())
+        raise Absent(f"sacreBLEU's tokenizer {options['tokenize']} cannot be had: {told}") from None
 
 
 def _pooled(

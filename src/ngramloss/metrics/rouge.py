@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +11,11 @@ from ngramloss.corpus.sentences import split_many
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-TOKENIZERS = ("default", "unicode", "characters")
+TOKENIZERS = {"default": re.compile("[a-z0-9]+", re.IGNORECASE), "unicode": re.compile(r"\w+"),
+              "characters": re.compile(r"\S")}
+"""Name → about what counts as a token, to see whether two texts are too long."""
+LARGEST = 500_000_000
+"""Tokens of a prediction times those of a reference: the longest common subsequence takes 4 bytes for each."""
 
 
 def rouge(
@@ -39,6 +44,7 @@ def rouge(
         raise ValueError(f"unknown tokenizer {tokenizer!r} for ROUGE; choose from {', '.join(TOKENIZERS)}.")
     if any(not those for those in references):
         raise ValueError("every document needs a reference.")
+    _check_sizes(references, predictions, TOKENIZERS[tokenizer])
     plain, lines = list(NAMES), list(NAMES[:0])
     if sentences != "newline":
         plain, lines = list(NAMES[:3]), [NAMES[3]]
@@ -52,6 +58,20 @@ def rouge(
     return Scores(values, signature(
         "rouge", refs=most, stemmer=stemmer, lsum=sentences, tokens=tokenizer, rouge_score_rs=version("rouge-score-rs"),
     ))
+
+
+def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str], token: re.Pattern[str]) -> None:
+    """Raise where a table of two texts would not fit the memory: the scorer would end the program."""
+    for number, (those, prediction) in enumerate(zip(references, predictions, strict=True), 1):
+        for reference in those:
+            if len(reference) * len(prediction) <= LARGEST:
+                continue   # there are no more tokens than characters
+            one, other = (sum(1 for _ in token.finditer(text)) for text in (reference, prediction))
+            if one * other > LARGEST:
+                raise ValueError(
+                    f"ROUGE-L of document {number} would need {4 * one * other / 1e9:.0f} GB: its reference has "
+                    f"{one:,} words and the prediction {other:,}. Cut one of them."
+                )
 
 
 def _scored(

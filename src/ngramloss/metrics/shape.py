@@ -51,18 +51,24 @@ def fragments(document: Sequence[str], text: Sequence[str]) -> list[int]:
         places.setdefault(word, []).append(place)
     lengths, at = [], 0
     while at < len(text):
-        rest = text[at:]
-        longest = max((_shared(rest, document[place:]) for place in places.get(text[at], ())), default=0)
+        longest = 0
+        for place in places.get(text[at], ()):
+            if place + longest >= len(document) or at + longest >= len(text):
+                break   # no later place has a longer one
+            if document[place + longest] == text[at + longest]:   # else it is no longer than the longest so far
+                longest = max(longest, _shared(document, place, text, at))
         if longest:
             lengths.append(longest)
         at += max(longest, 1)
     return lengths
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many words two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (here, there) in pairs if here != there), min(len(one), len(other)))
+def _shared(document: Sequence[str], place: int, text: Sequence[str], at: int) -> int:
+    """How many words are alike from these places on."""
+    length, most = 0, min(len(document) - place, len(text) - at)
+    while length < most and document[place + length] == text[at + length]:
+        length += 1
+    return length
 
 
 def _ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:
