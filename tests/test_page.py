@@ -261,6 +261,16 @@ def test_the_ablation_has_the_papers_figures_and_lsum_beside_l():
     assert charts.ablation_figures({"rows": [{"label": "a", "scores": {"wmd": 1.0}}]}, figures) == ["wmd"]
 
 
+def test_the_ablations_drawing_shows_what_rows_add_to_the_first():
+    rows = [{"label": "ce", "scores": {"rouge1": 90.0}, "paper": {"rouge1": 43.0}}, {"label": "+ 2", "scores": {"rouge1": 90.5}, "paper": {"rouge1": 43.2}},
+            {"label": "+ 3", "scores": {}, "paper": {"rouge1": 42.9}}]
+    assert charts._gains(rows, "scores", "rouge1") == [(0.5, 1)]
+    assert charts._gains(rows, "paper", "rouge1") == [(pytest.approx(0.2), 1), (pytest.approx(-0.1), 2)]
+    assert charts._gains(rows, "scores", "rouge2") == charts._gains([], "scores", "rouge1") == []
+    assert "R-1, added" in charts.ablation({"rows": rows}, sample(0)["figures"], "a")
+    assert charts.ablation({"rows": rows[1:2]}, sample(0)["figures"], "a") == "", "nothing to add to"
+
+
 # In a browser
 
 

@@ -80,9 +80,14 @@ def training(runs: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 
 def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """A dot for each row and figure, a ring for the paper's; nothing for a table without figures."""
+    """What each row adds to the first: a dot for each figure, a ring for the paper's; nothing without figures.
+
+    Differences, because levels lie far apart where the paper had other data.
+    """
     rows = table.get("rows") or []
-    shown = ablation_figures(table, figures)[:SHOWN]
+    names = ablation_figures(table, figures)
+    drawn = [one for one in names if one != "rougeLsum" or "rougeL" not in names]   # the two are often one
+    shown = [one for one in drawn if any(_gains(rows, kind, one) for kind in _KINDS)][:SHOWN]
     if not shown:
         return ""
     import matplotlib
@@ -92,14 +97,15 @@ def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]],
         axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
         for place, (one, ax) in enumerate(zip(shown, axes, strict=True)):
             for kind, face in _KINDS.items():
-                points = [(value, at) for at, row in enumerate(rows) if is_number(value := _of(row, kind, one))]
+                points = _gains(rows, kind, one)
                 ax.scatter(
                     [value for value, _ in points], [at for _, at in points], s=16, linewidths=1.1, zorder=3,
                     edgecolors=_colour(0), facecolors=_colour(0) if face else "none",
                 )  # fmt: skip
-            ax.set_title(_drawable(figures[one].get("label", one)), fontsize=8, parse_math=False)
+            ax.axvline(0, color=_INK, linewidth=0.8)
+            ax.set_title(_drawable(f"{figures[one].get('label', one)}, added"), fontsize=8, parse_math=False)
             ax.set_ylim(len(rows) - 0.5, -0.5)
-            ax.locator_params(axis="x", nbins=4)
+            ax.locator_params(axis="x", nbins=3)
             ax.margins(x=0.15)
             ax.spines["left"].set_visible(False)
             if place == 0:
@@ -118,6 +124,14 @@ def ablation_figures(table: Mapping[str, Any], figures: Mapping[str, Mapping[str
 
 
 _KINDS = {"scores": True, "paper": False}
+
+
+def _gains(rows: Sequence[Mapping[str, Any]], kind: str, figure: str) -> list[tuple[float, int]]:
+    """Difference to the first row, and the row's place, of every other row that has the figure."""
+    base = _of(rows[0], kind, figure) if rows else None
+    if not is_number(base):
+        return []
+    return [(value - base, at) for at, row in enumerate(rows) if at and is_number(value := _of(row, kind, figure))]
 
 
 def _of(row: Mapping[str, Any], kind: str, figure: str) -> Any:
