@@ -152,7 +152,8 @@ def _ablation(result: Result) -> list[dict[str, Any]]:
     for title, rows in paper.TABLE3.items():
         if sum(objective in means for _, objective, _ in rows) > 2:
             parts.append({"title": title, "rows": [
-                {"label": "ce" if objective == "ce" else label, "objective": objective, "scores": means.get(objective, {}),
+                {"label": "ce" if objective == "ce" else label, "objective": objective,
+                 "scores": means.get(objective, {}),
                  "paper": dict(zip(("rouge1", "rouge2", "rougeL"), printed, strict=True))}
                 for label, objective, printed in rows
             ]})
