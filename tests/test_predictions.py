@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ngramloss import cli, predictions
+from ngramloss import generate as generate_room
 from ngramloss.alone import held
 from ngramloss.corpus import newswire
 from ngramloss.corpus.sentences import sentences
@@ -78,6 +79,7 @@ def test_lead_3_is_a_generator(tmp_path):
 STOP = """
 import os, signal, sys
 from ngramloss import cli, predictions
+from ngramloss import generate as generate_room
 whole, count = predictions.summaries, 0
 def some(*args, **kwargs):
     global count
@@ -243,3 +245,19 @@ def test_the_floors_of_newswire_are_generators(tmp_path, capsys):
     assert [row["prediction"] for row in rows(tmp_path / "lead" / "predictions.jsonl")] == ["\n".join(sentences(item.document)[:2]) for item in items]
     assert generate("random-facts", "--data", "xsum", "--out", tmp_path / "x") == 2
     assert "knows the templates of newswire alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "several"), [
+    ({"data": "cnndm"}, True), ({"data": "abisee/cnn_dailymail"}, True), ({"preset": "cnndm", "data": "newswire"}, True), ({"preset": "xsum"}, False), ({"data": "newswire"}, False),
+])
+def test_sentences_stand_on_lines_of_their_own_where_the_data_set_has_several(arguments, several):
+    assert predictions.has_several_sentences(predictions.job("some/model", **arguments)) is several
+
+
+def test_a_summary_of_several_sentences_is_written_one_a_line(run, tmp_path, monkeypatch):
+    written = [generate_room.Written("It rained. Nobody came.", 9)]
+    monkeypatch.setattr(predictions, "summaries", lambda *_, **__: written)
+    assert generate(run, "--preset", "cnndm", "--limit", 1, "--out", tmp_path / "a") == 0
+    assert generate(run, "--limit", 1, "--out", tmp_path / "b") == 0
+    assert rows(tmp_path / "a" / "predictions.jsonl")[0]["prediction"] == "It rained.\nNobody came."
+    assert rows(tmp_path / "b" / "predictions.jsonl")[0]["prediction"] == "It rained. Nobody came."

@@ -19,6 +19,7 @@ from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
 from ngramloss.checkpoints import whole_rows, write_whole
 from ngramloss.corpus import Example, newswire
+from ngramloss.corpus.origins import canonical
 from ngramloss.corpus.sentences import sentences
 from ngramloss.generate import Written, loaded, model_of_run, summaries
 from ngramloss.metrics.scores import fingerprint
@@ -27,8 +28,8 @@ from ngramloss.version import __version__, installed
 
 SEEN = 500
 """Documents of which a run also keeps what its objective sees."""
-SEVERAL_SENTENCES = ("cnndm",)
-"""Presets whose data set has summaries of several sentences: one is written a line, where ROUGE-Lsum splits."""
+SEVERAL_SENTENCES = ("cnn_dailymail",)
+"""Data sets with summaries of several sentences: one is written a line, where ROUGE-Lsum splits."""
 
 
 
@@ -216,7 +217,7 @@ def _writer(work: Job) -> Writer:
     data = work.data
     shape = Shape.of(data)
     separator = separator_id(tokenizer, data.separator)
-    by_line = work.preset in SEVERAL_SENTENCES
+    by_line = has_several_sentences(work)
 
     def ids(examples: Sequence[Example]) -> list[list[int]]:
         return source_ids([example.source for example in examples], tokenizer, shape, separator)
@@ -240,6 +241,11 @@ def _writer(work: Job) -> Writer:
         "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": search,
         "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
     })  # fmt: skip
+
+
+def has_several_sentences(work: Job) -> bool:
+    """Whether summaries of this data set, or of the preset's, are written one sentence a line."""
+    return not {canonical(name) for name in (work.data.name, work.preset or "")}.isdisjoint(SEVERAL_SENTENCES)
 
 
 def _device() -> str | None:
