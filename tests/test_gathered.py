@@ -61,7 +61,7 @@ def test_the_ablation_has_the_papers_rows_and_means_over_seeds(tmp_path):
     assert part["title"] == "N-gram matches"
     assert [row["label"] for row in part["rows"]] == ["ce", *(label for label, _, _ in paper.TABLE3["N-gram matches"][1:])]
     rows = {row["label"]: row for row in part["rows"]}
-    assert rows["+ 2-gram"]["paper"] == {"rouge1": 43.33, "rouge2": 20.56, "rougeL": 40.56}
+    assert rows["+ 2-gram"]["paper"] == {"rouge1": 43.33, "rouge2": 20.56, "rougeLsum": 40.56}
     assert rows["+ 3-gram"]["scores"] == {}
     each = [system["scores"]["rouge1"] for system in record(*folders)["systems"]]
     assert rows["+ 2-gram"]["scores"]["rouge1"] == pytest.approx((each[1] + each[2]) / 2)

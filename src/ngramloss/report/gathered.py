@@ -123,7 +123,7 @@ def _paper(name: str, result: Result, *, whole: bool) -> dict[str, Any]:
     for row in paper.TABLE2[name]:
         if not whole and row.objective not in trained:
             continue
-        scores = {figure: value for figure, value in zip(paper.FIGURES, row.scores, strict=True) if value is not None}
+        scores = {figure: value for figure, value in zip(paper.figures(name), row.scores, strict=True) if value is not None}
         rows.append({"label": row.label, "scores": scores, "docs_per_second": row.docs_per_second, "ratio": row.ratio})
     return {"title": paper.TITLES[name], "rows": rows}
 
@@ -154,7 +154,7 @@ def _ablation(result: Result) -> list[dict[str, Any]]:
             parts.append({"title": title, "rows": [
                 {"label": "ce" if objective == "ce" else label, "objective": objective,
                  "scores": means.get(objective, {}),
-                 "paper": dict(zip(("rouge1", "rouge2", "rougeL"), printed, strict=True))}
+                 "paper": dict(zip(paper.figures("cnn_dailymail")[:3], printed, strict=True))}
                 for label, objective, printed in rows
             ]})
     return parts
