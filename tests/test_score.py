@@ -4,7 +4,9 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,6 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramloss import cli, scoring, systems
+from ngramloss.corpus import newswire
+from ngramloss.corpus.sentences import sentences
+from ngramloss.metrics.facts import facts
+from ngramloss.metrics.overlap import bleu, chrf
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.shape import fragments, shape
 
@@ -384,6 +390,54 @@ def test_several_references_take_the_best(tmp_path):
     path.write_text(json.dumps({"id": "a", "references": ["something else", "the cat sat"]}) + "\n")
     found = systems.aligned(path, [write(tmp_path / "p.jsonl", {"a": "the cat sat"}, "prediction")])
     assert scoring.scored(found, samples=2, shuffles=2).figures["rouge1"][0].value == 100.0
+
+
+WORDS = "the cats running ran Mr. Smith's 3.5% don't jumped happily happiness, étude 今天 a_b co-op x1 — “so” ! ."
+
+
+@pytest.mark.parametrize("stemmer", [True, False])
+@pytest.mark.parametrize("splitter", ["newline", "pysbd"])
+def test_any_texts_and_several_references_score_as_googles_package_scores_them(stemmer, splitter):
+    from rouge_score.rouge_scorer import RougeScorer
+
+    draw = random.Random(0)
+
+    def text():
+        return " ".join(draw.choices([*WORDS.split(), "\n"], k=draw.randint(0, 25))) + draw.choice(["", "\n", ". It rained. It stopped!\nThen more."])
+
+    references, predictions = [[text() for _ in range(draw.randint(1, 3))] for _ in range(60)], [text() for _ in range(60)]
+    found = rouge(references, predictions, stemmer=stemmer, sentences=splitter)
+    scorer = RougeScorer(list(found.values), use_stemmer=stemmer)
+    for place, (those, prediction) in enumerate(zip(references, predictions, strict=True)):
+        whole = scorer.score_multi(those, prediction)
+        split = scorer.score_multi(["\n".join(sentences(one, splitter)) for one in those], "\n".join(sentences(prediction, splitter)))
+        for name, values in found.values.items():
+            assert values[place] == pytest.approx(100 * (split if name == "rougeLsum" else whole)[name].fmeasure, abs=1e-9)
+    assert found.signature.startswith(f"rouge|refs:var|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|")
+
+
+def test_bleu_and_chrf_are_sacrebleus_with_several_references():
+    references = [["the cat sat on the mat", "a cat sat there"], ["it rained all day in town"], ["a", "b c", "prices rose by three"]]
+    predictions = ["a cat sat on the mat", "it rained all day", "prices rose three"]
+    streams = [[those[place] if place < len(those) else None for those in references] for place in range(3)]
+    for found, name, corpus, sentence in ((bleu(references, predictions), "bleu", sacrebleu.corpus_bleu, sacrebleu.sentence_bleu), (chrf(references, predictions), "chrf", sacrebleu.corpus_chrf, sacrebleu.sentence_chrf)):
+        assert float(found.pooled[name].combine(found.pooled[name].statistics.sum(0))) == pytest.approx(corpus(predictions, streams).score)
+        assert found.values[name] == pytest.approx([sentence(text, those).score for text, those in zip(predictions, references, strict=True)])
+        assert found.signature.startswith(f"{name}|nrefs:var|case:")
+
+
+def test_facts_are_those_of_the_built_in_corpus():
+    items = newswire.items("test", 30)
+    ids = [item.id for item in items]
+    found = facts(ids, [item.summary for item in items])
+    assert set(found.values["names_right"]) <= {100.0} | {nan for nan in found.values["names_right"] if nan != nan}
+    assert all(math.isnan(value) == (not item.names) for value, item in zip(found.values["names_right"], items, strict=True))
+    wrong = facts(ids, [item.decoy for item in items]).values
+    assert sum(value for value in wrong["figures_right"] if value == value) < 100 * len(items) / 2
+    bare = facts(ids, [""] * 30).values
+    assert {value for value in bare["names_right"] if value == value} == {0.0}
+    with pytest.raises(ValueError, match="facts are known of the built-in corpus newswire alone"):
+        facts([ids[0], "a"], ["x", "y"])
 
 
 def test_lsum_splits_at_newlines_unless_told_otherwise():

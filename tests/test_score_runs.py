@@ -184,6 +184,39 @@ def test_a_key_changes_with_the_content_of_a_file_it_names(tmp_path):
     assert kept.key("wmd", {"vectors": vectors}, {}) == before
     vectors.write_text("a 1 3")
     assert kept.key("wmd", {"vectors": vectors}, {}) != before
+    (tmp_path / "model" / "deep").mkdir(parents=True)
+    (tmp_path / "model" / "deep" / "weights").write_text("1")
+    before = kept.key("bertscore", {"model": str(tmp_path / "model")}, {})
+    (tmp_path / "model" / "deep" / "weights").write_text("2")
+    assert kept.key("bertscore", {"model": str(tmp_path / "model")}, {}) != before
+
+
+def test_a_key_changes_with_all_that_could_change_a_figure(monkeypatch):
+    before = kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]})
+    assert kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]}) == before
+    others = [kept.key("bleu", {"stemmer": True}, {"predictions": ["a"]}), kept.key("rouge", {"stemmer": False}, {"predictions": ["a"]}),
+              kept.key("rouge", {"stemmer": True}, {"predictions": ["b"]})]
+    monkeypatch.setattr(kept, "__version__", "0.0.7")
+    others.append(kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
+    monkeypatch.undo()
+    monkeypatch.setattr(kept, "installed", lambda name: "9.9" if name == "rouge-score-rs" else None)
+    others.append(kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
+    assert len({before, *others}) == 6
+
+
+def test_figures_kept_in_part_count_as_none(tmp_path, capsys, monkeypatch):
+    """The program ends between the rows, which have other figures now, and what tells of them."""
+    folder, whole = run(tmp_path / "a"), kept.write_whole
+    score(capsys, folder)
+
+    def ends(path, text):
+        if path.name == "scores.json":
+            raise KeyboardInterrupt
+        whole(path, text)
+
+    monkeypatch.setattr(kept, "write_whole", ends)
+    assert cli.main(["score", str(folder), "--set", "rouge.stemmer=false"]) == 130
+    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
 
 
 def test_several_seeds_of_a_system_have_mean_and_spread(tmp_path, capsys):
@@ -204,6 +237,20 @@ def test_several_seeds_of_a_system_have_mean_and_spread(tmp_path, capsys):
 def test_runs_that_differ_in_more_than_the_seed_are_systems_of_their_own(tmp_path, capsys):
     found = score(capsys, run(tmp_path / "a"), run(tmp_path / "b", seed=2, rate=1e-4), run(tmp_path / "c", seed=1))
     assert found["over_seeds"] == [], "another rate; the same seed twice"
+    for place, (name, value) in enumerate({"data": "xsum", "split": "validation", "fingerprint": "f11", "generation": {"num_beams": 1}}.items()):
+        folder = run(tmp_path / f"other{place}", seed=2)
+        about = json.loads((folder / "generation.json").read_text()) | {name: value}
+        (folder / "generation.json").write_text(json.dumps(about))
+        assert score(capsys, tmp_path / "a", folder)["over_seeds"] == [], name
+
+
+def test_the_order_of_a_recipe_makes_no_other_system(tmp_path):
+    one, other = run(tmp_path / "a"), run(tmp_path / "b", seed=2)
+    (other / "recipe.toml").write_text('[train]\nlearning_rate = 3e-05\nseed = 2\n')
+    (one / "recipe.toml").write_text('[train]\nseed = 1\nlearning_rate = 3e-05\n')
+    (one / "recipe.toml").write_text("x = 1\ny = 2\n" + (one / "recipe.toml").read_text())
+    (other / "recipe.toml").write_text("y = 2\nx = 1\n" + (other / "recipe.toml").read_text())
+    assert runs.run(one).kind == runs.run(other).kind != ""
 
 
 def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
@@ -212,7 +259,10 @@ def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
     assert paired["p"] == pytest.approx(stats.ttest_rel([2, 4, 7], [1, 3.5, 6.5]).pvalue)
     assert paired["difference"] == pytest.approx(2 / 3)
     assert paired["low"] < 2 / 3 < paired["high"]
+    half = stats.t.ppf(0.975, 2) * stats.sem([1.0, 0.5, 0.5])
+    assert (paired["low"], paired["high"]) == pytest.approx((2 / 3 - half, 2 / 3 + half))
     apart = significance.between_seeds(one, {4: 6.5, 5: 1.0})
+    assert apart["difference"] == pytest.approx(13 / 3 - 7.5 / 2)
     assert apart["p"] == pytest.approx(stats.ttest_ind([2, 4, 7], [6.5, 1.0], equal_var=False).pvalue)
     with pytest.raises(ValueError, match="needs two runs of each, got 3 and 1"):
         significance.between_seeds(one, {1: 1.0})
@@ -283,7 +333,17 @@ def test_the_audit_counts_what_a_loop_counts(lengths, least, most):
 
 
 def test_empty_and_repeated_texts_are_counted_apart():
-    assert oddities(["", " ", "a", "a", "a", "b"]) == ["2 empty", "2 that another document has word for word"]
+    assert oddities(["", "", " ", "a", "a", "a", "b"]) == ["3 empty", "2 that another document has word for word"]
+
+
+def test_words_say_nothing_of_texts_that_were_cut_off():
+    assert oddities(["a b"], None, Limits(0, 2)) == []
+    assert oddities(["a b"], [2], Limits(0, 2)) == ["1 that fill the 2 tokens allowed, and may be cut off"]
+
+
+def test_limits_may_be_one_number_or_open():
+    assert limits("5:5") == Limits(5, 5)
+    assert limits("5:") == Limits(5, 0)
 
 
 @pytest.mark.parametrize("wrong", ["5", "a:b", ":", "9:3", "-1:5", "1:2:3"])
@@ -370,6 +430,8 @@ def test_a_folder_says_what_it_knows(tmp_path):
     assert (bare.label, bare.seed, bare.kind, runs.written_by(bare), runs.docs_per_second(tmp_path / "bare")) == ("bare", None, "", "", None)
     (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3"}')
     assert runs.run(tmp_path / "bare").floor
+    (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3-large"}')
+    assert not runs.run(tmp_path / "bare").floor
     (tmp_path / "bare" / "generation.json").write_text("{")
     with pytest.raises(ValueError, match=r"generation\.json is not JSON"):
         runs.run(tmp_path / "bare")

@@ -24,8 +24,8 @@ def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, wor
     """Corpus chrF; ``word_order=2`` is chrF++."""
     if word_order < 0:
         raise ValueError(f"chrF needs a word_order of 0 or more, got {word_order}; 2 is chrF++.")
-    metric = _sacrebleu("CHRF", word_order=word_order)
-    return _pooled("chrf", metric, metric, references, predictions)
+    metric, sentence = (_sacrebleu("CHRF", word_order=word_order) for _ in range(2))   # each counts its references
+    return _pooled("chrf", metric, sentence, references, predictions)
 
 
 def _sacrebleu(kind: str, **options: Any) -> Any:
@@ -49,9 +49,8 @@ def _pooled(
     import numpy as np
 
     check_lengths(references=references, predictions=predictions)
-    streams = _streams(references)
-    metric.corpus_score(list(predictions[:1]), [stream[:1] for stream in streams])   # its signature counts references
-    statistics = np.array(metric._extract_corpus_statistics(list(predictions), streams), dtype=np.float64)   # [N, k]
+    added = metric._extract_corpus_statistics(list(predictions), _streams(references))   # and counts references
+    statistics = np.array(added, dtype=np.float64)                       # [N, k]
     pairs = zip(predictions, references, strict=True)
     values = [sentence.sentence_score(text, list(those)).score for text, those in pairs]
 

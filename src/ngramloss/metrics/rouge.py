@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ngramloss.corpus.sentences import split_many
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, signature
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 TOKENIZERS = {"default": re.compile("[a-z0-9]+", re.IGNORECASE), "unicode": re.compile(r"\w+"),
@@ -42,8 +42,7 @@ def rouge(
     check_lengths(references=references, predictions=predictions)
     if tokenizer not in TOKENIZERS:
         raise ValueError(f"unknown tokenizer {tokenizer!r} for ROUGE; choose from {', '.join(TOKENIZERS)}.")
-    if any(not those for those in references):
-        raise ValueError("every document needs a reference.")
+    several = reference_count(references)
     _check_sizes(references, predictions, TOKENIZERS[tokenizer])
     plain, lines = list(NAMES), list(NAMES[:0])
     if sentences != "newline":
@@ -54,9 +53,9 @@ def rouge(
         split = iter("\n".join(parts) for parts in split_many([*flat, *predictions], sentences))
         parted = [[next(split) for _ in those] for those in references]
         values |= _scored(parted, list(split), lines, stemmer, tokenizer)
-    most = max((len(those) for those in references), default=1)
     return Scores(values, signature(
-        "rouge", refs=most, stemmer=stemmer, lsum=sentences, tokens=tokenizer, rouge_score_rs=version("rouge-score-rs"),
+        "rouge", refs=several, stemmer=stemmer, lsum=sentences, tokens=tokenizer,
+        rouge_score_rs=version("rouge-score-rs"),
     ))
 
 
