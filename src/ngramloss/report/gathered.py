@@ -123,7 +123,8 @@ def _paper(name: str, result: Result, *, whole: bool) -> dict[str, Any]:
     for row in paper.TABLE2[name]:
         if not whole and row.objective not in trained:
             continue
-        scores = {figure: value for figure, value in zip(paper.figures(name), row.scores, strict=True) if value is not None}
+        named = zip(paper.figures(name), row.scores, strict=True)
+        scores = {figure: value for figure, value in named if value is not None}
         rows.append({"label": row.label, "scores": scores, "docs_per_second": row.docs_per_second, "ratio": row.ratio})
     return {"title": paper.TITLES[name], "rows": rows}
 
