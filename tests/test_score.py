@@ -25,6 +25,7 @@ from ngramloss.metrics.facts import facts
 from ngramloss.metrics.overlap import bleu, chrf
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.shape import fragments, shape
+from ngramloss.version import __version__
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -65,6 +66,7 @@ def test_systems_are_scored_and_compared(files, capsys):
     assert good["scores"]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(list(GOOD.values()), [list(REFERENCES.values())]).score)
     assert {"novel2", "coverage", "density", "compression", "repeated3", "words"} <= good["scores"].keys()
     assert good["signature"]["rouge"].startswith("rouge|refs:1|stemmer:yes|lsum:newline|tokens:default|rouge_score_rs:")
+    assert all(one.endswith(f"|ngramloss:{__version__}") for one in good["signature"].values())
     assert bad["audit"] == ["1 empty"]
     assert "against_first" not in good
 
@@ -83,6 +85,9 @@ def test_markdown_and_latex_are_tables(files, capsys):
     assert r"my\_good \& new & " in capsys.readouterr().out
     assert score(files, files / "my_good & new.jsonl", "--markdown") == 0
     assert "| system | rouge1 |" in capsys.readouterr().out
+    (files / "my_good & new.jsonl").rename(files / "a|b*.jsonl")
+    assert score(files, files / "a|b*.jsonl", "--markdown") == 0
+    assert "| a\\|b\\* | " in capsys.readouterr().out
 
 
 def test_every_documents_figures_can_be_kept(files, capsys):
@@ -374,6 +379,42 @@ def test_word_movers_distance_runs_from_the_command_line(files, capsys):
 def test_an_unknown_option_of_a_metric_is_told(files, capsys):
     assert score(files, files / "good.jsonl", "--set", "rouge.stem=false") == 2
     assert "rouge has no option 'stem'; it has stemmer, sentences, tokenizer" in capsys.readouterr().err
+
+
+def test_progress_is_no_option_and_numbers_may_be_whole():
+    with pytest.raises(ValueError, match=r"bertscore has no option 'progress'; it has model, layer, idf, baseline, batch_size, device\."):
+        scoring._options(scoring.METRICS["bertscore"][0], {"progress": True})
+    assert isinstance(scoring._option("x", "y", "float | None", 2), float)
+    with pytest.raises(ValueError, match=r"x\.y should be a number, got 'a'"):
+        scoring._option("x", "y", "float", "a")
+
+
+def test_a_byte_order_mark_and_foreign_line_ends_are_no_text(tmp_path):
+    (tmp_path / "refs.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc\rd\xc2\x85e\r\n")
+    (tmp_path / "p.txt").write_bytes(b"a b\nc d\n")
+    assert systems.aligned(tmp_path / "refs.txt", [tmp_path / "p.txt"]).task.references == [["a b"], ["c\rd\x85e"]]
+
+
+def test_lines_and_ids_that_are_their_numbers_go_together(tmp_path):
+    (tmp_path / "refs.txt").write_text("a\nb\n")
+    write(tmp_path / "p.jsonl", {2: "two", 1: "one"}, "prediction")
+    assert systems.aligned(tmp_path / "refs.txt", [tmp_path / "p.jsonl"]).texts == [["one", "two"]]
+
+
+@pytest.mark.parametrize(("field", "what"), [("highlights", "reference"), ("target", "reference"), ("summary", "reference"), ("hypothesis", "prediction"), ("output", "prediction"), ("summary", "prediction"), ("article", "document"), ("dialogue", "document")])
+@pytest.mark.parametrize("ending", ["json", "ndjson", "jsonl.gz"])
+def test_the_usual_names_of_fields_and_files_are_read(tmp_path, field, what, ending):
+    path = tmp_path / f"x.{ending}"
+    text = json.dumps({"id": "a", field: "some text"}) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if ending.endswith("gz") else text.encode())
+    assert systems.table(path, what) == ({"a": "some text"}, False)
+
+
+def test_of_many_ids_the_first_are_named(files, capsys):
+    write(files / "refs.jsonl", dict.fromkeys("abcdefgh", "x"), "reference")
+    write(files / "p.jsonl", {"h": "x"}, "prediction")
+    assert score(files, files / "p.jsonl") == 2
+    assert "7 missing ('a', 'b', 'c', 'd', 'e', …)." in capsys.readouterr().err
 
 
 def test_names_of_like_files_carry_their_folder(tmp_path):

@@ -14,7 +14,7 @@ from scipy import stats
 from ngramloss import cli, kept, runs, scoring, significance, systems, tables
 from ngramloss.alone import held
 from ngramloss.audit import Limits, limits, oddities
-from ngramloss.metrics.scores import Scores
+from ngramloss.metrics.scores import Absent, Scores
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
 TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
@@ -234,6 +234,23 @@ def test_several_seeds_of_a_system_have_mean_and_spread(tmp_path, capsys):
     assert "± standard deviation over seeds" in capsys.readouterr().out
 
 
+def test_every_system_over_seeds_is_compared_with_the_first(tmp_path, capsys):
+    worse, worst = dict(TEXTS, b="it snowed all day"), dict(TEXTS, b="no")
+    folders = [run(tmp_path / f"{name}-{seed}", texts, objective=name, seed=seed) for name, pair in
+               (("ce", (TEXTS, worse)), ("bag(2)", (worse, worst)), ("matches(2)", (worst, TEXTS))) for seed, texts in enumerate(pair)]
+    found = score(capsys, *folders)["over_seeds"]
+    means = [one["scores"]["rouge1"]["mean"] for one in found]
+    for one, mean in zip(found[1:], means[1:], strict=True):
+        assert one["against_first"]["rouge1"]["difference"] == pytest.approx(mean - means[0])
+        assert one["against_first"]["rouge1"]["difference"] != 0
+
+
+def test_equal_runs_over_seeds_are_not_called_different(tmp_path, capsys):
+    folders = [run(tmp_path / f"{name}-{seed}", objective=name, seed=seed) for name in ("ce", "bag(2)") for seed in (1, 2)]
+    test = score(capsys, *folders)["over_seeds"][1]["against_first"]["rouge1"]
+    assert (test["difference"], test["p"], test["p_holm"]) == (0.0, None, 1.0)
+
+
 def test_runs_that_differ_in_more_than_the_seed_are_systems_of_their_own(tmp_path, capsys):
     found = score(capsys, run(tmp_path / "a"), run(tmp_path / "b", seed=2, rate=1e-4), run(tmp_path / "c", seed=1))
     assert found["over_seeds"] == [], "another rate; the same seed twice"
@@ -290,6 +307,41 @@ def test_files_alone_need_references(tmp_path, capsys):
     assert score(capsys, tmp_path / "a")[0] == 2
 
 
+def test_documents_that_are_given_are_read_instead_of_a_runs_own(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"id": key, "document": "x y"}) + "\n" for key in TEXTS))
+    own, given = score(capsys, folder, "--metrics", "shape"), score(capsys, folder, "--metrics", "shape", "--documents", tmp_path / "docs.jsonl")
+    assert own["systems"][0]["scores"]["coverage"] > given["systems"][0]["scores"]["coverage"] == 0.0
+
+
+def test_a_run_without_documents_is_measured_without_them(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    (folder / "references.jsonl").write_text("".join(json.dumps({"id": key, "reference": text}) + "\n" for key, text in REFERENCES.items()))
+    found = score(capsys, folder, "--metrics", "shape")["systems"][0]
+    assert found["scores"].keys() == {"words", "repeated3"}
+    assert "documents:no" in found["signature"]["shape"]
+
+
+def test_nothing_is_kept_where_nothing_was_found(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    assert cli.main(["score", str(folder), "--metrics", "factcc"]) == 1
+    assert not list(folder.glob("scores*"))
+
+
+def test_a_metric_that_is_lost_half_way_is_told_of_and_not_kept(tmp_path, capsys, monkeypatch):
+    def fleeting(references, predictions):
+        if predictions != list(TEXTS.values()):
+            raise Absent("gone.")
+        return Scores({"fleeting": [1.0, 2.0, 3.0]}, "fleeting")
+
+    monkeypatch.setitem(scoring.METRICS, "fleeting", (fleeting, ("references", "predictions")))
+    folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)]
+    found = score(capsys, *folders, "--metrics", "rouge,fleeting")
+    assert found["absent"] == {"fleeting": "gone."}
+    assert found["systems"][0]["signature"].keys() == {"rouge"}
+    assert "fleeting" not in (folders[0] / "scores.jsonl").read_text()
+
+
 def test_runs_and_files_are_scored_together(tmp_path, capsys):
     folder = run(tmp_path / "a")
     other = tmp_path / "other.jsonl"
@@ -308,8 +360,14 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
     assert score(capsys, folder, "--limits", ":8")["systems"][0]["audit"] == ["2 longer than the 8 tokens allowed"]
 
 
+def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
+    texts = systems.aligned(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
+    found = scoring.scored(texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those))
+    assert found.audit == [["3 longer than the 20 tokens allowed"]]
+
+
 def test_without_tokens_words_are_counted_and_said_to_be(tmp_path, capsys):
-    folder = run(tmp_path / "a")
+    folder = run(tmp_path / "a", limits=(5, 20))   # of tokens: words are not held against them
     assert score(capsys, folder)["systems"][0]["audit"] == []
     assert score(capsys, folder, "--limits", "5:20")["systems"][0]["audit"] == ["1 shorter than the 5 words allowed (words are counted: a text has more tokens)"]
 
@@ -412,7 +470,9 @@ def test_marks_are_corrected_for_several_comparisons():
     larger = [max(one.p_bootstrap, one.p_randomisation) for one in figures[1:]]
     assert [one.p_holm for one in figures[1:]] == significance.holm(larger)
     assert figures[0].p_holm is None
-    assert [tables.mark(chance) for chance in (None, 0.5, 0.049, 0.009)] == ["", "", "*", "**"]
+    assert [tables.mark(chance) for chance in (None, 0.5, 0.05, 0.049, 0.01, 0.009)] == ["", "", "", "*", "*", "**"]
+    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, 0.5)) == "50.00 ±1.50"
+    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02)) == "50.00 ±1.50*"
 
 
 # What a folder says
