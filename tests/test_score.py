@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from ngramloss import cli, scoring, systems
 from ngramloss.corpus import newswire
 from ngramloss.corpus.sentences import sentences
-from ngramloss.metrics.facts import facts
+from ngramloss.metrics.facts import _share, facts
 from ngramloss.metrics.overlap import bleu, chrf
 from ngramloss.metrics.rouge import rouge
+from ngramloss.metrics.scores import fingerprint
 from ngramloss.metrics.shape import fragments, shape
 from ngramloss.version import __version__
 
@@ -75,6 +76,9 @@ def test_the_table_has_marks_signatures_and_oddities(files, capsys):
     assert score(files, files / "good.jsonl", files / "bad.jsonl") == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["system", "rouge1", "rouge2", "rougeL", "rougeLsum"]
+    assert out.splitlines()[0].endswith("  rougeLsum")
+    assert out.splitlines()[1].startswith("good    ")
+    assert not any(line.endswith(" ") for line in out.splitlines()[:3]), "figures stand to the right"
     assert "bad: 1 empty" in out
     assert "rouge|refs:1" in out
 
@@ -433,7 +437,7 @@ def test_several_references_take_the_best(tmp_path):
     assert scoring.scored(found, samples=2, shuffles=2).figures["rouge1"][0].value == 100.0
 
 
-WORDS = "the cats running ran Mr. Smith's 3.5% don't jumped happily happiness, étude 今天 a_b co-op x1 — “so” ! ."
+WORDS = "the cats cat running run runs Mr. Smith's 3.5% don't jumped jump jumping happiness, étude 今天 a_b co-op x1 — “so” ! ."
 
 
 @pytest.mark.parametrize("stemmer", [True, False])
@@ -467,16 +471,26 @@ def test_bleu_and_chrf_are_sacrebleus_with_several_references():
         assert found.signature.startswith(f"{name}|nrefs:var|case:")
 
 
+def test_a_fingerprint_is_of_names_and_contents_in_any_order(tmp_path):
+    for place, name in enumerate(("b", "a")):
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (place, place))
+    before = fingerprint([tmp_path / "a", tmp_path / "b"])
+    assert fingerprint([tmp_path / "b", tmp_path / "a"]) == before
+    os.utime(tmp_path / "a", (-5, -5))
+    assert fingerprint([tmp_path / "a", tmp_path / "b"]) == before
+    (tmp_path / "a").rename(tmp_path / "aa")
+    assert fingerprint([tmp_path / "aa", tmp_path / "b"]) != before
+
+
 def test_facts_are_those_of_the_built_in_corpus():
     items = newswire.items("test", 30)
     ids = [item.id for item in items]
     found = facts(ids, [item.summary for item in items])
-    assert set(found.values["names_right"]) <= {100.0} | {nan for nan in found.values["names_right"] if nan != nan}
-    assert all(math.isnan(value) == (not item.names) for value, item in zip(found.values["names_right"], items, strict=True))
-    wrong = facts(ids, [item.decoy for item in items]).values
-    assert sum(value for value in wrong["figures_right"] if value == value) < 100 * len(items) / 2
-    bare = facts(ids, [""] * 30).values
-    assert {value for value in bare["names_right"] if value == value} == {0.0}
+    assert found.values == {"names_right": [100.0] * 30, "figures_right": [100.0] * 30}
+    assert sum(facts(ids, [item.decoy for item in items]).values["figures_right"]) < 100 * 30 / 2
+    assert facts(ids, [""] * 30).values["names_right"] == [0.0] * 30
+    assert math.isnan(_share((), "no names were wanted"))
     with pytest.raises(ValueError, match="facts are known of the built-in corpus newswire alone"):
         facts([ids[0], "a"], ["x", "y"])
 
@@ -493,6 +507,7 @@ def test_other_scripts_need_another_tokenizer():
     assert rouge([["今天 天气 很 好"]], ["今天 天气 很 好"]).values["rouge1"] == [0.0]
     assert rouge([["今天天气很好"]], ["今天天气很好"], tokenizer="characters").values["rouge1"] == [100.0]
     assert rouge([["добрый день"]], ["добрый день"], tokenizer="unicode").values["rouge1"] == [100.0]
+    assert rouge([["今天。很好。"]], ["今天。很好。"], tokenizer="characters", sentences="pysbd").values["rougeLsum"] == [100.0]
     with pytest.raises(ValueError, match="unknown tokenizer 'chars' for ROUGE; choose from default, unicode, characters"):
         rouge([["a"]], ["a"], tokenizer="chars")
 
@@ -503,6 +518,8 @@ def test_shape_counts_what_is_new_repeated_and_copied():
     assert found["compression"] == [6 / 7]
     assert found["novel1"] == [25.0]
     assert found["novel2"] == [pytest.approx(100 * 2 / 4)]   # sat the, sat x
+    assert found["novel3"] == [pytest.approx(100 * 3 / 4)]   # all but the cat sat
+    assert found["novel4"] == [100.0]
     assert found["repeated3"] == [pytest.approx(100 * 1 / 5)]
     assert found["coverage"] == [pytest.approx(100 * 6 / 7)]
     assert found["density"] == [pytest.approx((9 + 9) / 7)]

@@ -475,6 +475,19 @@ def test_marks_are_corrected_for_several_comparisons():
     assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02)) == "50.00 ±1.50*"
 
 
+def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
+    texts = systems.aligned(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
+    one = scoring.scored(texts, samples=20, shuffles=20).figures["rouge1"][1]
+    told = score(capsys, tmp_path / "a", tmp_path / "b")["systems"][1]
+    assert told["against_first"]["rouge1"] == {
+        "difference": one.difference, "interval": [one.difference_low, one.difference_high],
+        "p_bootstrap": one.p_bootstrap, "p_randomisation": one.p_randomisation, "p_holm": one.p_holm}
+    assert told["intervals"]["rouge1"] == [one.low, one.high]
+    assert len({one.p_bootstrap, one.p_randomisation}) == 2
+    assert cli.main(["score", str(tmp_path / "a")]) == 0
+    assert f"a: generation|model:{tmp_path / 'a'}|weights:01231|" in capsys.readouterr().out
+
+
 # What a folder says
 
 
