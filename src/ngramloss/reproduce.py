@@ -287,7 +287,8 @@ def _speeds(result: scoring.Result) -> dict[str, float]:
 def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
     """Train, or go on; whether it was trained to its end. A run of other settings is not taken for this one."""
     if (folder / "model").exists():
-        apart = recipe.differences(recipe.load(str(folder / "recipe.toml")), settings)
+        told = folder / "recipe.toml"
+        apart = recipe.differences(recipe.load(str(told)), settings) if told.exists() else []   # a model brought here
         if apart:
             raise ValueError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
                              "or delete it.")
