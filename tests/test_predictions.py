@@ -141,6 +141,30 @@ def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments,
     assert not (tmp_path / "x").exists()
 
 
+def test_a_continued_job_writes_only_what_is_missing_whatever_the_versions(tmp_path, monkeypatch):
+    arguments = ["lead-3", "--data", "newswire", "--limit", 4, "--out", tmp_path]
+    assert generate(*arguments) == 0
+    whole = (tmp_path / "predictions.jsonl").read_text()
+    (tmp_path / "predictions.partial-0.jsonl").write_text("".join(whole.splitlines(keepends=True)[:3]))
+    (tmp_path / "predictions.jsonl").unlink()
+    about = json.loads((tmp_path / "generation.json").read_text())
+    (tmp_path / "generation.json").write_text(json.dumps(about | {"versions": {"python": "3.9"}}))
+    asked, first = [], predictions._first_sentences
+    monkeypatch.setattr(predictions, "_first_sentences", lambda count, examples: asked.extend(examples) or first(count, examples))
+    assert generate(*arguments) == 0
+    assert [example.id for example in asked] == [newswire.items("test", 4)[3].id]
+    assert (tmp_path / "predictions.jsonl").read_text() == whole
+
+
+def test_each_process_takes_its_own_share(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert generate("lead-3", "--data", "newswire", "--limit", 5, "--out", tmp_path) == 0
+    items = newswire.items("test", 5)
+    assert {row["id"] for row in rows(tmp_path / "predictions.partial-1.jsonl")} == {item.id for item in items[1::2]}
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.partial-1.jsonl"], "the first process writes the rest"
+
+
 def test_predictions_of_unknown_making_are_not_written_over(tmp_path, capsys):
     path = tmp_path / "predictions.jsonl"
     for settings in (None, "{", "[]", "3", "[" * 100_000):

@@ -202,6 +202,38 @@ def test_no_input_is_written_over_and_a_place_to_write_must_be_there(folder, cap
     assert {path: path.read_text() for path in folder.iterdir() if path.is_file()} == before
 
 
+def test_released_references_of_another_test_set_are_refused(tmp_path):
+    rows = [{"id": str(place), "reference": f"word{place} and more{place}"} for place in range(10)]
+    (tmp_path / "refs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gold = written(tmp_path / "gold.txt", "".join(f"{'other' if place < 2 else 'word'}{place} and more{place}\n" for place in range(10)))
+    with pytest.raises(ValueError, match="has 10 references, of which 8 are among the 10 of"):
+        released.imported(written(tmp_path / "s.txt", "x\n" * 10), tmp_path / "refs.jsonl", gold=gold)
+
+
+def test_released_references_are_held_against_the_first_of_several(tmp_path):
+    rows = [{"id": "a", "references": ["one two", "x"]}, {"id": "b", "references": ["three", "one two"]}]
+    (tmp_path / "refs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = released.imported(written(tmp_path / "s.txt", "for b\nfor a\n"), tmp_path / "refs.jsonl", gold=written(tmp_path / "gold.txt", "three\none two\n"))
+    assert (found.predictions, found.notes) == ({"a": "for a", "b": "for b"}, [])
+
+
+def test_the_nearest_shares_most_of_both_texts_words():
+    assert released._overlap({"a", "b"}, {"a", "b"}) > released._overlap({"a", "b"}, {"a", "b", "c", "d"})
+    assert released._overlap(set(), set()) == 0
+
+
+def test_spaces_and_blank_lines_are_no_ids_and_letters_stay_readable(folder):
+    order = written(folder / "ids.txt", " c\n\nb \r\na\n\n")
+    code, found = bring(folder, written(folder / "s.txt", "für c\nfür b\nfür a\n"), "--order", order)
+    assert (code, found) == (0, {"a": "für a", "b": "für b", "c": "für c"})
+    assert "für a" in (folder / "system.jsonl").read_text(encoding="utf-8")
+
+
+def test_the_word_none_stands_for_no_mark_and_is_none_itself(folder):
+    code, found = bring(folder, written(folder / "s.txt", "none <q> of it\nb\nc\n"), "--sentences", "none")
+    assert (code, found["a"]) == (0, "none <q> of it")
+
+
 def test_an_empty_mark_and_a_missing_order_get_a_sentence(folder):
     (folder / "system.txt").write_text("".join("a summary\n" for _ in (folder / "refs.jsonl").read_text().splitlines()))
     with pytest.raises(ValueError, match="a mark that parts sentences has a character at least; for no mark at all say none"):

@@ -253,6 +253,7 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
         (["--metrics", " , "], "name one metric or more; there are rouge, bleu"),
         (["--set", "bleu.tokenize=13a"], "--set takes METRIC.OPTION=VALUE of a metric in --metrics, got 'bleu.tokenize=13a'"),
         (["--set", "rouge"], "--set takes METRIC.OPTION=VALUE"),
+        (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE of a metric in --metrics, got 'rouge.stemmer'"),
         (["--set", "rouge.stemmer=no"], "rouge.stemmer should be true or false, got 'no'"),
         (["--set", "rouge.stemmer=1"], "rouge.stemmer should be true or false, got 1"),
         (["--set", "rouge.tokenizer=2024"], "unknown tokenizer '2024' for ROUGE"),
@@ -279,6 +280,11 @@ def test_spaces_between_metrics_do_not_matter(files, capsys):
     found = json.loads(capsys.readouterr().out)["systems"][0]
     assert {"rouge1", "chrf"} <= found["scores"].keys()
     assert "nw:2" in found["signature"]["chrf"]
+
+
+def test_a_splitter_of_sentences_reaches_rouge(files, capsys):
+    assert score(files, files / "good.jsonl", "--sentences", "period", "--json") == 0
+    assert "|lsum:period|" in json.loads(capsys.readouterr().out)["systems"][0]["signature"]["rouge"]
 
 
 def test_no_input_is_written_over(files, capsys):
