@@ -362,8 +362,8 @@ def test_ctrl_c_while_sentences_are_split_ends_at_once_with_a_word(files):
                 break
             except subprocess.TimeoutExpired:
                 continue
-        assert job.communicate(timeout=20)[1] == "stopped.\n"
-        assert job.returncode == 130
+        said = job.communicate(timeout=20)[1]
+        assert (job.returncode, said) == (130, "stopped.\n")
 
 
 def test_a_figure_that_is_not_there_leaves_nothing_half_written(files, capsys):
