@@ -156,6 +156,20 @@ def test_a_continued_job_writes_only_what_is_missing_whatever_the_versions(tmp_p
     assert (tmp_path / "predictions.jsonl").read_text() == whole
 
 
+def test_the_longest_documents_come_first(tmp_path, monkeypatch):
+    asked, first = [], predictions._first_sentences
+    monkeypatch.setattr(predictions, "_first_sentences", lambda count, examples: asked.extend(examples) or first(count, examples))
+    assert generate("lead-3", "--data", "newswire", "--limit", 6, "--out", tmp_path, "--batch-size", 2) == 0
+    lengths = [len(example.source) for example in asked]
+    assert lengths == sorted(lengths, reverse=True), "a lack of memory shows at once"
+    assert len(set(lengths)) > 1
+
+
+def test_models_that_were_trained_elsewhere_get_no_separators():
+    assert predictions.job("some/model", preset="xsum").data.separator == "none"
+    assert predictions.job("some/model", data="newswire").data.separator == "none"
+
+
 def test_each_process_takes_its_own_share(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
