@@ -354,15 +354,8 @@ def test_ctrl_c_while_sentences_are_split_ends_at_once_with_a_word(files):
         deadline = time.monotonic() + 60
         while len(children.read_text().split()) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        for _ in range(9):   # one that comes while processes are being started is passed over
-            time.sleep(0.3)
-            os.killpg(job.pid, signal.SIGINT)
-            try:
-                job.wait(timeout=4)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        said = job.communicate(timeout=20)[1]
+        os.killpg(job.pid, signal.SIGINT)   # others may still be starting: it is not lost
+        said = job.communicate(timeout=60)[1]
         assert (job.returncode, said) == (130, "stopped.\n")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -125,15 +124,15 @@ def _chunks_split(
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Pass over Ctrl-C, for processes started meanwhile as long as they live: stopping is for the one that waits."""
-    if threading.current_thread() is not threading.main_thread():
+    """Hold Ctrl-C back: it comes when this ends, and never to processes started meanwhile, which inherit the mask."""
+    if not hasattr(signal, "pthread_sigmask"):   # Windows
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _each(split: Callable[[str], list[str]], texts: Sequence[str]) -> list[list[str]]:
