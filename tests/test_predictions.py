@@ -156,6 +156,12 @@ def test_a_continued_job_writes_only_what_is_missing_whatever_the_versions(tmp_p
     assert (tmp_path / "predictions.jsonl").read_text() == whole
 
 
+def test_who_copies_tells_no_tokens_and_letters_stay_readable(tmp_path):
+    (tmp_path / "test.jsonl").write_text('{"id": "x", "document": "Zoë rief an.", "summary": "Zoë."}\n', encoding="utf-8")
+    assert generate("lead-3", "--data", tmp_path, "--out", tmp_path / "o") == 0
+    assert (tmp_path / "o" / "predictions.jsonl").read_text(encoding="utf-8") == '{"id": "x", "prediction": "Zoë rief an."}\n'
+
+
 def test_the_longest_documents_come_first(tmp_path, monkeypatch):
     asked, first = [], predictions._first_sentences
     monkeypatch.setattr(predictions, "_first_sentences", lambda count, examples: asked.extend(examples) or first(count, examples))
