@@ -1,8 +1,6 @@
 """Texts become tokens once, lose nothing below the limit, and are padded as models expect."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -288,56 +286,9 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     assert len(made(tmp_path)) == 3
 
 
-def test_a_kill_leaves_no_folder_that_looks_whole(tmp_path):
-    program = (
-        "import os, sys; from pathlib import Path; from ngramloss.batch import whole_folder\n"
-        "with whole_folder(Path(sys.argv[1]) / 'tokens') as partial:\n"
-        "    (partial / 'half').write_text('x'); os._exit(9)"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
-    assert not (tmp_path / "tokens").exists()
-    with batch.whole_folder(tmp_path / "tokens") as partial:
-        (partial / "all").write_text("x")
-    assert os.listdir(tmp_path / "tokens") == ["all"]
-
-
-def test_an_old_attempt_under_the_same_process_number_is_cleared(tmp_path):
-    stale = batch.whole_folder(tmp_path / "it").partial
-    stale.mkdir()
-    (stale / "old").write_text("x")
-    with batch.whole_folder(tmp_path / "it") as partial:
-        assert os.listdir(partial) == []
-    assert (tmp_path / "it").is_dir()
-
-
-def test_of_two_processes_with_the_same_content_the_first_wins(tmp_path):
-    with batch.whole_folder(tmp_path / "it") as partial:
-        (partial / "mine").write_text("x")
-        (tmp_path / "it").mkdir()
-        (tmp_path / "it" / "theirs").write_text("x")
-    assert os.listdir(tmp_path) == ["it"]
-    assert os.listdir(tmp_path / "it") == ["theirs"]
-
-
-def test_a_folder_that_cannot_be_named_is_an_error(tmp_path):
-    with pytest.raises(OSError), batch.whole_folder(tmp_path / "it") as partial:
-        partial.rmdir()
-
-
 def test_no_examples_are_refused(tmp_path):
     with pytest.raises(ValueError, match="there are no examples to tokenise, expected at least one"):
         made(tmp_path, [])
-
-
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
-    monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path / "mine"))
-    assert batch.cache_folder() == tmp_path / "mine"
-    monkeypatch.delenv("NGRAMLOSS_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert batch.cache_folder() == tmp_path / "ngramloss"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert batch.cache_folder() == tmp_path / "home" / ".cache" / "ngramloss"
 
 
 def test_tokens_go_to_the_common_cache_unless_told_otherwise(monkeypatch, tmp_path):

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import models
 import pytest
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
 from ngramloss import checkpoints
-from ngramloss.checkpoints import SEAL, copy_model, fault, find, prune, seal, write_whole
+from ngramloss.checkpoints import SEAL, copy_model, fault, find, prune, seal
 
 
 def checkpoint(folder, step, *, sealed=True, **facts):
@@ -188,55 +186,11 @@ def test_what_is_copied_loads_and_is_nothing_of_training(tmp_path):
 # Writing
 
 
-def test_a_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "it.json"
-    write_whole(path, "old")
-    write_whole(path, "new · é")
-    assert path.read_text(encoding="utf-8") == "new · é"
-    assert os.listdir(tmp_path) == ["it.json"]
-
-
-def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "it.json"
-    write_whole(path, "old")
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        write_whole(path, "new")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["it.json"]
-
-
-def test_a_kill_while_writing_leaves_the_old_file(tmp_path):
-    path = tmp_path / "it.json"
-    write_whole(path, "old")
-    program = (
-        "import os, sys; from pathlib import Path; from ngramloss import checkpoints\n"
-        "os.fsync = lambda _: os._exit(9)\n"
-        "checkpoints.write_whole(Path(sys.argv[1]), 'new')"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
-    assert path.read_text() == "old"
-    write_whole(path, "newer")
-    assert path.read_text() == "newer"
-    assert os.listdir(tmp_path) == ["it.json"]
-
-
 def test_files_reach_the_disk_before_they_are_declared_whole(tmp_path, monkeypatch):
     path = checkpoint(tmp_path, 1, sealed=False)
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}"))))
     seal(path)
     assert sorted(synced[:-1]) == ["empty", "model.safetensors", "optimizer.bin"]
-    assert synced[-1] == f"{SEAL}.partial"
+    assert synced[-1].startswith(f"{SEAL}.partial-")
     assert json.loads((path / SEAL).read_text())["files"]
-
-
-def test_lines_cut_short_are_left_out_and_odd_line_ends_belong_to_the_text(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    assert checkpoints.whole_rows(path) == []
-    path.write_text('{"id": "1", "text": "a\u2028b\x85c"}\n[1]\n{"id": "2"}\n{"id": "3", "te', encoding="utf-8")
-    assert checkpoints.whole_rows(path) == [{"id": "1", "text": "a\u2028b\x85c"}, {"id": "2"}]

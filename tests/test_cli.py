@@ -12,6 +12,7 @@ import torch
 
 import ngramloss
 from ngramloss.cli import main
+from ngramloss.errors import UserError
 
 PAIR = ["explain", "--reference", "the cat sat on the mat", "--candidate", "the cat lay on the mat"]
 
@@ -268,12 +269,23 @@ def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
         (OSError(28, "No space left on device"), 1, "a sentence\nerror: No space left on device\n"),
         (OSError("the checkpoint could not be written."), 1, "a sentence\nerror: the checkpoint could not be written.\n"),
         (PermissionError(13, "Permission denied", "runs"), 1, "a sentence\nerror: Permission denied: runs\n"),
-        (ValueError("other settings"), 2, "a sentence\nerror: other settings\n"),
+        (UserError("other settings"), 2, "a sentence\nerror: other settings\n"),
     ]:
         capsys.readouterr()
         training["outcome"] = outcome
         assert main(["train", "demo"]) == code
         assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("bug", [ValueError("a shape"), TypeError("a kind"), RuntimeError("a graph"), ModuleNotFoundError("x", name="ngramloss.x")])
+def test_a_bug_of_ours_shows_its_traceback_and_is_not_blamed_on_the_user(training, capsys, bug):
+    training["outcome"] = bug
+    assert main(["train", "demo"]) == 1
+    told = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in told
+    assert f"{type(bug).__name__}: {bug}" in told
+    assert told.endswith("error: this is a bug in ngramloss, not a mistake of yours. Please report it with the lines above and "
+                         "what `ngramloss doctor` prints.\n")
 
 
 def test_a_finished_demo_shows_its_scores_beside_the_floors(training, capsys, monkeypatch):

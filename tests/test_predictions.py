@@ -10,9 +10,9 @@ import pytest
 
 from ngramloss import cli, predictions
 from ngramloss import generate as generate_room
-from ngramloss.alone import held
 from ngramloss.corpus import newswire
 from ngramloss.corpus.sentences import sentences
+from ngramloss.files import held
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -80,7 +80,7 @@ def half_deleted(path, *args, whole=shutil.rmtree, **kwargs):
 
 def half_sealed(path, text, whole=checkpoints.write_whole):
     if str(path).endswith(f"{here}/whole.json"):
-        path.with_name("whole.json.partial").write_text(text[:20])
+        path.with_name("whole.json.partial-0").write_text(text[:20])
         die()
     return whole(path, text)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ngramloss import cli, kept, runs, scoring, significance, systems, tables
-from ngramloss.alone import held
 from ngramloss.audit import Limits, limits, oddities
+from ngramloss.files import held
 from ngramloss.metrics.scores import Absent, Scores
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
@@ -142,7 +142,7 @@ def test_kept_figures_equal_fresh_ones(tmp_path, capsys, lines):
 
 def test_a_folder_that_cannot_be_written_to_costs_a_warning_alone(tmp_path, capsys, monkeypatch):
     folder, other = run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)
-    (folder / "scores.jsonl.partial").mkdir()
+    (folder / "scores.jsonl").mkdir()
     assert cli.main(["score", str(folder), str(other)]) == 0
     out, err = capsys.readouterr()
     assert "rouge1" in out

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
+from ngramloss.errors import UserError
 from ngramloss.heads import Head, bare, head_module, head_of, raise_unless_equal
 from ngramloss.objectives import JointLoss, Term
 from ngramloss.stats import IGNORE_INDEX
@@ -50,7 +51,7 @@ def attach(
     state = _State(JointLoss(objective, **options), logits=logits, shift=_shifts(inner) if shift is None else shift)
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
-            raise ValueError(
+            raise UserError(
                 f"the forward of this {type(inner).__name__} was replaced on the object itself (accelerate does that "
                 "in `prepare` and with a `device_map`), so attach would have no effect. Attach first, then prepare."
             )
@@ -168,14 +169,14 @@ def _loss_of_outputs(
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits   # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
         came = "no labels" if labels is None else f"labels {list(labels.shape)}"
-        raise ValueError(
+        raise UserError(
             f"one label belongs to one position, got logits {list(logits.shape)} and {came}. Trainer takes the labels "
             "away before the model's forward, so the batch must carry `decoder_input_ids`: use "
             "DataCollatorForSeq2Seq(tokenizer, model=model)."
         )
     kind = type(outputs).__name__
     if shift is None and "Seq2Seq" not in kind and "Causal" not in kind:
-        raise ValueError(
+        raise UserError(
             f"cannot tell from outputs of type {kind} whether position t predicts label t or t + 1. "
             "Say compute_loss_func(..., shift=False) or shift=True."
         )
@@ -255,7 +256,7 @@ class _State:
     ) -> tuple[Outputs, Tensor, Head]:
         """The model's outputs, with logits of one position only; the head's whole input, [B, T, D]; the head."""
         if getattr(model, "_is_replica", False):
-            raise ValueError(
+            raise UserError(
                 "torch.nn.DataParallel runs copies of the model in threads, which attach does not serve. Start one "
                 "process for each GPU with torchrun, or show the program one GPU (CUDA_VISIBLE_DEVICES=0)."
             )
@@ -267,7 +268,7 @@ class _State:
         finally:
             hidden = self.capture.take()
         if hidden is None:
-            raise ValueError(
+            raise UserError(
                 f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so its "
                 "input was not seen. Keep its logits and use compute_loss_func(...), or JointLoss on them."
             )
@@ -282,7 +283,7 @@ class _State:
 def _known_state(model: Module) -> _State:
     state = _state(bare(model))
     if state is None:
-        raise ValueError(f"this {type(bare(model)).__name__} has no objective. Call attach(model, ...) first.")
+        raise UserError(f"this {type(bare(model)).__name__} has no objective. Call attach(model, ...) first.")
     return state
 
 
@@ -329,7 +330,7 @@ def _shifts(model: Any) -> bool:
     usual = any("loss_function" in forward.__code__.co_names for forward in forwards)
     if usual and model.loss_type in (None, "ForCausalLM", "ForConditionalGeneration"):
         return True
-    raise ValueError(
+    raise UserError(
         f"cannot tell whether position t of {type(model).__name__} predicts label t or t + 1: it is neither an "
         "encoder-decoder nor a causal model with the usual loss. Say attach(..., shift=True) if the labels are the "
         "input ids, or shift=False if they are aligned with the predictions already."
@@ -339,7 +340,7 @@ def _shifts(model: Any) -> bool:
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
     asked = inputs.get("output_router_logits")
     if getattr(model.config, "output_router_logits", False) if asked is None else asked:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} adds the loss of its router to its own where `output_router_logits` is on, and "
             "attach would drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
         )
@@ -356,7 +357,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     elif shift is not None and shift.__code__.co_argcount == 3:
         ids = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)   # [B, T]
     else:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} does not say how it makes `decoder_input_ids` of labels. Pass them: the labels "
             "moved right by one, with the start token first and padding in place of -100."
         )

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ngramloss.errors import UserError
+
 
 class Limits(NamedTuple):
     """Fewest and most tokens that a text was to have; 0 is no limit."""
@@ -22,10 +24,10 @@ def limits(written: str) -> Limits:
     """
     least, colon, most = written.partition(":")
     if not colon or not all(part == "" or part.isdecimal() for part in (least, most)) or not least + most:
-        raise ValueError(f"limits are written MIN:MAX, such as 56:142, got {written!r}.")
+        raise UserError(f"limits are written MIN:MAX, such as 56:142, got {written!r}.")
     found = Limits(int(least or 0), int(most or 0))
     if found.most and found.least > found.most:
-        raise ValueError(f"limits are written MIN:MAX, and {found.least} is above {found.most}.")
+        raise UserError(f"limits are written MIN:MAX, and {found.least} is above {found.most}.")
     return found
 
 
@@ -70,5 +72,5 @@ def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:
         loaded = package.AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"there is no tokenizer {tokenizer}: {reason} Give a folder or a hub id.") from None
+        raise UserError(f"there is no tokenizer {tokenizer}: {reason} Give a folder or a hub id.") from None
     return lambda texts: [len(ids) for ids in loaded(list(texts))["input_ids"]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -19,6 +17,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ngramloss.corpus import Example, split_many
+from ngramloss.errors import UserError
+from ngramloss.files import cache_folder, whole_folder
 from ngramloss.recipe import Data
 from ngramloss.stats import IGNORE_INDEX
 
@@ -76,12 +76,6 @@ class Tokens(Dataset[dict[str, Ids]]):
         return lengths
 
 
-def cache_folder() -> Path:
-    """Where prepared data are kept: ``$NGRAMLOSS_CACHE``, or ``ngramloss`` in the user's cache."""
-    given = os.environ.get("NGRAMLOSS_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ngramloss"
-
-
 def tokenised(
     examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *,
     cache: Path | None = None, progress: Callable[[int], None] | None = None,
@@ -97,36 +91,13 @@ def tokenised(
         progress: called with the number of examples done since the last call.
     """
     if not examples:
-        raise ValueError("there are no examples to tokenise, expected at least one.")
+        raise UserError("there are no examples to tokenise, expected at least one.")
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
     if not folder.exists():
         with whole_folder(folder) as partial:
             _write(partial, examples, tokenizer, shape, progress or (lambda _: None))
     return Tokens(folder)
-
-
-class whole_folder:
-    """A folder that appears whole or not at all: it is filled under another name and renamed at the end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True)
-        return self.partial
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        try:
-            if kind is None:
-                self.partial.rename(self.folder)
-        except OSError:
-            if not self.folder.exists():   # else another process was quicker with the same content
-                raise
-        finally:
-            shutil.rmtree(self.partial, ignore_errors=True)
 
 
 def _write(
@@ -154,7 +125,7 @@ def sources(texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int |
     before, after = _frame(tokenizer)
     room = shape.max_source - len(before) - len(after)
     if room < 1:
-        raise ValueError(f"max_source={shape.max_source} leaves no room beside the tokenizer's special tokens.")
+        raise UserError(f"max_source={shape.max_source} leaves no room beside the tokenizer's special tokens.")
     if separator is None:
         bodies = _bare(tokenizer, [shape.prefix + text for text in texts])
     else:
@@ -172,10 +143,10 @@ def separator_id(tokenizer: Any, separator: str) -> int | None:
         return None
     token = tokenizer.sep_token or tokenizer.eos_token if separator == "auto" else separator
     if token is None:
-        raise ValueError("this tokenizer has no separator. Name a token with data.separator, or write \"none\".")
+        raise UserError("this tokenizer has no separator. Name a token with data.separator, or write \"none\".")
     found = tokenizer.convert_tokens_to_ids(token)
     if found is None or (found == tokenizer.unk_token_id and token != tokenizer.unk_token):
-        raise ValueError(f"the tokenizer does not know the separator {token!r}. Choose a token of its vocabulary.")
+        raise UserError(f"the tokenizer does not know the separator {token!r}. Choose a token of its vocabulary.")
     return int(found)
 
 
@@ -201,7 +172,7 @@ def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     for start in range(len(whole) - len(bare) + 1):
         if bare and whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
-    raise ValueError(f"{type(tokenizer).__name__} writes a text otherwise between its special tokens than alone.")
+    raise UserError(f"{type(tokenizer).__name__} writes a text otherwise between its special tokens than alone.")
 
 
 class Padder:

@@ -10,6 +10,8 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.files import write_whole
+
 SEAL = "whole.json"
 """Written last into a checkpoint: its files, their sizes and checksums."""
 
@@ -89,34 +91,6 @@ def copy_model(checkpoint: Path, folder: Path) -> None:
     for path in checkpoint.iterdir():
         if path.is_file() and not _NOT_MODEL.match(path.name):
             shutil.copy2(path, folder / path.name)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is never seen in part."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def whole_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of JSON lines; a line that a kill cut short is left out. No file, no objects."""
-    rows = []
-    # Not splitlines(): a text may hold U+2028 or U+0085, which end a line there and not in JSON lines.
-    for text in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def _all(folder: Path) -> list[Path]:

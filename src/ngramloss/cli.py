@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ngramloss.errors import MissingFileError, UserError
 from ngramloss.version import __version__, lacking
 
 if TYPE_CHECKING:
@@ -189,18 +191,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    except (ValueError, TypeError, FileNotFoundError) as mistake:
+    except UserError as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         return 2
-    except ModuleNotFoundError as error:
-        print(f"error: {lacking(error)}", file=sys.stderr)
-        return 1
-    except OSError as refused:   # a full disk, a folder that cannot be written
-        print(f"error: {_refusal(refused)}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("stopped.", file=sys.stderr)
         return 130
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    """Say what failed: a package or the system in a sentence, anything else as the bug of ours that it is."""
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
+        print(f"error: {lacking(error)}", file=sys.stderr)
+    elif isinstance(error, OSError):   # a full disk, a folder that cannot be written
+        print(f"error: {_refusal(error)}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+        print("error: this is a bug in ngramloss, not a mistake of yours. Please report it with the lines above and "
+              "what `ngramloss doctor` prints.", file=sys.stderr)
+    return 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -466,7 +478,7 @@ def _generate(options: argparse.Namespace) -> int:
     from ngramloss import predictions
 
     if (options.model is None) == (options.named is None):
-        raise ValueError("say once who writes: ngramloss generate MODEL, or --model MODEL.")
+        raise UserError("say once who writes: ngramloss generate MODEL, or --model MODEL.")
     model = options.model or options.named
     overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
     work = predictions.job(
@@ -474,7 +486,7 @@ def _generate(options: argparse.Namespace) -> int:
         limit=options.limit, batch_size=options.batch_size,
     )  # fmt: skip
     if options.out is None and not (Path(model) / "recipe.toml").exists():
-        raise ValueError("say where to write with --out DIR; only a run's folder is its own place.")
+        raise UserError("say where to write with --out DIR; only a run's folder is its own place.")
     bars: list[tqdm[object]] = []   # none until something is written, so that an error has a line of its own
 
     def show(done: int, total: int) -> None:
@@ -509,7 +521,7 @@ def _report(options: argparse.Namespace) -> int:
     from ngramloss.report import gathered, page
 
     if Path(options.out).is_file():
-        raise ValueError(f"{options.out} is a file; -o needs a folder, which will be made.")
+        raise UserError(f"{options.out} is a file; -o needs a folder, which will be made.")
     result, texts = _scored(options)
     print(page.written(gathered.gathered(result, texts, title=options.title), Path(options.out)))
     return 0
@@ -590,12 +602,12 @@ def _output(given: str | None, inputs: Sequence[str | None]) -> Path | None:
         return None
     path = Path(given)
     if path.is_dir():
-        raise ValueError(f"{given} is a folder; name a file to write.")
+        raise UserError(f"{given} is a folder; name a file to write.")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into. Make it first.")
+        raise MissingFileError(f"there is no folder {path.parent} to write {path.name} into. Make it first.")
     read = [Path(name) for name in inputs if name and Path(name).exists()]
     if path.exists() and any(one.samefile(path) or one.samefile(path.parent) for one in read):   # or in a run's folder
-        raise ValueError(f"{given} is read here, and would be written over. Choose another name.")
+        raise UserError(f"{given} is read here, and would be written over. Choose another name.")
     return path
 
 
@@ -606,7 +618,7 @@ def _import(options: argparse.Namespace) -> int:
 
     out = _output(options.out, [options.file, options.references, options.order, options.gold])
     if out is None:
-        raise ValueError("name a file to write with --out.")
+        raise UserError("name a file to write with --out.")
     order, gold = (Path(given) if given else None for given in (options.order, options.gold))
     marks = [] if options.sentences == ["none"] else options.sentences
     found = released.imported(
@@ -629,7 +641,7 @@ def _metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str,
         key, equals, text = setting.partition("=")
         metric, dot, name = key.partition(".")
         if not equals or not dot or metric not in chosen:
-            raise ValueError(f"--set takes METRIC.OPTION=VALUE of a metric in --metrics, got {setting!r}.")
+            raise UserError(f"--set takes METRIC.OPTION=VALUE of a metric in --metrics, got {setting!r}.")
         options.setdefault(metric, {})[name] = toml_value(text)
     return options
 
@@ -643,7 +655,7 @@ def _bench_head(options: argparse.Namespace) -> int:
     sizes = options.sizes or (["bart-16", "bart-64", "llama"] if device == "cuda" else ["cpu"])
     for size in sizes:
         if size not in head.SIZES:
-            raise ValueError(f"unknown size {size!r}. Choose from {', '.join(head.SIZES)}.")
+            raise UserError(f"unknown size {size!r}. Choose from {', '.join(head.SIZES)}.")
     dtype = getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
     title = f"{head.machine(device)}, {str(dtype).removeprefix('torch.')}"
     print(title, flush=True)
@@ -695,7 +707,7 @@ def _device(options: argparse.Namespace) -> str:
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here. Leave --device out, or use --device cpu.")
+        raise UserError("there is no CUDA device here. Leave --device out, or use --device cpu.")
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ngramloss.errors import UserError
 from ngramloss.objectives import JointLoss, Term, bag, bleu, eisl, matches, ngrams, precision, rewards
 from ngramloss.stats import TokenStats, token_stats
 
@@ -81,7 +82,7 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
     """The sentence pair as statistics, and what had to be changed to fit them together."""
     wanted, given = reference.split(), candidate.split()
     if not wanted or not given:
-        raise ValueError(f"the {'candidate' if wanted else 'reference'} has no words. Give a sentence in quotes.")
+        raise UserError(f"the {'candidate' if wanted else 'reference'} has no words. Give a sentence in quotes.")
     T, notes = len(wanted), []
     if len(given) != T:
         mended = "cut" if len(given) > T else f"filled with {FILLER!r}"
@@ -92,12 +93,12 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
     predicted = (given + [FILLER] * T)[:T]                               # shown; a filler's id is the unknown word's
     sure = list(confidence) * T if len(confidence) == 1 else list(confidence)
     if len(sure) != T:
-        raise ValueError(f"expected one confidence, or {T} of them, one for each word, got {len(sure)}.")
+        raise UserError(f"expected one confidence, or {T} of them, one for each word, got {len(sure)}.")
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*wanted, *given[:T]]))}
     V = len(vocabulary) + 1
     for position, given_share in enumerate(sure, 1):
         if not 1 / V < given_share <= 1:
-            raise ValueError(
+            raise UserError(
                 f"the confidence at position {position} must be above {1 / V:.3g} (all {V} words alike) and at most 1, "
                 f"got {given_share:g}: below it the candidate would not be the most probable word."
             )

@@ -12,6 +12,7 @@ import torch
 from ngramloss import models, recipe
 from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
+from ngramloss.errors import MissingFileError
 from ngramloss.recipe import Model
 
 
@@ -41,7 +42,7 @@ def of_run(
 ) -> list[str]:
     """What a finished run's model writes for each text, prepared as its training data were."""
     if not (folder / "model").is_dir():
-        raise FileNotFoundError(f"there is no {folder / 'model'}. Make it with: ngramloss train RECIPE --run {folder}")
+        raise MissingFileError(f"there is no {folder / 'model'}. Make it with: ngramloss train RECIPE --run {folder}")
     settings = recipe.load(str(folder / "recipe.toml"))
     model, tokenizer = loaded(model_of_run(folder, settings.model), device=device)
     data = settings.data

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ngramloss.errors import UnsupportedModelError, UserError
 from ngramloss.stats import head_logits
 
 ADAPTER_SIGNS = ("base_layer", "lora_A", "modules_to_save", "original_module")
@@ -43,19 +44,19 @@ def head_module(model: Module) -> Module:
     find = getattr(model, "get_output_embeddings", None)
     module = find() if callable(find) else None
     if not isinstance(module, Module):
-        raise TypeError(
+        raise UnsupportedModelError(
             f"{name} has no output head: expected a Hugging Face model whose get_output_embeddings() is a module, "
             f"got {module!r}. Call JointLoss(...).from_hidden(hidden, weight, labels) in your own forward instead."
         )
     if any(hasattr(module, sign) for sign in ADAPTER_SIGNS):
-        raise ValueError(
+        raise UserError(
             f"the output head of {name} is wrapped by an adapter ({type(module).__name__}), so its weight alone does "
             "not make the logits. Leave the head out of `target_modules` and `modules_to_save`, or merge the adapter."
         )
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
         found = f"a weight of {weight.dtype}" if isinstance(weight, Tensor) else "no weight"
-        raise TypeError(
+        raise UnsupportedModelError(
             f"the output head of {name} must be like torch.nn.Linear, with a floating-point weight [V, D], got "
             f"{type(module).__name__} with {found}. If it is quantised, keep the head out of quantisation "
             "(`modules_to_not_convert`, or `llm_int8_skip_modules` of bitsandbytes)."
@@ -82,7 +83,7 @@ def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -
             far = (theirs.float() - ours).abs().where(both, 0.0).amax()  # []
             off = far / ours.abs().where(both, 0.0).amax().clamp_min(1e-30)   # []
     if off > max(4 * coarse, 1e-4):
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} changes its logits after the head in a way ngramloss does not know: at one "
             f"position they differ by {off:.2g} of the largest from weight, bias, scale {head.scale} and soft-cap "
             f"{head.softcap}. Keep its logits and use compute_loss_func(...), or JointLoss on them."
@@ -91,18 +92,18 @@ def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -
 
 def _refuse_partial(name: str, weight: Tensor) -> None:
     if any(getattr(weight, sign, None) is not None for sign in SHARD_SIGNS):
-        raise ValueError(
+        raise UserError(
             f"the output head of {name} is sharded ({type(weight).__name__}: tensor parallel, FSDP or ZeRO-3), and the "
             "loss needs the whole weight inside the model's forward. Attach before `fully_shard`, shard the head only "
             "with the root module, keep it out of the tensor-parallel plan, or use ZeRO-2."
         )
     if type(weight) not in (Tensor, Parameter):
-        raise TypeError(
+        raise UnsupportedModelError(
             f"the output head of {name} must hold a plain tensor as its weight, got {type(weight).__name__}. "
             "If it is quantised, keep the head out of quantisation (`modules_to_not_convert`)."
         )
     if weight.ndim != 2 or weight.is_meta:
-        raise ValueError(
+        raise UserError(
             f"the output head of {name} must hold its weight [V, D] during the model's forward, got shape "
             f"{list(weight.shape)} on {weight.device}: it is sharded or offloaded. Keep the head whole on one device."
         )

@@ -9,8 +9,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.alone import held
-from ngramloss.checkpoints import whole_rows, write_whole
+from ngramloss.files import held, whole_rows, write_whole
 from ngramloss.metrics.scores import Scores, fingerprint
 from ngramloss.version import __version__, installed
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ngramloss.batch import cache_folder, whole_folder
+from ngramloss.errors import UserError
+from ngramloss.files import cache_folder, whole_folder
 from ngramloss.recipe import Generation, Model
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -27,7 +28,7 @@ def load(settings: Model, tokenizer: Any) -> Any:
     with _explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **options)
     if not getattr(config, "is_encoder_decoder", False):
-        raise ValueError(
+        raise UserError(
             f"{settings.name} is a decoder-only model ({config.model_type}); recipes train encoder-decoders. Use "
             "NgramTrainer or attach in a script of your own: docs/adopt.md."
         )
@@ -52,7 +53,7 @@ def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerpr
         with _explained(settings.name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
-                raise ValueError("it has no tokens but the special ones; its vocabulary is missing")
+                raise UserError("it has no tokens but the special ones; its vocabulary is missing")
         return tokenizer, None
     key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
     folder = cache_folder() / "tokenizers" / key
@@ -135,7 +136,7 @@ def _open_copying_path(model: Any) -> None:
     """Cross-attention hands on what it attends to, unchanged, from the first step."""
     attentions = [module for name, module in model.named_modules() if name.endswith("encoder_attn")]
     if not attentions:
-        raise ValueError(
+        raise UserError(
             f"model.copying: {type(model).__name__} has no `encoder_attn` to start at the identity. Set it to "
             "false, or choose the architecture bart, mbart, pegasus or marian."
         )
@@ -185,7 +186,7 @@ class _explained:
                 '"scratch" for a new model.'
             )
         reason = reason[:300].rstrip(".")
-        raise ValueError(f"the {self.what} of {self.name!r} could not be loaded: {reason}. {advice}") from error
+        raise UserError(f"the {self.what} of {self.name!r} could not be loaded: {reason}. {advice}") from error
 
 
 def iterate_texts(examples: Iterable[Any]) -> Iterator[str]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import corpus, recipe
-from ngramloss.alone import held
 from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
-from ngramloss.checkpoints import whole_rows, write_whole
 from ngramloss.corpus import Example, newswire
 from ngramloss.corpus.origins import canonical
 from ngramloss.corpus.sentences import sentences
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import held, whole_rows, write_whole
 from ngramloss.generate import Written, loaded, model_of_run, summaries
 from ngramloss.metrics.scores import fingerprint
 from ngramloss.recipe import Data, Generation, Model, Recipe
@@ -77,20 +77,20 @@ def job(
 ) -> Job:
     """The job of a run with its own settings, or of another model with a preset's or its own."""
     if batch_size < 1:
-        raise ValueError(f"--batch-size must be 1 or more, got {batch_size}.")
+        raise UserError(f"--batch-size must be 1 or more, got {batch_size}.")
     if re.fullmatch("lead-0+", model):
-        raise ValueError("lead-0 would write nothing; use lead-1, lead-2, lead-3, ….")
+        raise UserError("lead-0 would write nothing; use lead-1, lead-2, lead-3, ….")
     run = Path(model)
     own: Recipe | None = None
     if (run / "recipe.toml").is_file():
         if not (run / "model").is_dir():
-            raise FileNotFoundError(f"{run} is not finished: the same ngramloss train command continues it.")
+            raise MissingFileError(f"{run} is not finished: the same ngramloss train command continues it.")
         own = recipe.load(str(run / "recipe.toml"))
     for setting in overrides:
         if not setting.startswith(("generation.", "data.")):
-            raise ValueError(f"--set takes generation.* and data.* here, got {setting!r}.")
+            raise UserError(f"--set takes generation.* and data.* here, got {setting!r}.")
     if data is None and own is None and preset is None:
-        raise ValueError("say which documents with --data, or choose a --preset.")
+        raise UserError("say which documents with --data, or choose a --preset.")
     # A model that was trained elsewhere knows no separators before sentences.
     base = own or recipe.load(preset or "xsum", ["data.separator=none"])
     if preset is not None:
@@ -98,7 +98,7 @@ def job(
     settings = recipe.changed(base, overrides)
     chosen = settings.data if data is None else dataclasses.replace(settings.data, name=data)
     if model == "random-facts" and chosen.name != "newswire":
-        raise ValueError("random-facts knows the templates of newswire alone; use lead-3 for other data.")
+        raise UserError("random-facts knows the templates of newswire alone; use lead-3 for other data.")
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
     loading = model_of_run(run, own.model) if own else Model(name=model)
     return Job(model, loading, chosen, split, settings.generation if searched else None, preset, limit, batch_size)
@@ -122,7 +122,7 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
                 "documents": len(split.examples), "preset": work.preset, "versions": _versions()}
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; --out needs a folder, which will be made.")
+        raise UserError(f"{folder} is a file; --out needs a folder, which will be made.")
     folder.mkdir(parents=True, exist_ok=True)
     if rank:
         return _written(work, writer, split.examples, settings, folder, rank, progress)
@@ -130,7 +130,7 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
         with held(folder, wait=False):
             return _written(work, writer, split.examples, settings, folder, rank, progress)
     except BlockingIOError:
-        raise ValueError(f"another process is writing into {folder}. Wait for it, or choose another --out.") from None
+        raise UserError(f"another process is writing into {folder}. Wait for it, or choose another --out.") from None
 
 
 def _written(
@@ -188,12 +188,12 @@ def _begun(folder: Path, settings: Mapping[str, Any]) -> bool:
     try:
         before = dict(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
-        raise ValueError(f"{folder} holds predictions, and no generation.json tells how they were made. Choose another "
+        raise UserError(f"{folder} holds predictions, and no generation.json tells how they were made. Choose another "
                          "--out, or delete them.") from None
     changed = [key for key in settings if before.get(key) != settings[key] and key != "versions"]
     if changed:
         told = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
-        raise ValueError(f"{folder} holds predictions made otherwise ({told}). Choose another --out, or delete them.")
+        raise UserError(f"{folder} holds predictions made otherwise ({told}). Choose another --out, or delete them.")
     return True
 
 

@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ngramloss.errors import MissingFileError, UserError
+
 
 @dataclass(frozen=True)
 class Data:
@@ -246,23 +248,23 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         close = difflib.get_close_matches(name, builtin(), 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         asked = f", the base of {above[-1]}" if above else ""
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}"
         )
     try:
         settings = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
-        raise ValueError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
+        raise UserError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
     base = settings.pop("base", None)
     if base is None:
         return settings
     if not isinstance(base, str) or not base:
-        raise ValueError(f"{where}: base must be the name of another recipe, got {base!r}.")
+        raise UserError(f"{where}: base must be the name of another recipe, got {base!r}.")
     if base not in builtin() and (path.parent / base).is_file():
         base = str(path.parent / base)   # beside the file that names it
     chain = (*above, where)
     if Path(base).resolve() in [Path(file).resolve() for file in chain]:
-        raise ValueError(f"{where}: base goes round in a circle, {' → '.join([*chain, base])}.")
+        raise UserError(f"{where}: base goes round in a circle, {' → '.join([*chain, base])}.")
     return _merged(_read(base, chain), settings)
 
 
@@ -283,7 +285,7 @@ def toml_value(text: str) -> Any:
 def _override(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
-        raise ValueError(f"--set takes key=value, got {override!r}; for example --set train.batch_size=8.")
+        raise UserError(f"--set takes key=value, got {override!r}; for example --set train.batch_size=8.")
     text = text.lstrip()
     value = toml_value(text)
     if _kinds().get(key.strip()) is str and not isinstance(value, str):
@@ -293,7 +295,7 @@ def _override(settings: dict[str, Any], override: str) -> None:
     for section in sections:
         place = place.setdefault(section, {})
         if not isinstance(place, dict):
-            raise ValueError(f"--set {override}: {section} is a setting, not a section.")
+            raise UserError(f"--set {override}: {section} is a setting, not a section.")
     place[last] = value
 
 
@@ -318,11 +320,11 @@ def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
     mistakes += _broken_rules(recipe)
     try:
         recipe = _with_objective(recipe)
-    except ValueError as mistake:
+    except UserError as mistake:
         mistakes.append(str(mistake))
     if mistakes:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise ValueError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        raise UserError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
     return recipe
 
 
@@ -332,11 +334,11 @@ def _with_objective(recipe: Recipe) -> Recipe:
 
     try:
         joint = JointLoss(recipe.objective)
-    except (ValueError, TypeError) as mistake:
-        raise ValueError(f"objective: {mistake}") from None
+    except UserError as mistake:
+        raise UserError(f"objective: {mistake}") from None
     terms = dict.fromkeys(["loss", "ce", *(part.name for part in joint.parts)])
     if recipe.train.best not in terms:
-        raise ValueError(f"train.best: must be one of {', '.join(terms)}, got {recipe.train.best!r}.")
+        raise UserError(f"train.best: must be one of {', '.join(terms)}, got {recipe.train.best!r}.")
     return dataclasses.replace(recipe, objective=str(joint))
 
 

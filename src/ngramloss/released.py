@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ngramloss.checkpoints import write_whole
 from ngramloss.corpus.statistics import words_of
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import write_whole
 from ngramloss.systems import lines, listed, table
 
 MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
@@ -66,9 +67,9 @@ def imported(
         ValueError: there are not as many summaries as references, or ids do not fit.
     """
     if order and gold:
-        raise ValueError("order and gold both say whose summary a line is. Give one of them.")
+        raise UserError("order and gold both say whose summary a line is. Give one of them.")
     if marks is not None and not all(marks):
-        raise ValueError("a mark that parts sentences has a character at least; for no mark at all say none.")
+        raise UserError("a mark that parts sentences has a character at least; for no mark at all say none.")
     ours, _ = table(references, "reference")
     texts, has_ids = _texts(path)
     notes: list[str] = []
@@ -131,26 +132,26 @@ def _documents(folder: Path) -> dict[str, str]:
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         number = re.search(r"\d+", path.name)
         if number is None:
-            raise ValueError(f"{path} has no number in its name. A folder has one numbered file for each document.")
+            raise UserError(f"{path} has no number in its name. A folder has one numbered file for each document.")
         if int(number[0]) in numbered:
-            raise ValueError(f"{numbered[int(number[0])]} and {path} have the same number. Leave one of them out.")
+            raise UserError(f"{numbered[int(number[0])]} and {path} have the same number. Leave one of them out.")
         numbered[int(number[0])] = path
     if not numbered:
-        raise ValueError(f"{folder} has no files. A folder has one numbered file for each document.")
+        raise UserError(f"{folder} has no files. A folder has one numbered file for each document.")
     places = sorted(numbered)
     lost = sorted(set(range(places[0], places[-1] + 1)).difference(places))
     if lost:
-        raise ValueError(f"{folder} lacks {len(lost)} numbers between {places[0]} and {places[-1]}, first {lost[0]}.")
+        raise UserError(f"{folder} lacks {len(lost)} numbers between {places[0]} and {places[-1]}, first {lost[0]}.")
     return {str(place): "\n".join(lines(numbered[place])) for place in places}
 
 
 def _ids_in(path: Path) -> list[str]:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path} with ids, one a line.")
+        raise MissingFileError(f"there is no file {path} with ids, one a line.")
     ids = [line.strip() for line in lines(path) if line.strip()]
     twice = [key for key, count in Counter(ids).items() if count > 1]
     if twice:
-        raise ValueError(f"{path} has {len(twice)} ids more than once ({listed(twice)}).")
+        raise UserError(f"{path} has {len(twice)} ids more than once ({listed(twice)}).")
     return ids
 
 
@@ -159,7 +160,7 @@ def _as_many(texts: dict[str, str], wanted: int, path: Path, other: Path, notes:
     kept = dict(list(texts.items())[:wanted])
     rest = [text for text in list(texts.values())[wanted:] if text.strip()]
     if len(kept) < wanted or rest:
-        raise ValueError(
+        raise UserError(
             f"{path} has {len(texts)} summaries and {other} {wanted}. The usual causes: another split or version of "
             "the data set, documents that were left out, or sentences on lines of their own. Nothing was written."
         )
@@ -173,7 +174,7 @@ def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, refer
     wrong = {"missing": [key for key in ours if key not in known], "extra": [key for key in ids if key not in ours]}
     told = ", ".join(f"{len(those)} {kind} ({listed(those)})" for kind, those in wrong.items() if those)
     if told:
-        raise ValueError(f"{path} does not have the ids of {references}: {told}.")
+        raise UserError(f"{path} does not have the ids of {references}: {told}.")
 
 
 def _seen(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:
@@ -204,7 +205,7 @@ def _ids_by_text(
     found = [places[text].pop(0) if places.get(text) else None for text in map(_letters, released)]
     unlike = [place for place, key in enumerate(found) if key is None]
     if len(released) != len(ours) or len(unlike) > UNLIKE * len(ours):
-        raise ValueError(
+        raise UserError(
             f"{gold} has {len(released)} references, of which {len(released) - len(unlike)} are among the {len(ours)} "
             f"of {references}. Both should hold the same test set; otherwise give the ids with --order."
         )

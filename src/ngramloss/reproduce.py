@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ngramloss import corpus, paper, predictions, recipe, run, runs, scoring, significance, systems, tables
-from ngramloss.checkpoints import write_whole
 from ngramloss.corpus.origins import canonical
+from ngramloss.errors import UserError
+from ngramloss.files import write_whole
 from ngramloss.report import gathered, page
 from ngramloss.significance import Figure
 
@@ -101,7 +102,7 @@ def planned(
         limit: at most so many test documents.
     """
     if seeds < 1:
-        raise ValueError(f"--seeds must be 1 or more, got {seeds}.")
+        raise UserError(f"--seeds must be 1 or more, got {seeds}.")
     name = canonical(data or chosen_data())
     base = None
     if name == SMALL and model is None:
@@ -290,7 +291,7 @@ def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
         told = folder / "recipe.toml"
         apart = recipe.differences(recipe.load(str(told)), settings) if told.exists() else []   # a model brought here
         if apart:
-            raise ValueError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
+            raise UserError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
                              "or delete it.")
         return True
     return run.train(settings, folder, say=say).finished
@@ -307,7 +308,7 @@ def _claim(plan: Plan) -> None:
     first = plan.trainings[0].settings
     fixed = {"recipe": recipe.dump(recipe.changed(first, ["objective=ce", "train.seed=1"])), "limit": plan.limit}
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) != fixed:
-        raise ValueError(f"{plan.folder} was begun with other settings. Choose another --runs, or delete it.")
+        raise UserError(f"{plan.folder} was begun with other settings. Choose another --runs, or delete it.")
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(fixed, indent=1))
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from ngramloss import card, checkpoints, corpus, models, recipe
 from ngramloss.batch import Padder, Shape, Tokens, tokenised
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import remove_partial, whole_folder, write_whole
 from ngramloss.recipe import Recipe
 
 Say = Callable[[str], None]
@@ -74,10 +76,10 @@ def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> checkpoints.Found:
     """Make the folder this run's, or say why it cannot be; the checkpoints that are there."""
     written = folder / "recipe.toml"
     if folder.is_file():
-        raise ValueError(f"{folder} is a file; --run needs a folder, which will be made.")
+        raise UserError(f"{folder} is a file; --run needs a folder, which will be made.")
     if folder.exists() and not written.exists() and any(folder.iterdir()):
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:3])
-        raise ValueError(f"{folder} is not a run's folder (it holds {there}); nothing in it was touched.")
+        raise UserError(f"{folder} is not a run's folder (it holds {there}); nothing in it was touched.")
     if fresh and folder.exists():
         for name in reversed(PARTS):
             path = folder / name
@@ -87,16 +89,15 @@ def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> checkpoints.Found:
     if written.exists() and (ended or found.newest is not None):   # else there is nothing to lose
         changed = recipe.differences(recipe.load(str(written)), settings)
         if changed:
-            raise ValueError(
+            raise UserError(
                 f"{folder} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
                 "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
             )
     if ended:
         return found
-    for cut_short in folder.glob("model.partial-*"):
-        shutil.rmtree(cut_short, ignore_errors=True)
+    remove_partial(folder / "model")
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    checkpoints.write_whole(written, recipe.dump(settings))
+    write_whole(written, recipe.dump(settings))
     (folder / "prepared.json").unlink(missing_ok=True)
     return found
 
@@ -149,7 +150,7 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
     before = json.loads((checkpoint / "data.json").read_text(encoding="utf-8"))
     for name, split in splits.items():
         if before.get(name) != split["fingerprint"]:
-            raise ValueError(
+            raise UserError(
                 f"the {name} data are not those that {folder} was begun with (fingerprint {split['fingerprint']}, not "
                 f"{before.get(name)}). Bring them back to continue, or start over with --fresh."
             )
@@ -161,9 +162,9 @@ def _report_to_others(folder: Path, prepare: Callable[[], dict[str, Any]], *, al
         prepared = prepare()
     except BaseException as reason:
         if not alone:
-            checkpoints.write_whole(folder / "prepared.json", json.dumps({"error": str(reason)}))
+            write_whole(folder / "prepared.json", json.dumps({"error": str(reason)}))
         raise
-    checkpoints.write_whole(folder / "prepared.json", json.dumps(prepared, indent=1))
+    write_whole(folder / "prepared.json", json.dumps(prepared, indent=1))
 
 
 def _prepared(folder: Path) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
 
 def _present(folder: Path) -> Path:
     if not folder.exists():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"the prepared data are not at {folder} on this machine. Set NGRAMLOSS_CACHE to a folder that all see."
         )
     return folder
@@ -253,17 +254,17 @@ def _present(folder: Path) -> Path:
 
 def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
     if tokenizer.pad_token_id is None:
-        raise ValueError(f"the tokenizer of {settings.model.name} has no padding token, which batches need.")
+        raise UserError(f"the tokenizer of {settings.model.name} has no padding token, which batches need.")
     positions = getattr(model.config, "max_position_embeddings", None)
     longest = max(settings.data.max_source, settings.data.max_target, settings.generation.max_length)
     if positions is not None and positions < longest:
-        raise ValueError(
+        raise UserError(
             f"{settings.model.name} has {positions} positions, fewer than the {longest} tokens asked for. Lower "
             "data.max_source, data.max_target and generation.max_length to fit."
         )
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings: they do not belong together."
         )
 
@@ -278,13 +279,13 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
     if precision == "auto":
         precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if has_gpu else "fp32"
     if precision == "fp16" and not has_gpu:
-        raise ValueError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
+        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
     if train.fsdp and processes == 1:
-        raise ValueError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m -- ngramloss")
+        raise UserError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m -- ngramloss")
     sharded: Any = {"fsdp": True, "fsdp_config": {"version": 2}} if train.fsdp else {}
     for tracker in train.report_to:
         if find_spec(tracker) is None:
-            raise ValueError(f"train.report_to: {tracker} is not installed. Install it with: pip install {tracker}")
+            raise UserError(f"train.report_to: {tracker} is not installed. Install it with: pip install {tracker}")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder / "checkpoints"),
@@ -316,7 +317,7 @@ def _multiple(arguments: Any) -> int:
 def _each(key: str, rows: int, processes: int) -> int:
     """Rows for each process of a batch that all share."""
     if rows % processes:
-        raise ValueError(f"{key} is over all processes together: {rows} cannot be shared by {processes}.")
+        raise UserError(f"{key} is over all processes together: {rows} cannot be shared by {processes}.")
     return rows // processes
 
 
@@ -340,8 +341,6 @@ def _device_name(device: Any) -> str:
 
 def _finish(settings: Recipe, folder: Path, prepared: dict[str, Any], say: Say) -> None:
     """Write the card, then the model: its folder says that the run is done."""
-    from ngramloss.batch import whole_folder
-
     newest = checkpoints.find(folder / "checkpoints").newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
@@ -352,7 +351,7 @@ def _finish(settings: Recipe, folder: Path, prepared: dict[str, Any], say: Say) 
         if damage:
             say(f"the best checkpoint, {best.name}, is not whole ({damage}); the last weights become the model.")
         chosen = newest if damage else best
-    checkpoints.write_whole(folder / "card.md", card.write(settings, prepared, facts, chosen))
+    write_whole(folder / "card.md", card.write(settings, prepared, facts, chosen))
     with whole_folder(folder / "model") as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
 

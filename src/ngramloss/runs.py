@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.checkpoints import whole_rows
+from ngramloss.errors import UserError
+from ngramloss.files import whole_rows
 from ngramloss.metrics.scores import signature
 
 FLOORS = re.compile(r"lead-\d+|random-facts")
@@ -115,7 +116,7 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
-        raise ValueError(f"{path} is not TOML: {str(mistake).rstrip('.')}.") from None
+        raise UserError(f"{path} is not TOML: {str(mistake).rstrip('.')}.") from None
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -124,5 +125,5 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as mistake:
-        raise ValueError(f"{path} is not JSON: {mistake}.") from None
+        raise UserError(f"{path} is not JSON: {mistake}.") from None
     return found if isinstance(found, dict) else {}

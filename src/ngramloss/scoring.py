@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import kept, runs, significance
 from ngramloss.audit import Limits, oddities
+from ngramloss.errors import UserError
 from ngramloss.kept import Keyed
 from ngramloss.metrics.bertscore import bertscore
 from ngramloss.metrics.factcc import factcc
@@ -111,10 +112,10 @@ def scored(
         progress: called with what is done next.
     """
     if not metrics:
-        raise ValueError(f"name one metric or more; there are {', '.join(METRICS)}.")
+        raise UserError(f"name one metric or more; there are {', '.join(METRICS)}.")
     for name in metrics:
         if name not in METRICS:
-            raise ValueError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}.")
+            raise UserError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}.")
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     tell = progress or (lambda _: None)
     keeping = [kept.read(folder, texts.task.ids, those) if folder else {}
@@ -260,7 +261,7 @@ def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict
     for name in given:
         if name not in known or name == "progress":
             there = ", ".join(one for one in known if one != "progress") or "none"
-            raise ValueError(f"{metric.__name__} has no option {name!r}; it has {there}.")
+            raise UserError(f"{metric.__name__} has no option {name!r}; it has {there}.")
     chosen = {name: _option(metric.__name__, name, str(known[name].annotation), value) for name, value in given.items()}
     return chosen, [name for name, one in known.items() if one.default is one.empty and name not in given]
 
@@ -277,5 +278,5 @@ def _option(metric: str, name: str, kind: str, value: Any) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise ValueError(f"{metric}.{name} should be {told}, got {value!r}.")
+        raise UserError(f"{metric}.{name} should be {told}, got {value!r}.")
     return value

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Pooled
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def check(*, samples: int, shuffles: int, seed: int) -> None:
     """Raise unless so many samples and shuffles can be drawn from this seed."""
     for name, value, least in (("samples", samples, 1), ("shuffles", shuffles, 0), ("seed", seed, 0)):
         if value < least:
-            raise ValueError(f"{name} must be {least} or more, got {value}.")
+            raise UserError(f"{name} must be {least} or more, got {value}.")
 
 
 def _corrected(figures: Sequence[Figure]) -> list[Figure]:

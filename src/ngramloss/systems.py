@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.corpus.rows import COMPRESSIONS, opened
+from ngramloss.errors import MissingFileError, UserError
 
 SHOWN = 5
 _FIELDS = {
@@ -49,7 +50,7 @@ def aligned(references: Path | None, predictions: Sequence[Path], documents: Pat
         documents: a file.
     """
     if not predictions:
-        raise ValueError("there is nothing to score: name one or more files of predictions, or runs.")
+        raise UserError("there is nothing to score: name one or more files of predictions, or runs.")
     folders = [path if path.is_dir() else None for path in predictions]
     files = [_predictions_in(path) if path.is_dir() else path for path in predictions]
     own = references is None
@@ -73,14 +74,14 @@ def _predictions_in(folder: Path) -> Path:
         return path
     begun = any(folder.glob("predictions.partial-*.jsonl"))
     what = f"the predictions in {folder} are not finished" if begun else f"no predictions in {folder}"
-    raise FileNotFoundError(f"{what}. Make them with: ngramloss generate {folder}")
+    raise MissingFileError(f"{what}. Make them with: ngramloss generate {folder}")
 
 
 def _references_of(folders: Sequence[Path]) -> Path:
     """The references of the first folder that has some."""
     found = next((folder / "references.jsonl" for folder in folders if (folder / "references.jsonl").is_file()), None)
     if found is None:
-        raise ValueError("give --references FILE: only folders that ngramloss generate wrote bring their own.")
+        raise UserError("give --references FILE: only folders that ngramloss generate wrote bring their own.")
     return found
 
 
@@ -101,7 +102,7 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
         other, _ = table(path, "reference")
         apart = [key for key in gold if other.get(key) != gold[key]]
         if apart:
-            raise ValueError(
+            raise UserError(
                 f"{path} and {references} have other references for {len(apart)} ids ({listed(apart)}): the systems "
                 "were not judged by the same data. Generate them for the same data and split."
             )
@@ -113,14 +114,14 @@ def _texts(
     """The texts of a file in the order of the ids."""
     found, by_line = table(path, what)
     if by_line != numbered and (by_line or not set(ids) <= found.keys()):
-        raise ValueError(
+        raise UserError(
             f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
             "cannot be aligned. Give both as JSONL with ids, or both as lines."
         )
     if by_line and len(found) != len(ids):
         kept = _without_blank_end(found)
         if len(kept) != len(ids):
-            raise ValueError(
+            raise UserError(
                 f"{path} has {len(found)} lines and {references} {len(ids)}: a text may hold line ends of its own. "
                 "Write JSONL with ids instead."
             )
@@ -130,7 +131,7 @@ def _texts(
     wrong = {"missing": [key for key in ids if key not in found], "extra": [key for key in found if key not in known]}
     if wrong["missing"] or (wrong["extra"] and what != "document"):
         told = ", ".join(f"{len(those)} {kind} ({listed(those)})" for kind, those in wrong.items() if those)
-        raise ValueError(f"{path} does not have the ids of {references}: {told}.")
+        raise UserError(f"{path} does not have the ids of {references}: {told}.")
     return [str(found[key]) for key in ids]
 
 
@@ -144,14 +145,14 @@ def _without_blank_end(found: dict[str, Any]) -> dict[str, Any]:
 def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
     """Texts by id, and whether the ids are the lines' numbers."""
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}.")
+        raise MissingFileError(f"there is no {path}.")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file of {what}s in it.")
+        raise UserError(f"{path} is a folder; name a file of {what}s in it.")
     if _bare(path).suffix.lower() in (".jsonl", ".json", ".ndjson"):
         return _rows(path, what)
     found = {str(number): line for number, line in enumerate(lines(path), 1)}
     if not found:
-        raise ValueError(f"{path} is empty.")
+        raise UserError(f"{path} is empty.")
     return found, True
 
 
@@ -171,33 +172,33 @@ def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
         except json.JSONDecodeError as mistake:
             reason = mistake.msg.removesuffix(" at")
             hint = " Write one object a line, not a list." if line.lstrip().startswith("[") else ""
-            raise ValueError(f"{path}:{number} is not JSON: {reason} at character {mistake.pos + 1}.{hint}") from None
+            raise UserError(f"{path}:{number} is not JSON: {reason} at character {mistake.pos + 1}.{hint}") from None
         except (ValueError, RecursionError):
-            raise ValueError(f"{path}:{number} has JSON that is too deep, or numbers that are too long.") from None
+            raise UserError(f"{path}:{number} has JSON that is too deep, or numbers that are too long.") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
+            raise UserError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
         field = next((field for field in _FIELDS[what] if field in row), None)
         if field is None:
             there = ", ".join(row) or "nothing"
             read = ", ".join(_FIELDS[what])
-            raise ValueError(f"{path}:{number} has no {what}: it has {there}; one of {read} is read.")
+            raise UserError(f"{path}:{number} has no {what}: it has {there}; one of {read} is read.")
         if has_ids is None:
             has_ids = "id" in row
         if ("id" in row) != has_ids:
-            raise ValueError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before.")
+            raise UserError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before.")
         key = _id(row["id"], path, number) if has_ids else str(len(found) + 1)
         if key in found:
-            raise ValueError(f"{path}:{number} repeats the id {key!r}.")
+            raise UserError(f"{path}:{number} repeats the id {key!r}.")
         found[key] = _checked(row[field], path, number, what)
     if not found:
-        raise ValueError(f"{path} is empty.")
+        raise UserError(f"{path} is empty.")
     return found, not has_ids
 
 
 def _id(value: Any, path: Path, number: int) -> str:
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return _whole(str(value))
-    raise ValueError(f"{path}:{number}: id should be text or a number, got {json.dumps(value)[:40]}.")
+    raise UserError(f"{path}:{number}: id should be text or a number, got {json.dumps(value)[:40]}.")
 
 
 def _checked(value: Any, path: Path, number: int, what: str) -> Any:
@@ -207,7 +208,7 @@ def _checked(value: Any, path: Path, number: int, what: str) -> Any:
         return [_whole(one) for one in value]
     several = " or a list of texts" if what == "reference" else ""
     found = "an empty list" if value == [] else type(value).__name__
-    raise ValueError(f"{path}:{number}: {what} should be text{several}, got {found}.")
+    raise UserError(f"{path}:{number}: {what} should be text{several}, got {found}.")
 
 
 def _whole(text: str) -> str:
@@ -227,11 +228,11 @@ def lines(path: Path) -> Iterator[str]:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as mistake:
-        raise ValueError(f"{path} is not UTF-8: byte {mistake.object[mistake.start]:#x} cannot be read.") from None
+        raise UserError(f"{path} is not UTF-8: byte {mistake.object[mistake.start]:#x} cannot be read.") from None
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as mistake:
         if isinstance(mistake, OSError) and mistake.errno is not None:   # the system's own, not of what was unpacked
             raise
-        raise ValueError(f"{path} ends too early or is damaged: {mistake}.") from None
+        raise UserError(f"{path} ends too early or is damaged: {mistake}.") from None
 
 
 def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
@@ -240,14 +241,14 @@ def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
     for place, path in enumerate(paths):
         before = real.index(real[place])
         if before < place:
-            raise ValueError(f"{paths[before]} and {path} are the same file. Name each system once.")
+            raise UserError(f"{paths[before]} and {path} are the same file. Name each system once.")
     whole = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
     stems = [path.name if path.is_dir() else _bare(path).stem for path in whole]
     pairs = zip(whole, stems, strict=True)
     names = [_shown(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"two systems are called {name!r}. Rename a file.")
+            raise UserError(f"two systems are called {name!r}. Rename a file.")
     return names
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss import runs
-from ngramloss.checkpoints import write_whole
+from ngramloss.files import write_whole
 from ngramloss.kept import number
 from ngramloss.scoring import LOWER_IS_BETTER, Result
 from ngramloss.significance import Figure

@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from ngramloss.attachment import aligned_labels, attach, last_parts, logits_of
+from ngramloss.errors import UserError
 from ngramloss.objectives import JointLoss, Term
 from ngramloss.stats import IGNORE_INDEX
 
@@ -51,7 +52,7 @@ class NgramTrainer(Seq2SeqTrainer):
         if kwargs.get("compute_loss_func") is not None:
             raise TypeError("NgramTrainer has its loss from `objective`; leave `compute_loss_func` out.")
         if args.label_smoothing_factor:
-            raise ValueError(
+            raise UserError(
                 f"label_smoothing_factor={args.label_smoothing_factor} would be ignored. Write it in the objective: "
                 f"ce(smoothing={args.label_smoothing_factor})."
             )
@@ -60,7 +61,7 @@ class NgramTrainer(Seq2SeqTrainer):
             self._attach(model)
         super().__init__(model=model, args=args, **kwargs)
         if max(self.get_tp_size(), self.get_cp_size(), self.get_sp_size()) > 1:
-            raise ValueError(
+            raise UserError(
                 "tensor, context and sequence parallelism split a sequence or the vocabulary over processes, which "
                 "the joint loss does not serve. Use data parallelism (DDP, FSDP)."
             )

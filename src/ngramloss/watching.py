@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from ngramloss import checkpoints
+from ngramloss.files import whole_rows, write_whole
 from ngramloss.objectives import JointLoss
 from ngramloss.trainer import CheckpointError
 
@@ -25,9 +26,9 @@ class Log(TrainerCallback):
 
     def __init__(self, path: Path, since: int) -> None:
         self.path = path
-        rows = checkpoints.whole_rows(path)
+        rows = whole_rows(path)
         kept = [row for row in rows if isinstance(row.get("step"), int) and row["step"] <= since]
-        checkpoints.write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write a line."""

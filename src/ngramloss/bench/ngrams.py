@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ngramloss.bench.clock import median_milliseconds
+from ngramloss.errors import UserError
 from ngramloss.objectives import JointLoss
 from ngramloss.stats import TokenStats
 
@@ -18,9 +19,9 @@ def measured(objective: str, *, batch: int, longest: int, device: str) -> Iterat
     """A line for each T: milliseconds from statistics to loss and gradient, and the multiple of T = 512."""
     loss_fn = JointLoss(objective)
     if loss_fn.needs:
-        raise ValueError(f"{objective!r} reads more than [B, T] numbers. Time matches, rewards or precision.")
+        raise UserError(f"{objective!r} reads more than [B, T] numbers. Time matches, rewards or precision.")
     if longest < 128 or batch < 1:
-        raise ValueError(f"expected T of at least 128 and a batch of at least 1, got {longest} and {batch}.")
+        raise UserError(f"expected T of at least 128 and a batch of at least 1, got {longest} and {batch}.")
     yield f"{objective}, B={batch}, {device}, torch {torch.__version__}: statistics → loss → their gradient, median"
     yield f"{'T':>7} {'ms':>9} {'× T=512':>8}"
     base = _milliseconds(loss_fn, batch, BASE, device)

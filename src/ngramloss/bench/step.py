@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ngramloss.bench.clock import cost
 from ngramloss.bench.peers import papers_loops
+from ngramloss.errors import UserError
 
 
 class Step(NamedTuple):
@@ -35,11 +36,11 @@ def measured(
     model: Any = built(model_name).to(device)
     longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
     if min(batch, source, target) < 1 or max(source, target) > longest:
-        raise ValueError(
+        raise UserError(
             f"expected a batch of at least 1 and lengths from 1 to {longest}, got {batch}, {source} and {target}."
         )
     if loops and not hasattr(model, "model"):
-        raise ValueError(f"the paper's loops are written for BART, not for {type(model).__name__}. Leave --loops out.")
+        raise UserError(f"the paper's loops are written for BART, not for {type(model).__name__}. Leave --loops out.")
     if precision.endswith("pure"):
         model = model.to(dtype_of(precision))
     inputs = example(model, batch, source, target, device)

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ngramloss.errors import UserError
+
 SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src")
 TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt")
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
@@ -37,17 +39,17 @@ def columns(present: Sequence[str], where: str, *, source: str | None = None, ta
     for role, given in (("source", source), ("target", target)):
         if given is not None and given not in present:
             close = difflib.get_close_matches(given, present, n=1)
-            raise ValueError(
+            raise UserError(
                 f"{where} has no column {given!r} for the {role}{f' (did you mean {close[0]!r}?)' if close else ''}. "
                 f"Its columns are {_listed(present)}."
             )
     if source is not None and source == target:
-        raise ValueError(f"source and target of {where} must be two columns, but both were given as {source!r}.")
+        raise UserError(f"source and target of {where} must be two columns, but both were given as {source!r}.")
     chosen_source = source if source is not None else _usual(SOURCES, present, taken=target)
     chosen_target = target if target is not None else _usual(TARGETS, present, taken=source)
     for role, chosen, usual in (("source", chosen_source, SOURCES), ("target", chosen_target, TARGETS)):
         if chosen is None:
-            raise ValueError(
+            raise UserError(
                 f"cannot tell which column of {where} is the {role}. Its columns are {_listed(present)}, and none of "
                 f"them is called {', '.join(usual[:-1])} or {usual[-1]}. Name it with data.{role} = \"…\" in a recipe, "
                 f'--{role} on the command line or {role}="…" in Python.'

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ngramloss.corpus import origins
 from ngramloss.corpus.columns import Columns, columns
 from ngramloss.corpus.rows import BadRow, Row
+from ngramloss.errors import UserError
 
 LOOKED_AT = 100
 """Rows looked at to see which columns there are: a JSON object may leave some out."""
@@ -71,13 +72,13 @@ def load(
         seed: of ``newswire``, which is made and not read. Nothing else looks at it.
 
     Raises:
-        ValueError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
+        UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
         FileNotFoundError: no such file, no such split, or the hub cannot be reached.
     """
     if on_bad_row not in ("error", "skip"):
-        raise ValueError(f"on_bad_row must be 'error' or 'skip', got {on_bad_row!r}.")
+        raise UserError(f"on_bad_row must be 'error' or 'skip', got {on_bad_row!r}.")
     if limit < 0:
-        raise ValueError(f"limit must be 0 (all rows) or more, got {limit}.")
+        raise UserError(f"limit must be 0 (all rows) or more, got {limit}.")
     split = origins.SPLIT_ALIASES.get(split, split)
     rows = origins.split_rows(name, split, limit=limit, seed=seed)
     first = _opening(rows)
@@ -89,9 +90,9 @@ def load(
         chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target)
         examples, bad = _sorted_out(_checked(chain(first, rows), chosen), limit)
     if bad and (on_bad_row == "error" or not examples):
-        raise ValueError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
+        raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
-        raise ValueError(f"the split {split!r} of {name} holds no rows. Expected at least one example.")
+        raise UserError(f"the split {split!r} of {name} holds no rows. Expected at least one example.")
     return Split(name, split, examples, bad, fingerprint(examples))
 
 

@@ -10,6 +10,7 @@ from string import Formatter
 from typing import NamedTuple
 
 from ngramloss.corpus.newswire_words import FIGURES, KINDS, NAMES, PHRASES, Kind, Outcome
+from ngramloss.errors import UserError
 
 SPLITS = {"train": 24_000, "validation": 500, "test": 500}
 """The splits and how many items each has unless told otherwise."""
@@ -45,9 +46,9 @@ def items(split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
         Joel Branding is retiring as Nexotech Partners strategy director aged 69, Rachel Wenbeck taking charge.
     """
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r} of newswire; choose from {sorted(SPLITS)}")
+        raise UserError(f"unknown split {split!r} of newswire; choose from {sorted(SPLITS)}")
     if count is not None and count < 0:
-        raise ValueError(f"newswire needs a count of 0 or more, got {count}. Leave it out for {SPLITS[split]:,} items.")
+        raise UserError(f"newswire needs a count of 0 or more, got {count}. Leave it out for {SPLITS[split]:,} items.")
     return [item(split, index, seed=seed) for index in range(SPLITS[split] if count is None else count)]
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ngramloss.corpus import rows as files
 from ngramloss.corpus.rows import BadRow, Row
+from ngramloss.errors import MissingFileError, UserError
 
 BUILT_IN = "newswire"
 
@@ -70,9 +71,9 @@ def origin(name: str) -> Origin:
         hub_id, _, config = name.partition(":")
         return KNOWN.get(canonical(name)) or Hub(hub_id, config or None)
     if "/" in name or _looks_like_file(name):
-        raise FileNotFoundError(_absent(path))
+        raise MissingFileError(_absent(path))
     close = difflib.get_close_matches(name, [BUILT_IN, *KNOWN, *ALIASES], n=1)
-    raise ValueError(
+    raise UserError(
         f"unknown data set {name!r}{f'; did you mean {close[0]!r}?' if close else ''}. Known names are "
         f"{', '.join([BUILT_IN, *KNOWN])}; otherwise give a file, a folder of splits, train=FILE,validation=FILE,"
         f"test=FILE, or owner/name of the hub."
@@ -138,7 +139,7 @@ def _folder_splits(folder: Path) -> dict[str, list[Path]]:
             split = shard["split"] if shard else stem
             found.setdefault(SPLIT_ALIASES.get(split, split), []).append(path)
     if not found:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"the folder {folder} holds no file of a split. Expected names like train.jsonl, validation.csv or "
             f"test.parquet; there {_nearby(folder)}."
         )
@@ -151,10 +152,10 @@ def _given_splits(name: str) -> dict[str, list[Path]]:
     for part in name.split(","):
         split, sign, file = (piece.strip() for piece in part.partition("="))
         if not (split and sign and file):
-            raise ValueError(f"expected train=FILE,validation=FILE,test=FILE, got {name!r}: {part!r} is no such pair.")
+            raise UserError(f"expected train=FILE,validation=FILE,test=FILE, got {name!r}: {part!r} is no such pair.")
         split = SPLIT_ALIASES.get(split, split)
         if split in found:
-            raise ValueError(f"expected one file for each split, got {split!r} twice in {name!r}.")
+            raise UserError(f"expected one file for each split, got {split!r} twice in {name!r}.")
         found[split] = [Path(file).expanduser()]
     return found
 
@@ -163,21 +164,21 @@ def _split_files(name: str, found: Files, split: str) -> list[Path]:
     """The files of one split, in order, all of them present."""
     if split not in found.splits:
         if Path(name).expanduser().is_file():
-            raise ValueError(
+            raise UserError(
                 f"{name} is a single file, which is the split 'train'; there is no {split!r} in it. Give a folder with "
                 f"a file for each split, or name the files: train={name},{split}=FILE."
             )
-        raise FileNotFoundError(f"{name} has no split {split!r}; the splits found are {sorted(found.splits)}.")
+        raise MissingFileError(f"{name} has no split {split!r}; the splits found are {sorted(found.splits)}.")
     paths = found.splits[split]
     for path in paths:
         if not path.is_file():
-            raise FileNotFoundError(_absent(path))
+            raise MissingFileError(_absent(path))
     shards = [_SHARD.fullmatch(files.parts(path)[0]) for path in paths]
     whole = [(int(shard["index"]), int(shard["of"])) for shard in shards if shard]
     if len(paths) > 1 and len(whole) < len(paths):
-        raise ValueError(f"expected one file for the split {split!r} of {name}, got {[path.name for path in paths]}.")
+        raise UserError(f"expected one file for the split {split!r} of {name}, got {[path.name for path in paths]}.")
     if whole and Path(name).expanduser().is_dir() and whole != [(index, len(paths)) for index in range(len(paths))]:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"the split {split!r} of {name} is not whole: its parts here are {[path.name for path in paths]}."
         )
     return paths
@@ -194,7 +195,7 @@ def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[Row | BadRow]:
 
 def _unreached(name: str, hub: Hub, error: Exception) -> Exception:
     """A sentence for whatever the hub's client raised: a wrong split or config is a bad value, the rest absence."""
-    kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
+    kind = UserError if isinstance(error, ValueError) else MissingFileError
     said = str(error).strip().splitlines() or [""]
     here = f"a folder {name} is here: write ./{name}. " if Path(name).is_dir() else ""
     tried = f"tried the data set {hub} of the Hugging Face hub; there is no local file or folder {name!r}"
@@ -209,7 +210,7 @@ def _newswire_rows(split: str, limit: int, seed: int) -> Iterator[Row | BadRow]:
     from ngramloss.corpus import newswire
 
     if split not in newswire.SPLITS:
-        raise ValueError(f"{BUILT_IN} has no split {split!r}; choose from {list(newswire.SPLITS)}.")
+        raise UserError(f"{BUILT_IN} has no split {split!r}; choose from {list(newswire.SPLITS)}.")
     items = newswire.items(split, limit or None, seed=seed)
     return (
         Row(f"{BUILT_IN}/{split}", number, {"id": item.id, "document": item.document, "summary": item.summary})

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.errors import UserError
+
 COMPRESSIONS = {".gz": "gzip", ".xz": "lzma", ".bz2": "bz2"}
 """What a name ends in → the module that opens it."""
 
@@ -65,10 +67,10 @@ def rows(path: Path) -> Iterator[Row | BadRow]:
             opening = stream.peek(6)
             for magic, what in MISTAKEN.items():
                 if opening.startswith(magic):
-                    raise ValueError(f"{path} should hold {kind} text, but it is {what}")
+                    raise UserError(f"{path} should hold {kind} text, but it is {what}")
             yield from _READERS[kind](stream, path)
         except (EOFError, zlib.error, OSError, import_module("lzma").LZMAError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{path} is cut short or damaged: {error}. Copy or make it again; what was read so far was not used."
             ) from error
 
@@ -87,7 +89,7 @@ def parts(path: Path) -> tuple[str, str, str]:
     bare = name[: len(name) - len(compression)]
     kind = next((end for end in FORMATS if bare.lower().endswith(end)), "")
     if not kind or (kind == ".parquet" and compression):
-        raise ValueError(
+        raise UserError(
             f"cannot tell the format of {path} from its name. Expected one of {', '.join(FORMATS)}; all but .parquet "
             f"may be followed by one of {', '.join(COMPRESSIONS)}."
         )
@@ -99,7 +101,7 @@ def needed(package: str, purpose: str, extra: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"{purpose} needs the package {package.split('.')[0]!r}, which cannot be imported here ({error}). "
             f"Install it with: pip install 'ngramloss[{extra}]'"
         ) from error
@@ -137,7 +139,7 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
     try:
         found = list(_list_items(text))
     except (ValueError, RecursionError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} begins as a JSON list but cannot be read to its end: {error}. Mend it there, or write one object "
             "a line, so that a bad row costs no more than itself."
         ) from error
@@ -191,7 +193,7 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = ",") -> Iter
             return
         except csv.Error as error:
             if not header:
-                raise ValueError(f"{path}:{line}: the line of column names cannot be read: {error}.") from error
+                raise UserError(f"{path}:{line}: the line of column names cannot be read: {error}.") from error
             yield BadRow(str(path), line, f"malformed row: {error}; a quote inside quotes is written twice")
             continue
         if not fields:
@@ -200,7 +202,7 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = ",") -> Iter
             header = fields
             twice = sorted({name for name in header if header.count(name) > 1})
             if twice:
-                raise ValueError(f"{path}:{line}: each column needs a name of its own, but {twice} come twice.")
+                raise UserError(f"{path}:{line}: each column needs a name of its own, but {twice} come twice.")
         elif len(fields) != len(header):
             yield BadRow(str(path), line, f"expected {len(header)} fields, got {len(fields)}")
         else:
@@ -225,7 +227,7 @@ def _parquet(path: Path) -> Iterator[Row | BadRow]:
                     else:
                         yield Row(str(path), number, values)
         except (arrow.ArrowException, OSError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{path} cannot be read as Parquet: {str(error).rstrip('.')}. Copy or make it again."
             ) from error
 

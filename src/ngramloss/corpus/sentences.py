@@ -11,6 +11,7 @@ from functools import partial
 from itertools import pairwise
 
 from ngramloss.corpus.rows import needed
+from ngramloss.errors import UserError
 
 IN_PROCESS = 200
 """Fewer texts than this are split here: starting processes would take longer."""
@@ -50,7 +51,7 @@ def sentences(text: str, splitter: str = "pysbd", *, language: str = "en") -> li
         ['Dr.', 'Who left.', 'He came back!']
     """
     if splitter not in SPLITTERS:
-        raise ValueError(f"unknown splitter {splitter!r}; choose from {list(SPLITTERS)}.")
+        raise UserError(f"unknown splitter {splitter!r}; choose from {list(SPLITTERS)}.")
     return [piece for piece in (piece.strip() for piece in SPLITTERS[splitter](text, language)) if piece]
 
 
@@ -89,7 +90,7 @@ def _workers(count: int, splitter: str, processes: int | None) -> int:
     from multiprocessing import parent_process
 
     if processes is not None and processes < 1:
-        raise ValueError(f"processes must be 1 or more, or None for all processors, got {processes}.")
+        raise UserError(f"processes must be 1 or more, or None for all processors, got {processes}.")
     if splitter != "pysbd" or count < IN_PROCESS or parent_process():
         return 1
     return processes or _processors()
@@ -144,7 +145,7 @@ def _by_rules(text: str, language: str) -> Iterator[str]:
     try:
         segmenter = pysbd.Segmenter(language=language, clean=False, char_span=False)
     except ValueError as error:
-        raise ValueError(f"pysbd has no rules for the language {language!r}: {error}") from error
+        raise UserError(f"pysbd has no rules for the language {language!r}: {error}") from error
     for line in text.splitlines():
         for piece in _pieces(line):
             if piece.strip():

@@ -16,6 +16,7 @@ from ngramloss.corpus.examples import Example, load
 from ngramloss.corpus.origins import canonical, split_names
 from ngramloss.corpus.rows import BadRow
 from ngramloss.corpus.sentences import split_many
+from ngramloss.errors import UserError
 
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
 """A word of the standard rules: a number with its points and commas, or letters and digits with inner ' ’ and -."""
@@ -215,7 +216,7 @@ def statistics(
     """
     _check(rules)
     if not examples:
-        raise ValueError("statistics need at least one example, got none.")
+        raise UserError("statistics need at least one example, got none.")
     sources, targets = [example.source for example in examples], [example.target for example in examples]
     if rules == "standard":
         lengths = [len(found) for found in split_many([*sources, *targets], processes=processes, progress=progress)]
@@ -315,7 +316,7 @@ def _percent(part: float, whole: int) -> float | None:
 
 def _check(rules: str) -> None:
     if rules not in DEFINITIONS:
-        raise ValueError(f"unknown rules {rules!r}; choose from {list(DEFINITIONS)}.")
+        raise UserError(f"unknown rules {rules!r}; choose from {list(DEFINITIONS)}.")
 
 
 def _told(

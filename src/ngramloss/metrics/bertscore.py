@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, reference_count, signature
 from ngramloss.version import __version__
@@ -102,7 +103,7 @@ def bertscore(
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)
     if batch_size < 1:
-        raise ValueError(f"batch_size is at least 1, got {batch_size}.")
+        raise UserError(f"batch_size is at least 1, got {batch_size}.")
     encoder = _encoder(model, layer, device)
     rescaled = None if baseline is None else _baseline(Path(baseline), encoder.layer)
     ids = _tokenised(encoder, {text for those in references for text in those} | set(predictions))
@@ -174,7 +175,7 @@ def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids
             found[ids] = rows[: len(ids)].clone()                                                 # [T, D]
             if not found[ids].isfinite().all():
                 text = encoder.tokenizer.decode(ids, skip_special_tokens=True)
-                raise ValueError(f"bertscore's model gave values that are not finite for the text {text[:80]!r}; its "
+                raise UserError(f"bertscore's model gave values that are not finite for the text {text[:80]!r}; its "
                                  "weights are damaged, or this device computes it wrongly.")
     return found
 
@@ -241,14 +242,14 @@ def _is_byte_level(tokenizer: Any) -> bool:
 def _chosen_layer(name: str, layer: int | None, config: Any) -> int:
     layers = getattr(config, "num_hidden_layers", None)
     if layers is None:
-        raise ValueError(f"{name!r} ({config.model_type}) does not say how many layers it has. {FAMILIES}")
+        raise UserError(f"{name!r} ({config.model_type}) does not say how many layers it has. {FAMILIES}")
     if layer is None:
         layer = LAYERS.get(Path(name).name)
         if layer is None:
-            raise ValueError(f"no layer is known to be good for {name!r}: name one, from 1 to {layers}, with --set "
+            raise UserError(f"no layer is known to be good for {name!r}: name one, from 1 to {layers}, with --set "
                              "bertscore.layer=N, in Python layer=, and report it with the figures.")
     if not 1 <= layer <= layers:
-        raise ValueError(f"{name!r} has {layers} layers, so `layer` is from 1 to {layers}, got {layer}.")
+        raise UserError(f"{name!r} has {layers} layers, so `layer` is from 1 to {layers}, got {layer}.")
     return layer
 
 
@@ -265,7 +266,7 @@ def _cut(model: Any, layer: int) -> None:
             if isinstance(child, ModuleList) and len(child) == total:
                 setattr(module, name, child[:layer])
                 return
-    raise ValueError(f"bertscore cannot tell the layers of {type(model).__name__} apart. {FAMILIES}")
+    raise UserError(f"bertscore cannot tell the layers of {type(model).__name__} apart. {FAMILIES}")
 
 
 def _baseline(path: Path, layer: int) -> Mapping[str, float]:
@@ -279,11 +280,11 @@ def _baseline(path: Path, layer: int) -> Mapping[str, float]:
         of_layer = {int(row["LAYER"]): {"precision": float(row["P"]), "recall": float(row["R"]), "f": float(row["F"])}
                     for row in rows}
     except (KeyError, TypeError, ValueError, csv.Error):
-        raise ValueError(f"{path} is no baseline: it needs a first line LAYER,P,R,F and numbers below it.") from None
+        raise UserError(f"{path} is no baseline: it needs a first line LAYER,P,R,F and numbers below it.") from None
     if layer not in of_layer:
-        raise ValueError(f"{path} has no baseline of layer {layer}; it has those of {sorted(of_layer)}.")
+        raise UserError(f"{path} has no baseline of layer {layer}; it has those of {sorted(of_layer)}.")
     if not all(-1 <= value < 1 for value in of_layer[layer].values()):
-        raise ValueError(f"a baseline is below 1 and at least -1; {path} has {of_layer[layer]} at layer {layer}.")
+        raise UserError(f"a baseline is below 1 and at least -1; {path} has {of_layer[layer]} at layer {layer}.")
     return of_layer[layer]
 
 

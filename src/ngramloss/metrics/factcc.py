@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ngramloss.corpus.sentences import split_many
+from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import Classifier, Pair, check_finite, classifier, named_outputs, probabilities
 from ngramloss.metrics.scores import Scores, check_lengths, signature
@@ -91,7 +92,7 @@ def _judge(name: str, device: str | None) -> Classifier:
     source = pretrained.find(name, metric="factcc")
     config = pretrained.load_config(source, "BertConfig")
     if config.num_labels != 2:
-        raise ValueError(f"factcc: {source.name} has {config.num_labels} outputs; FactCC has 2, CORRECT and INCORRECT.")
+        raise UserError(f"factcc: {source.name} has {config.num_labels} outputs; FactCC has 2, CORRECT and INCORRECT.")
     tokenizer = pretrained.load_tokenizer(source, "BertTokenizer")
     tensors = pretrained.load_state(source)
     state = {RENAMED.get(key, key): value for key, value in tensors.items() if key not in SPANS}

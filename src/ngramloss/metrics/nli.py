@@ -8,6 +8,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 
 Pair = tuple[str, str]
@@ -96,7 +97,7 @@ def probabilities(
     import torch
 
     if batch_size < 1:
-        raise ValueError(f"batch_size must be 1 or more, got {batch_size}.")
+        raise UserError(f"batch_size must be 1 or more, got {batch_size}.")
     known = {} if known is None else known
     fresh = [pair for pair in dict.fromkeys(pairs) if pair not in known]
     ids = _encoded(classifier, fresh)
@@ -114,7 +115,7 @@ def probabilities(
 def check_finite(rows: Sequence[Sequence[float]], *, metric: str, document: int) -> None:
     """Raise if the model gave anything but numbers for a document, counted from 0."""
     if not all(isfinite(value) for row in rows for value in row):
-        raise ValueError(
+        raise UserError(
             f"{metric}: the model gave NaN for document {document} (the first is 0). Its weights are damaged, or "
             "overflow; obtain them again."
         )
@@ -132,7 +133,7 @@ def _published(name: str) -> tuple[str, tuple[str, ...] | None]:
 def _columns(config: Any, labels: Sequence[str] | None, name: str) -> tuple[int, ...]:
     places = named_outputs(config, WORDS) if labels is None else {label: at for at, label in enumerate(labels)}
     if set(places) != set(RELATIONS) or sorted(places.values()) != list(range(config.num_labels)):
-        raise ValueError(
+        raise UserError(
             f"which outputs of {Path(name).name} mean {', '.join(RELATIONS)}? "
             + (f"It calls them {list(config.id2label.values())}" if labels is None else f"Got labels={list(labels)!r}")
             + f" and has {config.num_labels}. Give labels= those three words in the order of its outputs."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Pooled, Scores, check_lengths
 
 
@@ -23,7 +24,7 @@ def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tok
 def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, word_order: int = 0) -> Scores:
     """Corpus chrF; ``word_order=2`` is chrF++."""
     if word_order < 0:
-        raise ValueError(f"chrF needs a word_order of 0 or more, got {word_order}; 2 is chrF++.")
+        raise UserError(f"chrF needs a word_order of 0 or more, got {word_order}; 2 is chrF++.")
     metric, sentence = (_sacrebleu("CHRF", word_order=word_order) for _ in range(2))   # each counts its references
     return _pooled("chrf", metric, sentence, references, predictions)
 
@@ -35,7 +36,7 @@ def _sacrebleu(kind: str, **options: Any) -> Any:
         raise Absent("BLEU and chrF need the package sacrebleu: pip install 'ngramloss[score]'.") from None
     known = list(getattr(metrics, "BLEU").TOKENIZERS)  # noqa: B009, it is not declared
     if options.get("tokenize", "13a") not in known:
-        raise ValueError(f"unknown tokenizer {options['tokenize']!r} for BLEU; choose from {', '.join(known)}.")
+        raise UserError(f"unknown tokenizer {options['tokenize']!r} for BLEU; choose from {', '.join(known)}.")
     try:
         return getattr(metrics, kind)(**options)
     except (ImportError, RuntimeError, OSError) as reason:   # a tokenizer's own package, or a file that it fetches

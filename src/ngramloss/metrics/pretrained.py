@@ -10,6 +10,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, fingerprint
 
 SAFE = ("*.json", "*.txt", "*.model", "*.safetensors")
@@ -105,7 +106,7 @@ def load_model(
         )
     lost = sorted(key for key in report["missing_keys"] if not any(fnmatch(key, pattern) for pattern in needless))
     if lost:
-        raise ValueError(
+        raise UserError(
             f"{source.metric}: the weights in {source.folder} lack {len(lost)} tensors of {type(model).__name__}, "
             f"{lost[0]} first: these would be random, and the figures noise. Give a model that was trained for this "
             "metric, saved with save_pretrained."
@@ -138,7 +139,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ValueError("it holds no tensors by name")
+        raise UserError("it holds no tensors by name")
     return dict(state)
 
 
@@ -161,7 +162,7 @@ def placed(model: Any, device: str | None, metric: str) -> Any:
     try:
         return model.to(chosen)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
+        raise UserError(
             f"{metric}: device {chosen!r} cannot be used ({first_line(error)}). Leave it out, or give the CPU: --set "
             f"{metric}.device=cpu, in Python device='cpu'."
         ) from error
@@ -191,7 +192,7 @@ def check_tokens(ids: Iterable[Iterable[int]], model: Any, name: str) -> None:
     """Raise if the tokenizer gives ids that the model has no embedding for."""
     rows = model.get_input_embeddings().num_embeddings
     if max((token for text in ids for token in text), default=0) >= rows:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer of {name} has tokens that its model lacks (it has {rows}); they are not of one model. Save "
             "both of one model with save_pretrained."
         )
@@ -207,7 +208,7 @@ def computing(metric: str, batch_size: int) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        raise ValueError(
+        raise UserError(
             f"{metric} ran out of memory with batch_size {batch_size}: give less (--set {metric}.batch_size="
             f"{max(1, batch_size // 4)}), shorter texts, or the device 'cpu'. ({first_line(error)}.)"
         ) from error
@@ -225,7 +226,7 @@ def reading(path: Path, metric: str) -> Iterator[None]:
             "says which it needs."
         ) from error
     except Exception as error:    # damaged files and foreign formats: anything may come of them
-        raise ValueError(f"{metric}: {path} cannot be loaded: {first_line(error)}.") from error
+        raise UserError(f"{metric}: {path} cannot be loaded: {first_line(error)}.") from error
 
 
 def first_line(error: BaseException) -> str:

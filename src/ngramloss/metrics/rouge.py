@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ngramloss.corpus.sentences import split_many
+from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, signature
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -41,7 +42,7 @@ def rouge(
     """
     check_lengths(references=references, predictions=predictions)
     if tokenizer not in TOKENIZERS:
-        raise ValueError(f"unknown tokenizer {tokenizer!r} for ROUGE; choose from {', '.join(TOKENIZERS)}.")
+        raise UserError(f"unknown tokenizer {tokenizer!r} for ROUGE; choose from {', '.join(TOKENIZERS)}.")
     several = reference_count(references)
     _check_sizes(references, predictions, TOKENIZERS[tokenizer])
     plain, lines = list(NAMES), list(NAMES[:0])
@@ -67,7 +68,7 @@ def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str]
                 continue   # there are no more tokens than characters
             one, other = (sum(1 for _ in token.finditer(text)) for text in (reference, prediction))
             if one * other > LARGEST:
-                raise ValueError(
+                raise UserError(
                     f"ROUGE-L of document {number} would need {4 * one * other / 1e9:.0f} GB: its reference has "
                     f"{one:,} words and the prediction {other:,}. Cut one of them."
                 )

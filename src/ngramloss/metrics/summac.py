@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.corpus.sentences import split_many
+from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import Classifier, Pair, check_finite, nli, probabilities
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
@@ -101,9 +102,9 @@ def summac(
     """
     check_lengths(documents=documents, predictions=predictions)
     if form not in FORMS:
-        raise ValueError(f"unknown form of SummaC {form!r}; choose from {list(FORMS)}.")
+        raise UserError(f"unknown form of SummaC {form!r}; choose from {list(FORMS)}.")
     if document_sentences < 1:
-        raise ValueError(f"document_sentences must be 1 or more, got {document_sentences}.")
+        raise UserError(f"document_sentences must be 1 or more, got {document_sentences}.")
     metric = f"summac_{form}"
     transformers = pretrained.packages("summac")
     conv = _weights(weights) if form == "conv" else None
@@ -192,7 +193,7 @@ def _weights(path: Path | None) -> Conv:
         state = pretrained.read_state(Path(path))
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     if shapes != SHAPES:
-        raise ValueError(f"{path} holds {shapes}; SummaC-Conv's weights are {SHAPES}.")
+        raise UserError(f"{path} holds {shapes}; SummaC-Conv's weights are {SHAPES}.")
     if not all(bool(value.isfinite().all()) for value in state.values()):
-        raise ValueError(f"{path} holds values that are not finite; it is damaged. Fetch it again.")
+        raise UserError(f"{path} holds values that are not finite; it is damaged. Fetch it again.")
     return Conv(*(state[name].double() for name in SHAPES))

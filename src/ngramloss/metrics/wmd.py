@@ -16,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, reference_count, signature
 from ngramloss.version import __version__
 
@@ -95,9 +96,9 @@ def wmd(
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)
     if stop_words not in STOP_WORDS:
-        raise ValueError(f"unknown stop words {stop_words!r}; choose from {sorted(STOP_WORDS)}.")
+        raise UserError(f"unknown stop words {stop_words!r}; choose from {sorted(STOP_WORDS)}.")
     if limit < 0:
-        raise ValueError(f"limit is a number of vectors, 0 for all, got {limit}.")
+        raise UserError(f"limit is a number of vectors, 0 for all, got {limit}.")
     ot = _transport()
     stopped = STOP_WORDS[stop_words]
     documents = [(_bag(prediction, stopped), [_bag(text, stopped) for text in those])
@@ -171,14 +172,14 @@ def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot
     if not given:
         return 0.0
     if len(given) * len(taken) > MOST_PAIRS:
-        raise ValueError(f"wmd: {place} would move {len(given):,} different words to {len(taken):,}, more than "
+        raise UserError(f"wmd: {place} would move {len(given):,} different words to {len(taken):,}, more than "
                          f"{MOST_PAIRS:,} pairs. Shorten its texts.")
     moved = sum(surplus[word] for word in given)
     costs = cdist(numpy.stack([vectors[word] for word in given]), numpy.stack([vectors[word] for word in taken]))
     shares = [numpy.array([abs(surplus[word]) / moved for word in side]) for side in (given, taken)]
     cost, report = ot.emd2(*shares, costs, numItermax=100_000_000, log=True)
     if report["warning"] or not math.isfinite(cost):
-        raise ValueError(f"wmd: {place}: optimal transport of {len(given)} to {len(taken)} words was not solved: "
+        raise UserError(f"wmd: {place}: optimal transport of {len(given)} to {len(taken)} words was not solved: "
                          f"{report['warning'] or cost}.")
     return float(cost) * moved / (size * other_size)
 
@@ -193,7 +194,7 @@ def read_vectors(
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in FORMATS:
-        raise ValueError(f"vectors are read from {', '.join(FORMATS)} files (word2vec, GloVe, fastText), also with "
+        raise UserError(f"vectors are read from {', '.join(FORMATS)} files (word2vec, GloVe, fastText), also with "
                          f".gz, got {path.name!r}. Save them in one of these formats, or rename the file.")
     if not path.is_file():
         raise Absent(f"wmd needs word vectors, and there is no file {path}. Point to word2vec, GloVe or fastText "
@@ -214,9 +215,9 @@ def read_vectors(
                 length = float(numpy.linalg.norm(vector))
                 found[word] = vector / length if normalise and length else vector
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path} is damaged or not whole ({error}). Fetch it again.") from error
+            raise UserError(f"{path} is damaged or not whole ({error}). Fetch it again.") from error
     if not dimensions:
-        raise ValueError(f"{path} holds no vectors.")
+        raise UserError(f"{path} holds no vectors.")
     return found, dimensions
 
 
@@ -226,7 +227,7 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
         if limit and read == limit:
             return
         if len(line) == LONGEST_LINE:
-            raise ValueError(f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is no text with vectors.")
+            raise UserError(f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is no text with vectors.")
         line = line.removeprefix(BOM_UTF8) if number == 1 else line
         fields = line.strip()   # fastText ends lines with a space. Bytes have no other spaces, such as words may hold
         if number == 1 and re.fullmatch(rb"\d{1,18} \d{1,18}", fields):
@@ -238,27 +239,27 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
         gaps = fields.count(b" ")
         dimensions = dimensions or gaps
         if not 0 < dimensions <= gaps:
-            raise ValueError(f"{place}: a word and {dimensions or 'its'} numbers expected, with spaces between, got "
+            raise UserError(f"{place}: a word and {dimensions or 'its'} numbers expected, with spaces between, got "
                              f"{gaps} after {_shown(fields.split(b' ')[0])}.")
         read += 1
         word, numbers = fields.split(b" ", 1) if gaps == dimensions else _phrase(fields, dimensions, place)
         yield Entry(word, numbers, place), dimensions
     if read < min(announced, limit or announced):
-        raise ValueError(f"{path} announces {announced} vectors and holds {read}: it is not whole. Fetch it again.")
+        raise UserError(f"{path} announces {announced} vectors and holds {read}: it is not whole. Fetch it again.")
 
 
 def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
     """A word with spaces (``at name@domain.com``), of which GloVe's largest file has some; not a number too many."""
     word, *numbers = fields.rsplit(b" ", dimensions)
     if all(_is_number(part) for part in word.split(b" ")[1:]):
-        raise ValueError(f"{place}: {dimensions} numbers expected, got more after {_shown(word.split(b' ')[0])}.")
+        raise UserError(f"{place}: {dimensions} numbers expected, got more after {_shown(word.split(b' ')[0])}.")
     return word, b" ".join(numbers)
 
 
 def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
     header = re.fullmatch(rb"(\d+) (\d+)\s*", file.readline(100))
     if header is None or not 0 < int(header[2]) <= MOST_DIMENSIONS:
-        raise ValueError(f"{path} does not begin with the line `count dimensions` of word2vec's binary files. Of a "
+        raise UserError(f"{path} does not begin with the line `count dimensions` of word2vec's binary files. Of a "
                          "fastText model take the .vec file instead.")
     announced, dimensions = int(header[1]), int(header[2])
     width = 4 * dimensions
@@ -268,12 +269,12 @@ def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[
         while space < 0 or len(held) < space + 1 + width:
             more = file.read(CHUNK + width)
             if not more:
-                raise ValueError(f"{path} announces {announced} vectors and ends within number {number}: it is not "
+                raise UserError(f"{path} announces {announced} vectors and ends within number {number}: it is not "
                                  "whole. Fetch it again.")
             held, start = held[start:] + more, 0
             space = held.find(b" ")
             if space > LONGEST_WORD or (space < 0 and len(held) > LONGEST_WORD):
-                raise ValueError(f"{path}, vector {number}: a word and {dimensions} numbers of 4 bytes expected, got "
+                raise UserError(f"{path}, vector {number}: a word and {dimensions} numbers of 4 bytes expected, got "
                                  "no word. It is not a binary file of word2vec.")
         end = space + 1 + width
         yield Entry(held[start:space].lstrip(b"\n"), held[space + 1 : end], f"{path}, vector {number}"), dimensions
@@ -291,7 +292,7 @@ def _numbers(entry: Entry, dimensions: int, *, binary: bool) -> Vector:
     with numpy.errstate(all="ignore"):
         squared_length = vector @ vector   # of NaN, infinite and enormous numbers not finite
     if not numpy.isfinite(squared_length):
-        raise ValueError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
+        raise UserError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
     return vector
 
 

@@ -9,6 +9,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from ngramloss.errors import UserError
 from ngramloss.objectives import diagnostics, replay
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import Part, Term
@@ -54,7 +55,7 @@ class JointLoss(torch.nn.Module):
         names = [part.name for part in self.parts]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{name} is given twice in {str(self)!r}. Write it once, with the sum of the weights.")
+                raise UserError(f"{name} is given twice in {str(self)!r}. Write it once, with the sum of the weights.")
         self.needs = frozenset(need for term in self.terms for need in term.needs)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, NoReturn
 
+from ngramloss.errors import UserError
 from ngramloss.objectives.term import Term
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\S))")
@@ -28,7 +29,7 @@ def parse(written: str) -> list[Term]:
         >>> parse("ce + matches(2")
         Traceback (most recent call last):
         ...
-        ValueError: expected ',' or ')', got the end of the text:
+        ngramloss.errors.UserError: expected ',' or ')', got the end of the text:
           ce + matches(2
                         ^
     """
@@ -67,8 +68,8 @@ class _Reader:
             self.expected("'+' or the end (a weight goes before its term, as in 0.5*ce)")
         try:
             return Term(name, n, weight, variant, options)
-        except ValueError as mistake:
-            raise ValueError(f"{mistake}\n{self.pointed(at)}") from None
+        except UserError as mistake:
+            raise UserError(f"{mistake}\n{self.pointed(at)}") from None
 
     def arguments(self) -> tuple[tuple[int, ...], dict[str, float]]:
         n: list[int] = []
@@ -112,7 +113,7 @@ class _Reader:
 
     def expected(self, what: str) -> NoReturn:
         got = repr(self.tokens[0].text) if self.tokens[0].text else "the end of the text"
-        raise ValueError(f"expected {what}, got {got}:\n{self.pointed(self.tokens[0].at)}")
+        raise UserError(f"expected {what}, got {got}:\n{self.pointed(self.tokens[0].at)}")
 
     def pointed(self, at: int) -> str:
         line = self.written.replace("\n", " ").replace("\t", " ")

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from ngramloss.errors import UserError
 from ngramloss.objectives.bag import bag, bag_original, bag_released
 from ngramloss.objectives.bleu import bleu
 from ngramloss.objectives.ce import ce
@@ -58,7 +59,7 @@ OBJECTIVES: dict[str, Objective] = {
 def objective(name: str) -> Objective:
     """The objective of that name, or an error that names the nearest one."""
     if name not in OBJECTIVES:
-        raise ValueError(f"unknown objective {name!r}. {nearest(name, OBJECTIVES)}Choose from {', '.join(OBJECTIVES)}.")
+        raise UserError(f"unknown objective {name!r}. {nearest(name, OBJECTIVES)}Choose from {', '.join(OBJECTIVES)}.")
     return OBJECTIVES[name]
 
 

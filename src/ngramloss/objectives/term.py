@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from ngramloss.errors import UserError
 from ngramloss.objectives.registry import Objective, nearest, objective
 
 
@@ -34,7 +35,7 @@ class Term:
         >>> Term("rewards", (1,))
         Traceback (most recent call last):
         ...
-        ValueError: rewards needs n of at least 2, got 1: a reward for single tokens repeats what ...
+        ngramloss.errors.UserError: rewards needs n of at least 2, got 1: a reward for single tokens repeats what ...
     """
 
     name: str
@@ -51,7 +52,7 @@ class Term:
         self._check_n(spec)
         if self.variant is not None and self.variant not in spec.variants:
             known = ", ".join(spec.variants)
-            raise ValueError(
+            raise UserError(
                 f"{self.name} has no variant {self.variant!r}. {nearest(self.variant, spec.variants)}"
                 + (f"Choose from {known}, or leave it out." if known else "Leave it out: it has none.")
             )
@@ -85,7 +86,7 @@ class Term:
         if not isinstance(self.weight, (int, float)) or isinstance(self.weight, bool):
             raise TypeError(f"the weight of {self.name} must be a number, got {self.weight!r}.")
         if not (math.isfinite(self.weight) and self.weight >= 0):
-            raise ValueError(
+            raise UserError(
                 f"the weight of {self.name} must be finite and not negative, got {self.weight!r}: "
                 "every objective here is one to minimise. Leave the term out, or give it a positive weight."
             )
@@ -93,31 +94,31 @@ class Term:
     def _check_n(self, spec: Objective) -> None:
         if spec.least_n is None:
             if self.n:
-                raise ValueError(f"{self.name} takes no n, got {_listed(self.n)}. Write {self.name} alone.")
+                raise UserError(f"{self.name} takes no n, got {_listed(self.n)}. Write {self.name} alone.")
             return
         if not self.n:
             example = max(2, spec.least_n)
-            raise ValueError(f"{self.name} needs the length of its n-grams. Write {self.name}({example}), for example.")
+            raise UserError(f"{self.name} needs the length of its n-grams. Write {self.name}({example}), for example.")
         for length in self.n:
             if not isinstance(length, int) or isinstance(length, bool):
                 raise TypeError(f"{self.name} needs a whole number for n, got {length!r}. Write {self.name}(2).")
             if length < spec.least_n:
-                raise ValueError(
+                raise UserError(
                     f"{self.name} needs n of at least {spec.least_n}, got {length}: {spec.why_least}"
                 )
         if len(set(self.n)) < len(self.n):
-            raise ValueError(f"{self.name}({_listed(self.n)}) names an n twice. Name each n once.")
+            raise UserError(f"{self.name}({_listed(self.n)}) names an n twice. Name each n once.")
 
     def _check_options(self, spec: Objective) -> None:
         for name, value in self.options.items():
             if name not in spec.options:
                 hint = f"Write {self.name}(2). " if name == "n" else nearest(name, spec.options)
-                raise ValueError(
+                raise UserError(
                     f"{self.name} has no option {name!r}. {hint}"
                     f"It takes {', '.join([*spec.options, *(['n'] if spec.least_n else [])]) or 'none'}."
                 )
             if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise ValueError(f"{name} of {self.name} must be a share from 0 to 1, got {value!r}.")
+                raise UserError(f"{name} of {self.name} must be a share from 0 to 1, got {value!r}.")
 
 
 def _number(value: float) -> str:

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from ngramloss import paper, runs, tables
-from ngramloss.checkpoints import whole_rows
+from ngramloss.files import whole_rows
 from ngramloss.kept import number
 from ngramloss.runs import Run
 from ngramloss.scoring import METRICS, Result

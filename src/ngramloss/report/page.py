@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ngramloss.checkpoints import write_whole
+from ngramloss.files import write_whole
 from ngramloss.report import charts, packed, tables
 
 BUDGET = 7_900_000

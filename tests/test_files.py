@@ -1,0 +1,185 @@
+"""Files and folders that are never seen in part, whatever is put in their way, and one process at a time in a folder."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ngramloss.files import cache_folder, held, remove_partial, whole_folder, whole_rows, write_whole
+
+# Files
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "it.json"
+    write_whole(path, "old")
+    write_whole(path, "new · é")
+    assert path.read_text(encoding="utf-8") == "new · é"
+    assert os.listdir(tmp_path) == ["it.json"]
+
+
+def test_a_failure_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "it.json"
+    write_whole(path, "old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["it.json"]
+
+
+def test_a_kill_while_writing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "it.json"
+    write_whole(path, "old")
+    program = (
+        "import os, sys; from pathlib import Path; from ngramloss.files import write_whole\n"
+        "os.fsync = lambda _: os._exit(9)\n"
+        "write_whole(Path(sys.argv[1]), 'new')"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
+    assert path.read_text() == "old"
+    write_whole(path, "newer")
+    assert path.read_text() == "newer"
+    remove_partial(path)
+    assert os.listdir(tmp_path) == ["it.json"]
+
+
+def test_what_lies_under_a_predictable_temporary_name_is_not_written_through(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    path = tmp_path / "it.json"
+    for name in ("it.json.partial", f"it.json.partial-{os.getpid()}", "it.json"):
+        (tmp_path / name).symlink_to(precious)
+    write_whole(path, "new")
+    assert precious.read_text() == "mine"
+    assert path.read_text() == "new"
+    assert not path.is_symlink()
+
+
+def test_a_temporary_name_that_is_taken_is_an_error_and_never_followed(tmp_path, monkeypatch):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    (tmp_path / "it.json.partial-guessed").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        write_whole(tmp_path / "it.json", "new")
+    assert precious.read_text() == "mine"
+
+
+def test_a_file_has_the_rights_that_any_new_file_has(tmp_path):
+    (tmp_path / "plain").write_text("")
+    write_whole(tmp_path / "it", "")
+    assert stat.S_IMODE((tmp_path / "it").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_of_many_writers_of_one_file_each_writes_it_whole(tmp_path):
+    path = tmp_path / "it"
+    texts = [letter * 200_000 for letter in "abcdefgh"]
+    writers = [threading.Thread(target=lambda text=text: [write_whole(path, text) for _ in range(10)]) for text in texts]
+    seen = set()
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            seen.add(path.read_text())
+    assert seen <= set(texts)
+    assert os.listdir(tmp_path) == ["it"]
+
+
+def test_lines_cut_short_are_left_out_and_odd_line_ends_belong_to_the_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert whole_rows(path) == []
+    path.write_text('{"id": "1", "text": "a\u2028b\x85c"}\n[1]\n{"id": "2"}\n{"id": "3", "te', encoding="utf-8")
+    assert whole_rows(path) == [{"id": "1", "text": "a\u2028b\x85c"}, {"id": "2"}]
+
+
+# Folders
+
+
+def test_a_kill_leaves_no_folder_that_looks_whole(tmp_path):
+    program = (
+        "import os, sys; from pathlib import Path; from ngramloss.files import whole_folder\n"
+        "with whole_folder(Path(sys.argv[1]) / 'tokens') as partial:\n"
+        "    (partial / 'half').write_text('x'); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
+    assert not (tmp_path / "tokens").exists()
+    with whole_folder(tmp_path / "tokens") as partial:
+        (partial / "all").write_text("x")
+    assert os.listdir(tmp_path / "tokens") == ["all"]
+
+
+def test_of_two_processes_with_the_same_content_the_first_wins(tmp_path):
+    with whole_folder(tmp_path / "it") as partial:
+        (partial / "mine").write_text("x")
+        (tmp_path / "it").mkdir()
+        (tmp_path / "it" / "theirs").write_text("x")
+    assert os.listdir(tmp_path) == ["it"]
+    assert os.listdir(tmp_path / "it") == ["theirs"]
+
+
+def test_a_folder_that_cannot_be_named_is_an_error(tmp_path):
+    with pytest.raises(OSError), whole_folder(tmp_path / "it") as partial:
+        partial.rmdir()
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("NGRAMLOSS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "ngramloss"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "ngramloss"
+
+
+# One process at a time
+
+
+def test_a_second_process_does_not_get_a_folder_that_is_held(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from ngramloss.files import held\n"
+        "try:\n"
+        "    with held(Path(sys.argv[1]), wait=False): print('got it')\n"
+        "except BlockingIOError: print('busy')"
+    )
+
+    def other():
+        return subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+
+    with held(tmp_path, wait=False):
+        assert other() == "busy\n"
+    assert other() == "got it\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_path):
+    program = (
+        "import os, sys, time; from pathlib import Path; from ngramloss.files import held\n"
+        "with held(Path(sys.argv[1]), wait=False):\n"
+        "    child = os.fork()\n"
+        "    if child == 0: time.sleep(60)\n"
+        "    print(child, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    try:
+        with pytest.raises(BlockingIOError), held(tmp_path, wait=False):
+            pass
+        process.kill()
+        process.wait()
+        os.kill(child, 0)   # it lives
+        with held(tmp_path, wait=False):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
