@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ngramloss.attachment import compute_loss_func as compute_loss_func
     from ngramloss.attachment import detach as detach
     from ngramloss.attachment import last_parts as last_parts
+    from ngramloss.errors import UserError as UserError
+    from ngramloss.log_parts import LogParts as LogParts
     from ngramloss.objectives import OBJECTIVES as OBJECTIVES
     from ngramloss.objectives import JointLoss as JointLoss
     from ngramloss.objectives import Objective as Objective
@@ -32,6 +34,8 @@ _ROOMS = {
     "compute_loss_func": "attachment",
     "detach": "attachment",
     "last_parts": "attachment",
+    "UserError": "errors",
+    "LogParts": "log_parts",
     "JointLoss": "objectives",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",

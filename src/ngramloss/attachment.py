@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
+from ngramloss.calls import AttachedForward, Capture, HeadHook, Ran, hooks_of, loss_made_elsewhere, outputs_are_read
 from ngramloss.errors import UserError
 from ngramloss.heads import Head, bare, head_module, head_of, raise_unless_equal
 from ngramloss.objectives import JointLoss, Term
@@ -31,13 +34,15 @@ def attach(
     """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
 
     The model's own forward runs as before, but its head is handed one position, and the loss is computed from
-    the head's whole input. So ``outputs.logits`` is ``None`` where labels are given. Attaching again replaces
-    the objective.
+    the head's whole input. So ``outputs.logits`` is ``None`` where labels are given, unless a Hugging Face trainer
+    reads it. Where the objective cannot run, because a library replaced ``model.forward`` or a trainer makes the loss
+    itself, the call is an error. Attaching again replaces the objective.
 
     Args:
         model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
         objective: as in :class:`JointLoss`.
-        logits: keep ``outputs.logits`` in evaluation, made by the model's own head.
+        logits: keep ``outputs.logits`` in evaluation, made by the model's own head. A Hugging Face trainer with
+            ``compute_metrics``, or its ``predict``, gets them without asking.
         shift: whether position t predicts label t + 1. Known from the model by default: no for an
             encoder-decoder, yes for a decoder-only one.
         options: of :class:`JointLoss`.
@@ -53,7 +58,8 @@ def attach(
         if "forward" in vars(inner):
             raise UserError(
                 f"the forward of this {type(inner).__name__} was replaced on the object itself (accelerate does that "
-                "in `prepare` and with a `device_map`), so attach would have no effect. Attach first, then prepare."
+                "in `prepare` and with a `device_map`, TRL in its trainers), so attach would have no effect. Attach "
+                "first, then prepare; with TRL, pass compute_loss_func=ng.compute_loss_func(...) to the trainer."
             )
         inner.__class__ = _attached_class(inner.__class__)
     previous = _state(inner)
@@ -79,9 +85,20 @@ def detach(model: ModelT) -> ModelT:
 def last_parts(model: Module) -> dict[str, Tensor]:
     """Each term of the last loss, unweighted and detached, as ``{"ce": ..., "matches(2)": ...}``, for a log.
 
-    Under a Trainer they are this micro-batch's share of the step's terms, and add up over the step.
+    Under a Trainer they are this micro-batch's share of the step's terms, and add up over the step. They are those of
+    the last call in this thread.
     """
-    return _known_state(model).loss.parts
+    return last_call(model).parts
+
+
+def attached_loss(model: Module) -> JointLoss:
+    """The objective of an attached model."""
+    return _known_state(model).loss.loss_fn
+
+
+def last_call(model: Module) -> LastCall:
+    """What is remembered of the last loss that this thread computed with the model."""
+    return _known_state(model).loss.last
 
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
@@ -122,13 +139,49 @@ def shifted(labels: Tensor) -> Tensor:
     return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
 
 
+class LastCall(NamedTuple):
+    """What is remembered of a call.
+
+    Attributes:
+        parts: each term, unweighted and detached.
+        labels: that it was computed for, beside the positions that predict them, [B, T].
+        num_tokens: what token terms were divided by, if it was given: then parts add up over a step's micro-batches.
+        num_sequences: what the other terms were divided by, if it was given.
+    """
+
+    parts: dict[str, Tensor]
+    labels: Tensor | None = None
+    num_tokens: Any = None
+    num_sequences: Any = None
+
+
+class _ThreadsCall(threading.local):
+    """The last call of each thread. A copy, also by pickle, begins anew."""
+
+    call: LastCall | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_ThreadsCall, ())
+
+
 class StepLoss:
     """A joint loss under a trainer that counts the tokens of a step, and perhaps its sequences."""
 
     def __init__(self, loss_fn: JointLoss) -> None:
         self.loss_fn = loss_fn
-        self.parts: dict[str, Tensor] = {}
         self.warned = all(part.per == "token" for part in loss_fn.parts)
+        self._thread = _ThreadsCall()
+        self._newest, self._newest_was_traced = LastCall({}), False
+
+    @property
+    def last(self) -> LastCall:
+        """The last call in this thread; of compiled code in any, as its writes to a thread's own variables are lost."""
+        return self._newest if self._newest_was_traced or self._thread.call is None else self._thread.call
+
+    def _remember(self, call: LastCall) -> None:
+        self._newest, self._newest_was_traced = call, torch.compiler.is_compiling()
+        if not torch.compiler.is_compiling():
+            self._thread.call = call
 
     def __call__(
         self, score: Callable[..., tuple[Tensor, dict[str, Tensor]]], labels: Tensor, *,
@@ -146,7 +199,8 @@ class StepLoss:
             items = step.to(labels.device) if isinstance(step, Tensor) else step   # []
             num_sequences = real.any(-1).sum() * items / real.sum().clamp_min(1)   # []
         num_tokens = num_items_in_batch if num_tokens is None else num_tokens
-        loss, self.parts = score(labels=labels, num_tokens=num_tokens, num_sequences=num_sequences, return_parts=True)
+        loss, parts = score(labels=labels, num_tokens=num_tokens, num_sequences=num_sequences, return_parts=True)
+        self._remember(LastCall(parts, labels, num_tokens, num_sequences))
         return loss
 
     def _warn(self) -> None:
@@ -185,24 +239,6 @@ def _loss_of_outputs(
     return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)
 
 
-class _Capture:
-    """A forward pre-hook on the head: while asked, it keeps the head's input and hands on one position of it."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.hidden: Tensor | None = None
-
-    def __call__(self, module: Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not self.asked or not args:
-            return None
-        self.hidden = args[0]                                            # [B, T, D], ProphetNet's [B, n, T, D]
-        return (args[0][..., :1, :], *args[1:])
-
-    def take(self) -> Tensor | None:
-        hidden, self.hidden, self.asked = self.hidden, None, False
-        return hidden
-
-
 class _State:
     """What an attached model remembers, in one attribute that is no module, parameter or buffer."""
 
@@ -210,8 +246,8 @@ class _State:
         self.loss = StepLoss(loss_fn)
         self.logits = logits
         self.shift = shift
-        self.checked = False
-        self.capture = _Capture()
+        self.checked: tuple[object, ...] = ()
+        self.ran, self.hook = Ran(), HeadHook()
         self.head: Module | None = None
         self.handle: Any = None
 
@@ -220,14 +256,16 @@ class _State:
         return shifted(labels) if self.shift else labels
 
     def watch(self, head: Module | None) -> None:
-        """Hook this head instead of the last one."""
-        if head is not self.head:
-            if self.handle is not None:
-                self.handle.remove()
-            self.head, self.handle = head, head and head.register_forward_pre_hook(self.capture)
+        """Hook this head instead of the last one, after any other hook: what the head is handed is what we capture."""
+        if head is self.head and (head is None or _is_last_hook(self.handle, head)):
+            return
+        if self.handle is not None:
+            self.handle.remove()
+        self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """The model's own forward, with the joint loss in place of its own."""
+        _refuse_loss_made_elsewhere(self.loss.loss_fn, labels=True)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
@@ -236,7 +274,7 @@ class _State:
             aligned = self.aligned(labels)                               # [B, T]
         if getattr(model.config, "is_encoder_decoder", False):
             _add_decoder_inputs(model, inputs, labels)
-        if self.logits and not model.training:
+        if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
             outputs = forward(model, **inputs, return_dict=True)
             fields = dict(outputs)
             score: Any = functools.partial(self.loss.loss_fn, outputs.logits)
@@ -262,11 +300,13 @@ class _State:
             )
         module = head_module(model)
         self.watch(module)
-        self.capture.asked = True
+        capture = Capture(module)
+        before = self.hook.begin(capture)
         try:
             outputs = forward(model, **inputs, return_dict=True)
         finally:
-            hidden = self.capture.take()
+            self.hook.begin(before)
+        hidden = capture.hidden                                          # [B, T, D], ProphetNet's [B, n, T, D]
         if hidden is None:
             raise UserError(
                 f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so its "
@@ -274,9 +314,11 @@ class _State:
             )
         head = head_of(model, module)
         hidden = hidden[:, 0] if hidden.ndim == 4 else hidden            # [B, T, D], ProphetNet's first stream
-        if not self.checked and not torch.compiler.is_compiling():
-            raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
-            self.checked = True
+        if not torch.compiler.is_compiling():
+            hooks = hooks_of(module)
+            if hooks != self.checked or hooks[-1]:   # a hook on its output may do something else at every call
+                raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
+                self.checked = hooks
         return outputs, hidden.to(head.weight.device), head
 
 
@@ -297,20 +339,35 @@ def _attached_class(base: Any) -> Any:
     """A subclass that passes for the model's own class: the same name, signature of forward, and checkpoints."""
     names = tuple(inspect.signature(base.forward).parameters)[1:]
 
-    @functools.wraps(base.forward)
+    def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(names[: len(args)], args, strict=True)) | kwargs
+
+    def expected(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran | None:
+        state = _state(model)
+        return state.ran if state is not None and named(args, kwargs).get("labels") is not None else None
+
     def forward(self: Module, *args: Any, **kwargs: Any) -> Outputs:
         state = _state(self)
-        inputs = dict(zip(names[: len(args)], args, strict=True)) | kwargs
-        if state is None or inputs.get("labels") is None:
+        if state is None:
             return base.forward(self, *args, **kwargs)
-        return state.forward(self, base.forward, inputs)
+        if expected(self, args, kwargs) is None:
+            _refuse_loss_made_elsewhere(state.loss.loss_fn, labels=False)
+            return base.forward(self, *args, **kwargs)
+        outputs = state.forward(self, base.forward, named(args, kwargs))
+        state.ran.note()
+        return outputs
+
+    # Not functools.wraps: Accelerate follows __wrapped__ to unwrap a model, and would find the forward below ours.
+    forward.__name__, forward.__qualname__, forward.__doc__ = "forward", base.forward.__qualname__, base.forward.__doc__
+    forward.__module__ = base.forward.__module__
+    forward.__signature__ = inspect.signature(base.forward)  # type: ignore[attr-defined]
 
     def reduce(self: Module, protocol: Any) -> tuple[Any, ...]:
         _, (_, *arguments), *state = base.__reduce_ex__(self, 2)
         return (_unpickled, (base, *arguments), *state)
 
     return type(base.__name__, (base,), {
-        "forward": forward, "__reduce_ex__": reduce, "_ngramloss_base": base,
+        "forward": AttachedForward(forward, expected), "__reduce_ex__": reduce, "_ngramloss_base": base,
         "__module__": base.__module__, "__qualname__": base.__qualname__,
     })
 
@@ -326,7 +383,8 @@ def _shifts(model: Any) -> bool:
     """Whether the model's own loss compares position t with label t + 1."""
     if getattr(model.config, "is_encoder_decoder", False):
         return False
-    forwards = [inspect.unwrap(vars(kind)["forward"]) for kind in type(model).__mro__ if "forward" in vars(kind)]
+    forwards = [inspect.unwrap(vars(kind)["forward"]) for kind in type(model).__mro__
+                if isinstance(vars(kind).get("forward"), FunctionType)]
     usual = any("loss_function" in forward.__code__.co_names for forward in forwards)
     if usual and model.loss_type in (None, "ForCausalLM", "ForConditionalGeneration"):
         return True
@@ -335,6 +393,30 @@ def _shifts(model: Any) -> bool:
         "encoder-decoder nor a causal model with the usual loss. Say attach(..., shift=True) if the labels are the "
         "input ids, or shift=False if they are aligned with the predictions already."
     )
+
+
+def _is_last_hook(handle: Any, head: Module) -> bool:
+    """While torch.compile traces, hooks are as they are: it does not see those that come later either."""
+    return torch.compiler.is_compiling() or next(reversed(head._forward_pre_hooks), None) == handle.id
+
+
+def _is_ours(function: Any) -> bool:
+    """Whether a ``compute_loss_func`` is one of :func:`compute_loss_func`."""
+    return isinstance(function, functools.partial) and function.func is _loss_of_outputs
+
+
+def _refuse_loss_made_elsewhere(loss_fn: JointLoss, *, labels: bool) -> None:
+    setting = loss_made_elsewhere(labels, _is_ours)
+    if setting == "label_smoothing_factor":
+        raise UserError(
+            f"the trainer's label_smoothing_factor makes the loss from the logits, so the attached objective "
+            f"{str(loss_fn)!r} would not run. Leave it out, and write it in the objective: ce(smoothing=0.1)."
+        )
+    if setting:
+        raise UserError(
+            f"the trainer's {setting} makes the loss from the logits, so the attached objective {str(loss_fn)!r} would "
+            f"not run. Leave {setting} out, or detach(model) and use compute_loss_func=ng.compute_loss_func(...)."
+        )
 
 
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:

@@ -56,7 +56,6 @@ class NgramTrainer(Seq2SeqTrainer):
                 f"label_smoothing_factor={args.label_smoothing_factor} would be ignored. Write it in the objective: "
                 f"ce(smoothing={args.label_smoothing_factor})."
             )
-        self._keeps_logits = kwargs.get("compute_metrics") is not None and not args.predict_with_generate
         if model is not None:
             self._attach(model)
         super().__init__(model=model, args=args, **kwargs)
@@ -263,7 +262,7 @@ class NgramTrainer(Seq2SeqTrainer):
         self._watched = self.loss_fn
         if all(part.name != "ce" for part in self.loss_fn.parts):
             self._watched = JointLoss(f"{self.loss_fn} + 0*ce")
-        return attach(model, self._watched.terms, logits=self._keeps_logits, memory=self.loss_fn.memory)
+        return attach(model, self._watched.terms, memory=self.loss_fn.memory)
 
 
 class LengthGrouped(Sampler[int]):

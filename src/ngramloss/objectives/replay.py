@@ -7,6 +7,7 @@ replayed as a CUDA graph. What is captured is :meth:`JointLoss.values` itself.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,11 @@ class _Program:
 
     def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         shapes = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
-        key = shapes, tuple(part.weight for part in loss_fn.parts)
+        key = shapes, tuple(part.weight for part in loss_fn.parts), torch.cuda.current_stream().cuda_stream
+        with _alone:   # the graphs share their memory, and each its inputs, with those of other threads
+            return self._results(key, loss_fn, inputs, names)
+
+    def _results(self, key: Hashable, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         if key not in self.graphs:
             self.seen[key] = self.seen.get(key, 0) + 1
             large = sum(x.numel() for x in inputs.values()) > MOST_NUMBERS
@@ -126,7 +131,7 @@ class _Program:
             self._run(loss_fn, held, names)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool()):
+        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):   # others may go on meanwhile
             results = self._run(loss_fn, held, names)
         integers = [name for name, x in held.items() if not x.is_floating_point()]
         floats = [name for name in held if name not in integers]
@@ -142,12 +147,13 @@ class _Program:
 
 
 _programs: WeakKeyDictionary[JointLoss, _Program] = WeakKeyDictionary()
-_pools: dict[int, Any] = {}
+_pools: dict[tuple[int, int], Any] = {}
+_alone = threading.RLock()
 
 
 def _pool() -> Any:
-    """Memory that all graphs of a device share: they run one after the other, and their results are copied out."""
-    device = torch.cuda.current_device()
-    if device not in _pools:
-        _pools[device] = torch.cuda.graph_pool_handle()
-    return _pools[device]
+    """Memory that all graphs of a stream share: they run one after the other, and their results are copied out."""
+    here = torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
+    if here not in _pools:
+        _pools[here] = torch.cuda.graph_pool_handle()
+    return _pools[here]
