@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -71,6 +72,32 @@ def test_a_step_gives_the_same_bits_twice(memory):
     first = step(loss_fn, *batch)
     for _ in range(5):
         assert all(torch.equal(one, two) for one, two in zip(step(loss_fn, *batch), first, strict=True))
+
+
+def test_threads_that_share_a_loss_get_its_right_value_and_gradient():
+    loss_fn, batches = JointLoss(OBJECTIVE), [example(seed, T=30 + seed % 2) for seed in range(6)]
+    expected = [step(JointLoss(OBJECTIVE, check=True), *batch) for batch in batches]   # check never replays
+    wrong = []
+
+    def work(number, own_stream):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream() if own_stream else torch.cuda.current_stream()):
+                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+                for turn in range(60):
+                    place = (number + turn) % len(batches)
+                    for got, true in zip(step(loss_fn, *batches[place]), expected[place], strict=True):
+                        if not torch.allclose(got, true, atol=1e-3, rtol=2e-2):   # bf16
+                            wrong.append((number, turn))
+        except Exception as error:
+            wrong.append((number, repr(error)))
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(number, number >= 2)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_check_names_a_bad_label_at_the_price_of_waiting():
