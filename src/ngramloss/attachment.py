@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
-from ngramloss.calls import AttachedForward, Capture, HeadHook, Ran, hooks_of, loss_made_elsewhere, outputs_are_read
+from ngramloss.calls import (
+    REPLACEMENT,
+    AttachedForward,
+    Capture,
+    HeadHook,
+    Ran,
+    hooks_of,
+    loss_made_elsewhere,
+    outputs_are_read,
+)
 from ngramloss.errors import UserError
 from ngramloss.heads import Head, bare, head_module, head_of, raise_unless_equal
 from ngramloss.objectives import JointLoss, Term
@@ -79,6 +88,8 @@ def detach(model: ModelT) -> ModelT:
         del inner._ngramloss
         # FSDP may have put a class of its own above ours. Without a state ours does nothing, so it may stay.
         inner.__class__ = vars(type(inner)).get("_ngramloss_base", type(inner))
+        if REPLACEMENT in vars(inner) and not hasattr(type(inner), "_ngramloss_base"):
+            inner.forward = vars(inner).pop(REPLACEMENT)
     return model
 
 

@@ -103,6 +103,10 @@ class Ran:
         return self.traced or (not torch.compiler.is_compiling() and _thread.ran == self.token)
 
 
+REPLACEMENT = "_ngramloss_forward"
+"""Where a model keeps the forward that was set on it. Not "forward": torch.compile would ask for it in a circle."""
+
+
 class AttachedForward:
     """The ``forward`` of an attached class, which cannot be replaced without a word.
 
@@ -117,18 +121,17 @@ class AttachedForward:
     def __get__(self, model: Any, kind: type | None = None) -> Any:
         if model is None:
             return self.function
-        replacement = vars(model).get("forward")
+        replacement = getattr(model, REPLACEMENT, None)
         function = self.function if replacement is None else self._checked(replacement)
         # torch.compile traces no methods that are made here.
         return functools.partial(function, model) if torch.compiler.is_compiling() else MethodType(function, model)
 
     def __set__(self, model: Any, replacement: Any) -> None:
-        vars(model)["forward"] = replacement
+        vars(model)[REPLACEMENT] = replacement
 
     def __delete__(self, model: Any) -> None:
-        if "forward" not in vars(model):
+        if vars(model).pop(REPLACEMENT, None) is None:
             raise AttributeError("forward")
-        del vars(model)["forward"]
 
     def _checked(self, replacement: Callable[..., Any]) -> Callable[..., Any]:
         """The replacement as a function of the model, which raises if the objective did not run."""
