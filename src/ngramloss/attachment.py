@@ -268,11 +268,15 @@ class _State:
 
     def watch(self, head: Module | None) -> None:
         """Hook this head instead of the last one, after any other hook: what the head is handed is what we capture."""
-        if head is self.head and (head is None or _is_last_hook(self.handle, head)):
+        # While torch.compile traces, hooks are as they are: it does not see those that come later either.
+        if head is self.head and (head is None or torch.compiler.is_compiling() or self._is_last_hook(head)):
             return
         if self.handle is not None:
             self.handle.remove()
         self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
+
+    def _is_last_hook(self, head: Module) -> bool:
+        return next(reversed(head._forward_pre_hooks), None) == self.handle.id
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """The model's own forward, with the joint loss in place of its own."""
@@ -404,11 +408,6 @@ def _shifts(model: Any) -> bool:
         "encoder-decoder nor a causal model with the usual loss. Say attach(..., shift=True) if the labels are the "
         "input ids, or shift=False if they are aligned with the predictions already."
     )
-
-
-def _is_last_hook(handle: Any, head: Module) -> bool:
-    """While torch.compile traces, hooks are as they are: it does not see those that come later either."""
-    return torch.compiler.is_compiling() or next(reversed(head._forward_pre_hooks), None) == handle.id
 
 
 def _is_ours(function: Any) -> bool:
