@@ -276,7 +276,7 @@ class _State:
         self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
 
     def _is_last_hook(self, head: Module) -> bool:
-        return next(reversed(head._forward_pre_hooks), None) == self.handle.id
+        return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """The model's own forward, with the joint loss in place of its own."""
