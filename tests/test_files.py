@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ngramloss.files import appended, cache_folder, held, remove, whole_folder, whole_rows, write_whole
+from ngramloss.files import cache_folder, held, remove, whole_folder, whole_rows, write_whole
 
 # Files
 
