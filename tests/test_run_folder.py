@@ -190,6 +190,17 @@ def test_a_run_whose_model_was_deleted_keeps_its_label(ours):
     assert (runs.run(ours).label, runs.run(ours).kind) == ("ours", "")
 
 
+def test_without_weights_to_compare_the_models_name_counts_unless_it_is_another_folders(ours, tmp_path):
+    shutil.rmtree(ours / "model")
+    (ours / "weights.json").unlink()
+    (tmp_path / "elsewhere" / "ours").mkdir(parents=True)
+    about = json.loads((ours / "generation.json").read_text())
+    trained = "ce + matches(2,3,4)"
+    for model, expected in ((str(ours), trained), ("runs/of/old/ours", trained), ("other", "other"), (str(tmp_path / "elsewhere" / "ours"), "ours"), ("lead-3", "lead-3")):
+        (ours / "generation.json").write_text(json.dumps(about | {"model": model}))
+        assert runs.run(ours).label == expected
+
+
 def test_a_run_that_was_moved_keeps_its_label(ours, tmp_path, capsys):
     ours.rename(tmp_path / "moved")
     assert score(tmp_path / "moved") == 0

@@ -118,7 +118,7 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out needs a folder, which will be made.")
     run = RunFolder(folder)
-    made = not folder.exists()
+    made = rank == 0 and not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with nullcontext() if rank else run.lock(option="--out"):

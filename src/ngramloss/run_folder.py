@@ -150,8 +150,9 @@ class RunFolder:
         about, own = _json(self.generation), self.fingerprint
         if own is not None:
             return bool(about.get("weights") == own)
-        # Nothing to compare: the name counts.
-        return Path(str(about.get("model", ""))).name == self.path.resolve().name
+        # Nothing to compare: the name counts, for a path may be of another time or working directory.
+        named, here = Path(str(about.get("model", ""))), self.path.resolve()
+        return named.name == here.name and (not named.is_dir() or named.resolve() == here)
 
     def raise_unless_current(self) -> None:
         """Raise if this run's model is here, and the predictions were written by other weights."""
