@@ -216,7 +216,7 @@ def test_rows_that_are_no_predictions_are_written_again(tmp_path):
 def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):
     with held(tmp_path, wait=True):
         assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2
-    assert f"another process is writing into {tmp_path}. Wait for it, or choose another --out." in capsys.readouterr().err
+    assert f"another process is training, generating or scoring in {tmp_path}. Wait for it to end, or choose another --out." in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 0
 

@@ -276,6 +276,23 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place, undisturbed):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_second_training_in_the_same_folder_is_refused_and_the_first_goes_on(place, undisturbed, capsys):
+    run = place / "twice"
+    process = started(command(place, run))
+    wait_for((run / "recipe.toml").exists, process)
+    process.send_signal(signal.SIGSTOP)   # it does not end while the others are refused
+    try:
+        for more in ([], ["--fresh"], ["--set", "train.seed=7"]):
+            assert train(place / "tiny.toml", "--run", run, *more) == 2
+            sentence = f"another process is training, generating or scoring in {run}. Wait for it to end, or choose another --run."
+            assert capsys.readouterr().err == f"error: {sentence}\n"
+    finally:
+        process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-2000:]
+    assert_equal_runs(run, undisturbed)
+
+
 def wait_for(happened, process, seconds=100):
     end = time.monotonic() + seconds
     while not happened():

@@ -476,6 +476,7 @@ def _generate(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from ngramloss import predictions
+    from ngramloss.run_folder import RunFolder
 
     if (options.model is None) == (options.named is None):
         raise UserError("say once who writes: ngramloss generate MODEL, or --model MODEL.")
@@ -485,7 +486,7 @@ def _generate(options: argparse.Namespace) -> int:
         model, data=options.data, split=options.split, preset=options.preset, overrides=overrides,
         limit=options.limit, batch_size=options.batch_size,
     )  # fmt: skip
-    if options.out is None and not (Path(model) / "recipe.toml").exists():
+    if options.out is None and not RunFolder(Path(model)).recipe.exists():
         raise UserError("say where to write with --out DIR; only a run's folder is its own place.")
     bars: list[tqdm[object]] = []   # none until something is written, so that an error has a line of its own
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def cache_folder() -> Path:
@@ -36,6 +39,22 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def appended(path: Path) -> TextIO:
+    """Open a file to write at its end. Nothing is written through a link: then an ``OSError`` is raised."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
+
+
+def fingerprint(paths: Sequence[Path]) -> str:
+    """A hash of files' contents, 12 hexadecimal digits, whatever their folder."""
+    found = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.name):
+        found.update(path.name.encode())
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:12]
+
+
 def whole_rows(path: Path) -> list[dict[str, Any]]:
     """The objects in a file of JSON lines; a line that a kill cut short is left out. No file, no objects."""
     rows = []
@@ -60,19 +79,22 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.exists():   # else another process was quicker with the same content
+            if not folder.is_dir():   # else another process was quicker with the same content
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_partial(path: Path) -> None:
-    """Delete what a kill left of the writing of this file or folder, while no other process writes it."""
-    for cut_short in path.parent.glob(f"{path.name}.partial-*"):
-        if cut_short.is_dir() and not cut_short.is_symlink():
-            shutil.rmtree(cut_short, ignore_errors=True)
-        else:
-            cut_short.unlink(missing_ok=True)
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder, if it is there. A folder is never seen in part; what a link names stays."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    partial = path if _PARTIAL.search(path.name) else path.rename(_beside(path))
+    shutil.rmtree(partial)
+
+
+_PARTIAL = re.compile(r"\.partial-[0-9a-f]+$")
 
 
 def _beside(path: Path) -> Path:
@@ -83,8 +105,8 @@ def _beside(path: Path) -> Path:
 def held(folder: Path, *, wait: bool) -> Iterator[None]:
     """Lock a folder against other processes that ask for it; however this one ends, it is free again.
 
-    No file is left behind, and a folder that cannot be written to can be locked. Where the system has no such locks
-    (Windows) nothing is locked.
+    No file is left behind, and a folder that cannot be written to can be locked. Where the system (Windows) or the file
+    system (some on a network) has no such locks, nothing is locked.
 
     Args:
         folder: that there is.
@@ -98,7 +120,11 @@ def held(folder: Path, *, wait: bool) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     _handles.add(handle)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as reason:
+            if reason.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
         yield
     finally:
         _handles.discard(handle)

@@ -14,6 +14,7 @@ from ngramloss.batch import Shape, separator_id
 from ngramloss.batch import sources as source_ids
 from ngramloss.errors import MissingFileError
 from ngramloss.recipe import Model
+from ngramloss.run_folder import RunFolder
 
 
 class Written(NamedTuple):
@@ -33,7 +34,7 @@ def loaded(settings: Model, *, device: str | None = None) -> tuple[Any, Any]:
 
 def model_of_run(folder: Path, settings: Model) -> Model:
     """How to load what a finished run trained."""
-    return dataclasses.replace(settings, name=str(folder / "model"), revision="main")
+    return dataclasses.replace(settings, name=str(RunFolder(folder).model), revision="main")
 
 
 def of_run(
@@ -41,9 +42,10 @@ def of_run(
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
     """What a finished run's model writes for each text, prepared as its training data were."""
-    if not (folder / "model").is_dir():
-        raise MissingFileError(f"there is no {folder / 'model'}. Make it with: ngramloss train RECIPE --run {folder}")
-    settings = recipe.load(str(folder / "recipe.toml"))
+    run = RunFolder(folder)
+    if not run.finished:
+        raise MissingFileError(f"there is no {run.model}. Make it with: ngramloss train RECIPE --run {folder}")
+    settings = recipe.load(str(run.recipe))
     model, tokenizer = loaded(model_of_run(folder, settings.model), device=device)
     data = settings.data
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))

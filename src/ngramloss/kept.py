@@ -1,4 +1,4 @@
-"""figures of a run's documents → scores.jsonl in its folder, read again while nothing they are made of has changed."""
+"""figures of a run's documents → a file in its folder, read again while nothing they are made of has changed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.files import held, whole_rows, write_whole
-from ngramloss.metrics.scores import Scores, fingerprint
+from ngramloss.files import fingerprint, whole_rows, write_whole
+from ngramloss.metrics.scores import Scores
+from ngramloss.run_folder import RunFolder
 from ngramloss.version import __version__, installed
 
+PATIENCE = 10.0
+"""Seconds to wait for other scorings that keep their figures in the same folder."""
 PACKAGES = ("rouge-score-rs", "sacrebleu", "POT", "pysbd", "torch", "transformers")
 
 
@@ -40,8 +43,9 @@ def key(metric: str, options: Mapping[str, Any], texts: Mapping[str, Any]) -> st
 def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> dict[str, Keyed]:
     """What is kept in a folder of these documents' texts, by metric. Damaged or foreign files count as nothing."""
     try:
-        about = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-        rows = whole_rows(folder / "scores.jsonl")
+        run = RunFolder(folder)
+        about = json.loads(run.scores.read_text(encoding="utf-8"))
+        rows = whole_rows(run.document_scores)
         if about["predictions"] != _hash([ids, predictions]) or [row["id"] for row in rows] != list(ids):
             return {}
         return {metric: Keyed(known["key"], Scores(_columns(rows, known["figures"]), known["signature"]),
@@ -54,9 +58,10 @@ def write(
     folder: Path, ids: Sequence[str], predictions: Sequence[str], found: Mapping[str, Keyed],
     corpus: Mapping[str, float],
 ) -> None:
-    """Keep the figures of each document, and in ``scores.json`` those of the corpus with their signatures.
+    """Keep the figures of each document, and beside them those of the corpus with their signatures.
 
     Metrics kept before stay, if they are of these texts. Of two processes that write here, one waits for the other.
+    ``Busy`` is raised where the folder stays locked, as it is while a training runs in it.
 
     Args:
         folder: of the run.
@@ -65,7 +70,8 @@ def write(
         found: metric → its figures.
         corpus: figure → that of all documents.
     """
-    with held(folder, wait=True):
+    run = RunFolder(folder)
+    with run.lock(option="folder", patience=PATIENCE):
         before = _corpus(folder)
         whole = {**read(folder, ids, predictions), **found}
         about = {metric: {"key": keyed.key, "signature": keyed.scores.signature, "figures": list(keyed.scores.values),
@@ -73,11 +79,11 @@ def write(
         values = {name: those for keyed in whole.values() for name, those in keyed.scores.values.items()}
         rows = ({"id": one, **{name: number(those[place]) for name, those in values.items()}}
                 for place, one in enumerate(ids))
-        (folder / "scores.json").unlink(missing_ok=True)   # never beside rows it does not tell of
-        write_whole(folder / "scores.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        run.scores.unlink(missing_ok=True)   # never beside rows it does not tell of
+        write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
         plain = {name: number(corpus[name]) if name in corpus else before.get(name) for name in values}
         told = {"scores": plain, "predictions": _hash([ids, predictions]), "metrics": about}
-        write_whole(folder / "scores.json", json.dumps(told, indent=1))
+        write_whole(run.scores, json.dumps(told, indent=1))
 
 
 def number(value: float | None) -> float | None:
@@ -88,7 +94,7 @@ def number(value: float | None) -> float | None:
 def _corpus(folder: Path) -> dict[str, Any]:
     """The figures of the corpus that are kept in a folder."""
     try:
-        return dict(json.loads((folder / "scores.json").read_text(encoding="utf-8"))["scores"])
+        return dict(json.loads(RunFolder(folder).scores.read_text(encoding="utf-8"))["scores"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 

@@ -1,4 +1,4 @@
-"""a run or a model, and a data set → predictions.jsonl, with the settings that made it, continued where it stopped."""
+"""a run or a model, and a data set → predictions, with the settings that made them, continued where they stopped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +21,10 @@ from ngramloss.corpus import Example, newswire
 from ngramloss.corpus.origins import canonical
 from ngramloss.corpus.sentences import sentences
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import held, whole_rows, write_whole
+from ngramloss.files import appended, fingerprint, whole_rows, write_whole
 from ngramloss.generate import Written, loaded, model_of_run, summaries
-from ngramloss.metrics.scores import fingerprint
 from ngramloss.recipe import Data, Generation, Model, Recipe
+from ngramloss.run_folder import RunFolder, weight_files
 from ngramloss.version import __version__, installed
 
 SEEN = 500
@@ -80,12 +81,12 @@ def job(
         raise UserError(f"--batch-size must be 1 or more, got {batch_size}.")
     if re.fullmatch("lead-0+", model):
         raise UserError("lead-0 would write nothing; use lead-1, lead-2, lead-3, ….")
-    run = Path(model)
+    run = RunFolder(Path(model))
     own: Recipe | None = None
-    if (run / "recipe.toml").is_file():
-        if not (run / "model").is_dir():
-            raise MissingFileError(f"{run} is not finished: the same ngramloss train command continues it.")
-        own = recipe.load(str(run / "recipe.toml"))
+    if run.recipe.is_file():
+        if not run.finished:
+            raise MissingFileError(f"{model} is not finished: the same ngramloss train command continues it.")
+        own = recipe.load(str(run.recipe))
     for setting in overrides:
         if not setting.startswith(("generation.", "data.")):
             raise UserError(f"--set takes generation.* and data.* here, got {setting!r}.")
@@ -100,12 +101,12 @@ def job(
     if model == "random-facts" and chosen.name != "newswire":
         raise UserError("random-facts knows the templates of newswire alone; use lead-3 for other data.")
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
-    loading = model_of_run(run, own.model) if own else Model(name=model)
+    loading = model_of_run(run.path, own.model) if own else Model(name=model)
     return Job(model, loading, chosen, split, settings.generation if searched else None, preset, limit, batch_size)
 
 
 def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write ``predictions.jsonl``, ``references.jsonl`` and ``generation.json``, or go on where this was stopped.
+    """Write predictions, references and the settings of the job into a folder, or go on where this was stopped.
 
     Under torchrun each process takes its share of the documents. No id is ever written twice: documents that are done
     are read from the files of the stopped job. A second job in the same folder at the same time is refused.
@@ -114,45 +115,48 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
         The path of the predictions.
     """
     rank = int(os.environ.get("RANK", 0))
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; --out needs a folder, which will be made.")
+    run = RunFolder(folder)
+    made = rank == 0 and not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with nullcontext() if rank else run.lock(option="--out"):
+            return _written(work, run, rank, progress)
+    except BaseException:
+        if made and not any(folder.iterdir()):   # what is wrong was found before anything was written
+            folder.rmdir()
+        raise
+
+
+def _written(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
+    """Write this process's share; the first one also writes what is there once, and puts the shares together."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
     split = corpus.load(
         work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
         on_bad_row=work.data.on_bad_row, limit=work.limit,
     )
+    examples = split.examples
     writer = _writer(work)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
-                "documents": len(split.examples), "preset": work.preset, "versions": _versions()}
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; --out needs a folder, which will be made.")
-    folder.mkdir(parents=True, exist_ok=True)
-    if rank:
-        return _written(work, writer, split.examples, settings, folder, rank, progress)
-    try:
-        with held(folder, wait=False):
-            return _written(work, writer, split.examples, settings, folder, rank, progress)
-    except BlockingIOError:
-        raise UserError(f"another process is writing into {folder}. Wait for it, or choose another --out.") from None
-
-
-def _written(
-    work: Job, writer: Writer, examples: Sequence[Example], settings: Mapping[str, Any], folder: Path, rank: int,
-    progress: Callable[[int, int], None] | None,
-) -> Path:
-    """Write this process's share; the first one also writes what is there once, and puts the shares together."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    finished = folder / "predictions.jsonl"
-    if _begun(folder, settings) and finished.exists():
-        return finished
+                "documents": len(examples), "preset": work.preset, "versions": _versions()}
+    begun = _begun(run, settings)
+    if begun and run.predictions.exists():
+        return run.predictions
+    if processes == 1:
+        run.tidy()
     if rank == 0:
-        write_whole(folder / "generation.json", json.dumps(settings, indent=1))
+        if not begun:
+            run.seen.unlink(missing_ok=True)   # of other predictions
+        write_whole(run.generation, json.dumps(settings, indent=1))
         rows = ({"id": one.id, "reference": one.target, "document": one.source} for one in examples)
-        write_whole(folder / "references.jsonl", "".join(_line(row) for row in rows))
-    begun = folder / f"predictions.partial-{rank}.jsonl"
-    if begun.exists():   # a line that a kill cut short is cut off
-        write_whole(begun, "".join(_line(row) for row in whole_rows(begun)))
-    done = _done(folder)
+        write_whole(run.references, "".join(_line(row) for row in rows))
+    share = run.share(rank)
+    write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # a line that a kill cut short is cut off
+    done = _done(run)
     mine = [example for example in examples[rank::processes] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)   # like lengths together, a lack of memory first
-    with begun.open("a", encoding="utf-8") as file:
+    with appended(share) as file:
         for start in range(0, len(mine), work.batch_size):
             batch = mine[start : start + work.batch_size]
             pairs = zip(batch, writer.write(batch), strict=True)
@@ -164,43 +168,42 @@ def _written(
         if writer.look is not None:
             shown = examples[:SEEN]
             rows = ({"id": one.id, **found} for one, found in zip(shown, writer.look(shown), strict=True))
-            write_whole(folder / "seen.jsonl", "".join(_line(row) for row in rows))
-        _merge(folder, [example.id for example in examples])
-    return finished
+            write_whole(run.seen, "".join(_line(row) for row in rows))
+        _merge(run, [example.id for example in examples])
+    return run.predictions
 
 
-def _merge(folder: Path, ids: Sequence[str]) -> None:
+def _merge(run: RunFolder, ids: Sequence[str]) -> None:
     """Wait until every document is done, then write them in their order."""
-    while len(done := _done(folder)) < len(ids):
+    while len(done := _done(run)) < len(ids):
         time.sleep(0.5)
-    write_whole(folder / "predictions.jsonl", "".join(_line(done[key]) for key in ids))
-    for path in folder.glob("predictions.partial-*.jsonl"):
+    write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
+    for path in run.shares():
         path.unlink()
 
 
-def _begun(folder: Path, settings: Mapping[str, Any]) -> bool:
+def _begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
     """Whether this job was begun here. Another one's files are not mixed with it."""
-    path = folder / "generation.json"
-    if not list(folder.glob("predictions*.jsonl")):
+    if not run.has_predictions:
         return False
-    if not path.exists() and not (folder / "predictions.jsonl").exists():
-        return False   # another process was quicker to begin than the first, who writes generation.json
+    if not run.generation.exists() and not run.predictions.exists():
+        return False   # another process was quicker to begin than the first, who writes the settings
     try:
-        before = dict(json.loads(path.read_text(encoding="utf-8")))
+        before = dict(json.loads(run.generation.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
-        raise UserError(f"{folder} holds predictions, and no generation.json tells how they were made. Choose another "
-                         "--out, or delete them.") from None
+        raise UserError(f"{run.path} holds predictions, and no {run.generation.name} tells how they were made. Choose "
+                         "another --out, or delete them.") from None
     changed = [key for key in settings if before.get(key) != settings[key] and key != "versions"]
     if changed:
         told = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
-        raise UserError(f"{folder} holds predictions made otherwise ({told}). Choose another --out, or delete them.")
+        raise UserError(f"{run.path} holds predictions made otherwise ({told}). Choose another --out, or delete them.")
     return True
 
 
-def _done(folder: Path) -> dict[str, dict[str, Any]]:
+def _done(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What is written already, by id."""
-    paths = sorted(folder.glob("predictions.partial-*.jsonl"))
-    return {row["id"]: row for path in paths for row in whole_rows(path) if "id" in row and "prediction" in row}
+    rows = (row for path in run.shares() for row in whole_rows(path))
+    return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
 
 
 def _writer(work: Job) -> Writer:
@@ -233,7 +236,7 @@ def _writer(work: Job) -> Writer:
         return seen(model, tokenizer, ids(examples), references, max_target=shape.max_target)
 
     own = Path(work.loading.name).is_dir() and work.loading.name != work.model
-    weights = sorted(Path(work.loading.name).glob("*.safetensors"))
+    weights = weight_files(Path(work.loading.name))
     search = model.generation_config.to_diff_dict()
     search.pop("transformers_version", None)
     commit = getattr(model.config, "_commit_hash", None)

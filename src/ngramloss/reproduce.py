@@ -12,6 +12,7 @@ from ngramloss.corpus.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.files import write_whole
 from ngramloss.report import gathered, page
+from ngramloss.run_folder import RunFolder
 from ngramloss.significance import Figure
 
 Say = Callable[[str], None]
@@ -107,7 +108,7 @@ def planned(
     base = None
     if name == SMALL and model is None:
         base = recipe.load("demo", ["objective=ce"])
-        model = str(folder / "base" / "model")
+        model = str(RunFolder(folder / "base").model)
     settings = [*([f"model.name={model}"] if model else []), *overrides]
     if name not in RECIPES:
         settings.append(f"data.name={name}")
@@ -279,7 +280,7 @@ def _speeds(result: scoring.Result) -> dict[str, float]:
     """Objective → documents a second, the mean of its runs."""
     each: dict[str, list[float]] = {}
     for one in result.runs:
-        speed = runs.docs_per_second(one.folder) if one is not None else None
+        speed = runs.docs_per_second(one.folder) if one is not None and one.own else None
         if one is not None and speed is not None:
             each.setdefault(one.label, []).append(speed)
     return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items() if "ce" in each}
@@ -287,9 +288,10 @@ def _speeds(result: scoring.Result) -> dict[str, float]:
 
 def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
     """Train, or go on; whether it was trained to its end. A run of other settings is not taken for this one."""
-    if (folder / "model").exists():
-        told = folder / "recipe.toml"
-        apart = recipe.differences(recipe.load(str(told)), settings) if told.exists() else []   # a model brought here
+    there = RunFolder(folder)
+    if there.finished:
+        known = there.recipe.exists()   # else a model was brought here
+        apart = recipe.differences(recipe.load(str(there.recipe)), settings) if known else []
         if apart:
             raise UserError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
                              "or delete it.")
@@ -298,7 +300,7 @@ def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
 
 
 def _written(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
-    if not (folder / "predictions.jsonl").exists():   # of this plan: see _claim
+    if not RunFolder(folder).predictions.exists():   # of this plan: see _claim
         predictions.write_predictions(work, folder, progress=progress)
 
 

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +17,11 @@ from typing import Any, NamedTuple
 from ngramloss import card, checkpoints, corpus, models, recipe
 from ngramloss.batch import Padder, Shape, Tokens, tokenised
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import remove_partial, whole_folder, write_whole
+from ngramloss.files import whole_folder, write_whole
 from ngramloss.recipe import Recipe
+from ngramloss.run_folder import RunFolder
 
 Say = Callable[[str], None]
-PARTS = ("recipe.toml", "prepared.json", "log.jsonl", "tensorboard", "checkpoints", "card.md", "model")
-"""What a run folder holds."""
 
 
 class Outcome(NamedTuple):
@@ -52,58 +52,73 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = pri
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
-    found = _claim(settings, folder, fresh=fresh) if rank == 0 else checkpoints.Found(None, {})
-    arguments = _arguments(settings, folder, processes)
-    _wait(processes)
-    if (folder / "model").exists():
-        say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
-        return Outcome(folder, True, 0, 0)
-    if rank == 0:
-        _report_to_others(folder, lambda: _prepare(settings, arguments, folder, found, say), alone=processes == 1)
-    prepared = _prepared(folder)
-    outcome = _trained(settings, folder, arguments, prepared, say)
-    if outcome.finished and rank == 0:
-        _finish(settings, folder, prepared, say)
-        say(f"finished at step {outcome.step}: {folder / 'model'}")
-    _wait(processes)
-    return outcome
+    run = RunFolder(folder)
+    with _held(run, rank):
+        found = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
+        arguments = _arguments(settings, run, processes)
+        _wait(processes)
+        if run.finished:
+            say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
+            return Outcome(folder, True, 0, 0)
+        if rank == 0:
+            _report_to_others(run, lambda: _prepare(settings, arguments, run, found, say), alone=processes == 1)
+        prepared = _prepared(run)
+        outcome = _trained(settings, run, arguments, prepared, say)
+        if outcome.finished and rank == 0:
+            _finish(settings, run, prepared, say)
+            say(f"finished at step {outcome.step}: {run.model}")
+        _wait(processes)
+        return outcome
 
 
 # Before training
 
 
-def _claim(settings: Recipe, folder: Path, *, fresh: bool) -> checkpoints.Found:
-    """Make the folder this run's, or say why it cannot be; the checkpoints that are there."""
-    written = folder / "recipe.toml"
-    if folder.is_file():
-        raise UserError(f"{folder} is a file; --run needs a folder, which will be made.")
-    if folder.exists() and not written.exists() and any(folder.iterdir()):
-        there = ", ".join(sorted(path.name for path in folder.iterdir())[:3])
-        raise UserError(f"{folder} is not a run's folder (it holds {there}); nothing in it was touched.")
-    if fresh and folder.exists():
-        for name in reversed(PARTS):
-            path = folder / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    found = checkpoints.find(folder / "checkpoints")
-    ended = (folder / "model").exists()
-    if written.exists() and (ended or found.newest is not None):   # else there is nothing to lose
-        changed = recipe.differences(recipe.load(str(written)), settings)
+@contextmanager
+def _held(run: RunFolder, rank: int) -> Iterator[None]:
+    """Make the folder, and hold its lock to the end: the first process does, for all."""
+    if rank:
+        yield
+        return
+    if run.path.is_file():
+        raise UserError(f"{run.path} is a file; --run needs a folder, which will be made.")
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.lock(option="--run"):
+        yield
+
+
+def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkpoints.Found:
+    """Make the folder this run's, or say why it cannot be; the checkpoints that are there.
+
+    ``recipe.toml`` is the first file that is written, so a folder without it that holds anything is not a run's.
+    """
+    if not run.recipe.exists() and (there := run.content()):
+        what = "holds predictions and no run" if run.has_predictions else "is not a run's folder"
+        raise UserError(
+            f"{run.path} {what} (it holds {', '.join(there[:3])}); nothing in it was touched. Choose another --run."
+        )
+    if fresh and run.recipe.exists():
+        say(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
+        run.clear()
+    found = checkpoints.find(run.checkpoints)
+    if run.recipe.exists() and (run.finished or found.newest or run.has_predictions):   # else there is nothing to lose
+        changed = recipe.differences(recipe.load(str(run.recipe)), settings)
         if changed:
             raise UserError(
-                f"{folder} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
+                f"{run.path} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
                 "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
             )
-    if ended:
+    if run.finished:
         return found
-    remove_partial(folder / "model")
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    write_whole(written, recipe.dump(settings))
-    (folder / "prepared.json").unlink(missing_ok=True)
+    run.tidy()
+    write_whole(run.recipe, recipe.dump(settings))
+    run.checkpoints.mkdir(exist_ok=True)
+    run.prepared.unlink(missing_ok=True)
     return found
 
 
 def _prepare(
-    settings: Recipe, arguments: Any, folder: Path, found: checkpoints.Found, say: Say
+    settings: Recipe, arguments: Any, run: RunFolder, found: checkpoints.Found, say: Say
 ) -> dict[str, Any]:
     """Read and tokenise the data once for all processes, and say where to go on from."""
     from tqdm.auto import tqdm
@@ -135,7 +150,7 @@ def _prepare(
         say(f"{checkpoint.name} is not whole ({why}) and is left out.")
         shutil.rmtree(checkpoint, ignore_errors=True)
     if found.newest is not None:
-        _raise_unless_same_data(folder, found.newest, described)
+        _raise_unless_same_data(run.path, found.newest, described)
     return {
         "splits": described, "tokenizer": str(tokenizer_folder or settings.model.name),
         "continue": str(found.newest) if found.newest else None,
@@ -156,22 +171,22 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
             )
 
 
-def _report_to_others(folder: Path, prepare: Callable[[], dict[str, Any]], *, alone: bool) -> None:
+def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, alone: bool) -> None:
     """Write what was prepared, or why it was not, where the other processes look for it."""
     try:
         prepared = prepare()
     except BaseException as reason:
         if not alone:
-            write_whole(folder / "prepared.json", json.dumps({"error": str(reason)}))
+            write_whole(run.prepared, json.dumps({"error": str(reason)}))
         raise
-    write_whole(folder / "prepared.json", json.dumps(prepared, indent=1))
+    write_whole(run.prepared, json.dumps(prepared, indent=1))
 
 
-def _prepared(folder: Path) -> dict[str, Any]:
+def _prepared(run: RunFolder) -> dict[str, Any]:
     """Wait for the first process: it may read and tokenise for longer than a collective operation waits."""
-    while not (folder / "prepared.json").exists():
+    while not run.prepared.exists():
         time.sleep(0.2)
-    prepared: dict[str, Any] = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    prepared: dict[str, Any] = json.loads(run.prepared.read_text(encoding="utf-8"))
     if "error" in prepared:
         raise Stopped(prepared["error"])
     return prepared
@@ -180,7 +195,7 @@ def _prepared(folder: Path) -> dict[str, Any]:
 # Training
 
 
-def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str, Any], say: Say) -> Outcome:
+def _trained(settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[str, Any], say: Say) -> Outcome:
     from transformers import PrinterCallback, ProgressCallback, set_seed
     from transformers.utils import logging as hf_logging
 
@@ -194,7 +209,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     newest = Path(prepared["continue"]) if prepared["continue"] else None
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:
-        return Outcome(folder, True, began, began)
+        return Outcome(run.path, True, began, began)
 
     tokenizer, _ = models.load_tokenizer(
         dataclasses.replace(settings.model, name=prepared["tokenizer"]), lambda: (), ""
@@ -206,7 +221,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
     patience = Patience(settings.train.early_stopping)
     sealing = Sealing(
-        folder / "checkpoints", keep=settings.train.keep, wait=partial(_wait, arguments.world_size),
+        run.checkpoints, keep=settings.train.keep, wait=partial(_wait, arguments.world_size),
         ended=lambda: patience.ended,
     )
     splits = {name: Tokens(_present(Path(split["tokens"]))) for name, split in prepared["splits"].items()}
@@ -218,21 +233,21 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if arguments.should_save:
-        trainer.add_callback(Log(folder / "log.jsonl", began))
+        trainer.add_callback(Log(run.log, began))
     for callback in (Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
     trainer.also_saved = {"data.json": json.dumps(fingerprints)}
     if newest is not None:
-        say(f"continuing {folder} from step {began}.")
+        say(f"continuing {run.path} from step {began}.")
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     except FloatingPointError as reason:
         raise Diverged(str(reason)) from reason
     except CheckpointError as reason:
         if arguments.should_save:
-            discard_unsealed(folder / "checkpoints")
-        left = checkpoints.find(folder / "checkpoints").newest
+            discard_unsealed(run.checkpoints)
+        left = checkpoints.find(run.checkpoints).newest
         rest = f"continue from step {checkpoints.step(left)}" if left else "start again: no checkpoint was written yet"
         raise OSError(f"{reason} Make room there; the same command will then {rest}.") from reason
     finally:
@@ -241,7 +256,7 @@ def _trained(settings: Recipe, folder: Path, arguments: Any, prepared: dict[str,
     finished = step >= trainer.state.max_steps or patience.ended
     if not finished:
         say(f"stopped at step {step} of {trainer.state.max_steps}; the same command continues it.")
-    return Outcome(folder, finished, step, began)
+    return Outcome(run.path, finished, step, began)
 
 
 def _present(folder: Path) -> Path:
@@ -269,7 +284,7 @@ def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
         )
 
 
-def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
+def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
     import torch
     from transformers import Seq2SeqTrainingArguments
 
@@ -286,9 +301,9 @@ def _arguments(settings: Recipe, folder: Path, processes: int) -> Any:
     for tracker in train.report_to:
         if find_spec(tracker) is None:
             raise UserError(f"train.report_to: {tracker} is not installed. Install it with: pip install {tracker}")
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.tensorboard)
     arguments = Seq2SeqTrainingArguments(
-        output_dir=str(folder / "checkpoints"),
+        output_dir=str(run.checkpoints),
         per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
         per_device_eval_batch_size=_each("train.eval_batch_size", train.eval_batch_size or train.batch_size, processes),
         gradient_accumulation_steps=train.accumulate,
@@ -339,19 +354,20 @@ def _device_name(device: Any) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
 
 
-def _finish(settings: Recipe, folder: Path, prepared: dict[str, Any], say: Say) -> None:
+def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say) -> None:
     """Write the card, then the model: its folder says that the run is done."""
-    newest = checkpoints.find(folder / "checkpoints").newest
+    newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
     chosen = newest
     if facts["best_step"] is not None:
-        best = folder / "checkpoints" / f"checkpoint-{facts['best_step']}"
+        best = run.checkpoints / f"checkpoint-{facts['best_step']}"
         damage = checkpoints.fault(best) if best.exists() else "it is missing"
         if damage:
             say(f"the best checkpoint, {best.name}, is not whole ({damage}); the last weights become the model.")
         chosen = newest if damage else best
-    write_whole(folder / "card.md", card.write(settings, prepared, facts, chosen))
-    with whole_folder(folder / "model") as partial_folder:
+    write_whole(run.card, card.write(settings, prepared, facts, chosen))
+    with whole_folder(run.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
+        run.record_weights(partial_folder)
 

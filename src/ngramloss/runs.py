@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ngramloss.errors import UserError
 from ngramloss.files import whole_rows
 from ngramloss.metrics.scores import signature
+from ngramloss.run_folder import RunFolder
 
 FLOORS = re.compile(r"lead-\d+|random-facts")
 """Systems without a model, which any other must stand above."""
@@ -30,11 +31,13 @@ class Run(NamedTuple):
 
     Attributes:
         folder: where it is.
-        label: the objective that was trained, else the model's name, else the folder's.
+        label: the objective, where the model that was trained here wrote the predictions; else the name of the model
+            that did, else the folder's.
         seed: of the training.
         kind: everything but the seed, equal for the seeds of one system; empty where there is no recipe.
-        recipe: the settings of the training.
+        recipe: the settings of the training of what wrote the predictions.
         generation: the settings of the writing.
+        own: whether the training in this folder, if there was one, is that of what wrote the predictions.
     """
 
     folder: Path
@@ -43,6 +46,7 @@ class Run(NamedTuple):
     kind: str
     recipe: dict[str, Any]
     generation: dict[str, Any]
+    own: bool = True
 
     @property
     def floor(self) -> bool:
@@ -57,20 +61,23 @@ class Run(NamedTuple):
 
 def run(folder: Path) -> Run:
     """Read what there is."""
-    recipe = _toml(folder / "recipe.toml")
-    generation = _json(folder / "generation.json")
+    about = RunFolder(folder)
+    recipe = _toml(about.recipe)   # first: a new training deletes the predictions before it writes its recipe
+    generation = _json(about.generation)
+    own = not recipe or about.wrote_predictions
+    recipe = recipe if own else {}
     train = _section(recipe, "train")
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
     trained = {**recipe, "train": {key: value for key, value in train.items() if key != "seed"}}
     kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # TOML has dates
-    return Run(folder, str(label), seed if isinstance(seed, int) else None, kind, recipe, generation)
+    return Run(folder, str(label), seed if isinstance(seed, int) else None, kind, recipe, generation, own)
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
     """Every line of the training's log."""
-    return whole_rows(folder / "log.jsonl")
+    return whole_rows(RunFolder(folder).log)
 
 
 def docs_per_second(folder: Path) -> float | None:
@@ -81,7 +88,7 @@ def docs_per_second(folder: Path) -> float | None:
 
 def token_counts(folder: Path) -> dict[str, int]:
     """How many tokens were written for each id, where the writer said so."""
-    rows = whole_rows(folder / "predictions.jsonl")
+    rows = whole_rows(RunFolder(folder).predictions)
     return {str(row["id"]): row["tokens"] for row in rows if "id" in row and isinstance(row.get("tokens"), int)}
 
 

@@ -21,6 +21,7 @@ from ngramloss.metrics.scores import Absent, Pooled, Scores
 from ngramloss.metrics.shape import shape
 from ngramloss.metrics.summac import summac
 from ngramloss.metrics.wmd import wmd
+from ngramloss.run_folder import Busy
 from ngramloss.runs import Run
 from ngramloss.significance import Figure
 from ngramloss.systems import Aligned
@@ -120,6 +121,8 @@ def scored(
     tell = progress or (lambda _: None)
     keeping = [kept.read(folder, texts.task.ids, those) if folder else {}
                for folder, those in zip(texts.folders, texts.texts, strict=True)]
+    # Now: what is in a folder may be another run's by the time that the metrics are done.
+    about = [runs.run(folder) if folder else None for folder in texts.folders]
     found: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
     for name in metrics:
@@ -153,28 +156,34 @@ def scored(
         for one in found:
             one.pop(name, None)
     tell("intervals and tests")
-    result = _compared(texts, found, samples=samples, shuffles=shuffles, seed=seed)
+    result = _compared(texts, found, about, samples=samples, shuffles=shuffles, seed=seed)
     audit = [_audited(texts, place, run, limits, count) for place, run in enumerate(result.runs)]
     result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
     return result._replace(unkept=_kept(texts, found, result))
 
 
 def _kept(texts: Aligned, found: Sequence[Mapping[str, Keyed]], result: Result) -> list[str]:
-    """Keep the figures of folders; a sentence for each that cannot be written to."""
+    """Keep the figures of folders; a sentence for each where that cannot be done."""
     refused = []
     for place, folder in enumerate(texts.folders):
         if folder is None or not found[place]:
             continue
         corpus = {name: those[place].value for name, those in result.figures.items()}
+        if runs.run(folder) != result.runs[place]:
+            refused.append(f"the figures of documents are not kept in {folder}: its predictions are others by now.")
+            continue
         try:
             kept.write(folder, texts.task.ids, texts.texts[place], found[place], corpus)
+        except Busy:
+            refused.append(f"the figures of documents are not kept in {folder}: another process works in it.")
         except OSError as reason:
             refused.append(f"the figures of documents are not kept in {folder}: {reason.strerror or reason}.")
     return refused
 
 
 def _compared(
-    texts: Aligned, found: Sequence[Mapping[str, Keyed]], *, samples: int, shuffles: int, seed: int
+    texts: Aligned, found: Sequence[Mapping[str, Keyed]], about: list[Run | None], *, samples: int, shuffles: int,
+    seed: int,
 ) -> Result:
     """The figures of the corpus with intervals and tests, of what was found of each document."""
     values: list[dict[str, Sequence[float] | Pooled]] = []
@@ -191,7 +200,6 @@ def _compared(
         without = sum(not all(map(isfinite, row)) for row in columns)
         if without:
             left_out[name] = without
-    about = [runs.run(folder) if folder else None for folder in texts.folders]
     return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [], [])
 
 

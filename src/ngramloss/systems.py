@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.corpus.rows import COMPRESSIONS, opened
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.run_folder import RunFolder
 
 SHOWN = 5
 _FIELDS = {
@@ -46,7 +47,7 @@ def aligned(references: Path | None, predictions: Sequence[Path], documents: Pat
     Args:
         references: a file; None takes those that ``ngramloss generate`` wrote into the first folder, with their
             documents. All folders must then have the same.
-        predictions: files, or folders that hold ``predictions.jsonl``.
+        predictions: files, or folders with predictions in them.
         documents: a file.
     """
     if not predictions:
@@ -69,17 +70,18 @@ def aligned(references: Path | None, predictions: Sequence[Path], documents: Pat
 
 
 def _predictions_in(folder: Path) -> Path:
-    path = folder / "predictions.jsonl"
-    if path.is_file():
-        return path
-    begun = any(folder.glob("predictions.partial-*.jsonl"))
-    what = f"the predictions in {folder} are not finished" if begun else f"no predictions in {folder}"
+    run = RunFolder(folder)
+    if run.predictions.is_file():
+        run.raise_unless_current()
+        return run.predictions
+    what = f"the predictions in {folder} are not finished" if run.shares() else f"no predictions in {folder}"
     raise MissingFileError(f"{what}. Make them with: ngramloss generate {folder}")
 
 
 def _references_of(folders: Sequence[Path]) -> Path:
     """The references of the first folder that has some."""
-    found = next((folder / "references.jsonl" for folder in folders if (folder / "references.jsonl").is_file()), None)
+    paths = (RunFolder(folder).references for folder in folders)
+    found = next((path for path in paths if path.is_file()), None)
     if found is None:
         raise UserError("give --references FILE: only folders that ngramloss generate wrote bring their own.")
     return found
@@ -96,7 +98,7 @@ def _has_documents(path: Path) -> bool:
 def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequence[Path]) -> None:
     """Raise if a folder's predictions were written for other references."""
     for folder in folders:
-        path = folder / "references.jsonl"
+        path = RunFolder(folder).references
         if not path.is_file():
             continue
         other, _ = table(path, "reference")

@@ -16,13 +16,13 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from ngramloss import checkpoints
-from ngramloss.files import whole_rows, write_whole
+from ngramloss.files import appended, whole_rows, write_whole
 from ngramloss.objectives import JointLoss
 from ngramloss.trainer import CheckpointError
 
 
 class Log(TrainerCallback):
-    """Writes ``log.jsonl``, one JSON object a logging step. Lines after the step a run continues from are dropped."""
+    """Writes the log, one JSON object a logging step. Lines after the step a run continues from are dropped."""
 
     def __init__(self, path: Path, since: int) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class Log(TrainerCallback):
         """Write a line."""
         if not state.is_world_process_zero or "train_runtime" in logs:
             return
-        with self.path.open("a", encoding="utf-8") as file:
+        with appended(self.path) as file:
             file.write(json.dumps({"step": state.global_step} | {name: _plain(value) for name, value in logs.items()}))
             file.write("\n")
 

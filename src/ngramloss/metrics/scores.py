@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ngramloss.files import fingerprint as fingerprint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,16 +50,6 @@ def signature(metric: str, **facts: object) -> str:
     written = {True: "yes", False: "no"}
     return "|".join([metric, *(f"{name}:{written.get(value, value) if isinstance(value, bool) else value}"
                                for name, value in facts.items())])
-
-
-def fingerprint(paths: Sequence[Path]) -> str:
-    """A hash of files' contents, 12 hexadecimal digits, whatever their folder."""
-    found = hashlib.sha256()
-    for path in sorted(paths, key=lambda path: path.name):
-        found.update(path.name.encode())
-        with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()[:12]
 
 
 def check_lengths(**texts: Sequence[object]) -> None:

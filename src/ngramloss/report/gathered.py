@@ -9,6 +9,7 @@ from typing import Any
 from ngramloss import paper, runs, tables
 from ngramloss.files import whole_rows
 from ngramloss.kept import number
+from ngramloss.run_folder import RunFolder
 from ngramloss.runs import Run
 from ngramloss.scoring import METRICS, Result
 from ngramloss.systems import Aligned
@@ -112,7 +113,8 @@ def _system(system: Mapping[str, Any], label: str, run: Run | None) -> dict[str,
         "name": system["name"], "label": label, "scores": system["scores"],
         "intervals": {name: None if None in ends else ends for name, ends in system["intervals"].items()},
         "against_first": system.get("against_first", {}), "audit": system["audit"],
-        "docs_per_second": runs.docs_per_second(run.folder) if run else None, "floor": run.floor if run else False,
+        "docs_per_second": runs.docs_per_second(run.folder) if run and run.own else None,
+        "floor": run.floor if run else False,
         "settings": {name: value for name, value in settings.items() if value},
     }  # fmt: skip
 
@@ -136,7 +138,7 @@ def _trained(result: Result) -> list[tuple[str, Run]]:
 def _training(result: Result, labels: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for name, label, run in zip(result.names, labels, result.runs, strict=True):
-        rows = runs.log(run.folder) if run else []
+        rows = runs.log(run.folder) if run and run.own else []
         if rows:
             found.append({"system": name, "label": label, "rows": rows})
     return found
@@ -175,7 +177,7 @@ def _short(value: float) -> float | None:
 def _seen(result: Result) -> dict[str, dict[str, Any]]:
     found = {}
     for name, run in _trained(result):
-        rows = whole_rows(run.folder / "seen.jsonl")
+        rows = whole_rows(RunFolder(run.folder).seen)
         if rows:
             found[name] = {str(row["id"]): {key: value for key, value in row.items() if key != "id"} for row in rows}
     return found

@@ -1,0 +1,87 @@
+"""Fifty kills of a training, from its first file operation to its last: the same command ends at the same weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ngramloss.corpus import newswire
+
+POINTS, SEED = 50, 20261115
+RECIPE = """
+objective = "ce + matches(2)"
+[data]
+name = "{data}"
+max_source = 24
+max_target = 12
+separator = "none"
+[model]
+name = "scratch"
+width = 8
+encoder_layers = 1
+decoder_layers = 1
+heads = 1
+feed_forward = 8
+vocabulary = 300
+dropout = 0.1
+[train]
+max_steps = 4
+batch_size = 2
+accumulate = 2
+learning_rate = 1e-2
+warmup_steps = 2
+log_every = 1
+eval_every = 2
+save_every = 1
+keep = 1
+[generation]
+num_beams = 1
+max_length = 12
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """What ``crashes.py`` found out, in one process that forks."""
+    place = tmp_path_factory.mktemp("crashes")
+    (place / "data").mkdir()
+    for split, count in (("train", 40), ("validation", 6)):
+        rows = [json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items(split, count)]
+        (place / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    (place / "tiny.toml").write_text(RECIPE.format(data=place / "data"))
+    settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "crashes.py"), str(place), str(SEED), str(POINTS)],
+        capture_output=True, text=True, check=False, env={**os.environ, **settings}, timeout=550,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def wrong(outcomes):
+    return [one for one in outcomes if one["again"] != 0 or one["differs"]]
+
+
+def test_after_a_kill_at_any_of_fifty_points_the_same_command_ends_at_the_same_weights(report):
+    assert len(report["killed"]) == POINTS
+    assert [one["kill_at"] for one in report["killed"][:10]] == list(range(1, 11)), "the first moments are among them"
+    assert [one["code"] for one in report["killed"]] == [-signal.SIGKILL] * POINTS
+    assert report["operations"] > 150
+    assert not wrong(report["killed"])
+
+
+def test_a_kill_while_an_earlier_run_is_deleted_leaves_what_fresh_starts_over(report):
+    assert [one["code"] for one in report["fresh"]] == [-signal.SIGKILL] * len(report["fresh"])
+    assert not wrong(report["fresh"])
+
+
+def test_a_disk_that_is_full_from_the_start_is_a_sentence_and_the_same_command_works_later(report):
+    for one in report["full"]:
+        assert one["code"] == 1, one
+        assert one["said"].splitlines()[-1] == "error: No space left on device", one
+        assert "Traceback" not in one["said"]
+    assert not wrong(report["full"])
