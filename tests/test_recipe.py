@@ -44,7 +44,7 @@ def test_the_papers_recipes_have_the_papers_settings(name, data):
         fsdp=False,
     )
     assert paper.data == Data(name=data, separator="auto", prefix="", max_source=1024, max_target=128, limit=0)
-    assert paper.model == Model(name="facebook/bart-base", trust_remote_code=False)
+    assert paper.model == Model(name="facebook/bart-base")
     assert paper.objective == "ce + matches(2,3,4)"
 
 

@@ -46,6 +46,7 @@ def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], cho
           for name, split in prepared["splits"].items()),
         "", "## Deviations from the paper", "", *(f"* {line}" for line in left),
         "", "## Machine", "", *(f"* {name}: {value}" for name, value in prepared["machine"].items()),
+        *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
         "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()), "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]

@@ -243,6 +243,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings, and stop")
+    _add_trust(train)
     train.set_defaults(run_verb=_train)
 
     generate = _verb(verbs, "generate", "write summaries of a split", GENERATE, GENERATE_EXAMPLES)
@@ -260,6 +261,7 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--limit", type=int, default=0, metavar="N", help="at most N documents")
     generate.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: %(default)s")
     generate.add_argument("--out", metavar="DIR", help="default: the run's folder")
+    _add_trust(generate)
     generate.set_defaults(run_verb=_generate)
 
     score = _verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
@@ -290,6 +292,7 @@ def parser() -> argparse.ArgumentParser:
         help="a setting of the recipe, or METRIC.OPTION of a metric in --metrics; repeatable",
     )
     again.add_argument("--metrics", default="", metavar="NAMES", help="besides rouge, bleu, chrf and shape")
+    _add_trust(again)
     again.set_defaults(run_verb=_reproduce)
 
     bring = _verb(verbs, "import", "bring in summaries that others released", IMPORT, IMPORT_EXAMPLES)
@@ -346,6 +349,7 @@ def parser() -> argparse.ArgumentParser:
     step.add_argument("--precision", choices=choices, help="mixed, or pure (default: bf16 on a GPU)")
     step.add_argument("--loops", action="store_true", help="the paper's own loops as well")
     step.add_argument("--json", metavar="FILE", help="write every figure")
+    _add_trust(step)
     _add_device(step)
     step.set_defaults(run_verb=_bench_step)
 
@@ -374,6 +378,13 @@ def _add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
     verb.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap (default: %(default)s)")
     verb.add_argument("--shuffles", type=int, default=10000, metavar="N", help="default: %(default)s")
     verb.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
+
+
+def _add_trust(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--trust-remote-code", action="store_true",
+        help="run code that comes with the model, this time; no file can give this consent",
+    )
 
 
 def _add_device(verb: argparse.ArgumentParser) -> None:
@@ -418,7 +429,10 @@ def _train(options: argparse.Namespace) -> int:
 
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
-        outcome = run.train(settings, folder, fresh=options.fresh, say=lambda text: print(text, file=sys.stderr))
+        outcome = run.train(
+            settings, folder, fresh=options.fresh, say=lambda text: print(text, file=sys.stderr),
+            trust_remote_code=options.trust_remote_code,
+        )  # fmt: skip
     except run.Stopped:
         return 1
     except run.Diverged as reason:
@@ -427,17 +441,17 @@ def _train(options: argparse.Namespace) -> int:
     if not outcome.finished:
         return 130
     if settings.data.name == "newswire" and os.environ.get("RANK", "0") == "0":
-        _print_floors(settings, folder)
+        _print_floors(settings, folder, options.trust_remote_code)
     return 0
 
 
-def _print_floors(settings: recipe.Recipe, folder: Path) -> None:
+def _print_floors(settings: recipe.Recipe, folder: Path, trust_remote_code: bool) -> None:
     from tqdm import tqdm
 
     from ngramloss import floors
 
     with tqdm(total=floors.ITEMS, desc="writing summaries of test items", unit=" items", leave=False) as bar:
-        items, predictions = floors.looked_at(folder, progress=bar.update)
+        items, predictions = floors.looked_at(folder, progress=bar.update, trust_remote_code=trust_remote_code)
     print(f"{floors.ITEMS} test items of newswire; on text made of templates read ROUGE against the floors:")
     for line in floors.table(floors.rows(items, predictions, settings.objective)):
         print(line)
@@ -483,7 +497,7 @@ def _generate(options: argparse.Namespace) -> int:
     overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
     work = predictions.job(
         model, data=options.data, split=options.split, preset=options.preset, overrides=overrides,
-        limit=options.limit, batch_size=options.batch_size,
+        limit=options.limit, batch_size=options.batch_size, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     if options.out is None and not (Path(model) / "recipe.toml").exists():
         raise UserError("say where to write with --out DIR; only a run's folder is its own place.")
@@ -551,6 +565,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         done = reproduce.reproduced(
             plan, Path(options.out), options=_metric_options(of_metrics, chosen),
             say=lambda text: bar.write(text, file=sys.stderr), progress=lambda count, _: bar.update(count),
+            trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
     if done is None:
         return 130
@@ -684,7 +699,7 @@ def _bench_step(options: argparse.Namespace) -> int:
     rows = []
     for row in step.measured(
         options.model, options.objective, batch=options.batch, source=options.source, target=options.target,
-        precision=precision, device=device, loops=options.loops,
+        precision=precision, device=device, loops=options.loops, trust_remote_code=options.trust_remote_code,
     ):  # fmt: skip
         rows.append(row)
         figures = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"

@@ -48,7 +48,6 @@ class Model:
     name: str = "facebook/bart-base"
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
     revision: str = "main"
-    trust_remote_code: bool = False
     architecture: str = "bart"
     width: int = 256
     encoder_layers: int = 3
@@ -255,6 +254,7 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         settings = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
         raise UserError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
+    _drop_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
     if base is None:
         return settings
@@ -297,6 +297,17 @@ def _override(settings: dict[str, Any], override: str) -> None:
         if not isinstance(place, dict):
             raise UserError(f"--set {override}: {section} is a setting, not a section.")
     place[last] = value
+    _drop_consent(settings, "--set")
+
+
+def _drop_consent(settings: dict[str, Any], where: str) -> None:
+    """Refuse settings that ask to run a model's code. Recipes of earlier versions write out that they do not."""
+    model = settings.get("model")
+    if isinstance(model, dict) and model.pop("trust_remote_code", False) is not False:
+        raise UserError(
+            f"{where} asks to run code that comes with the model (model.trust_remote_code). A setting cannot give that "
+            "consent: if you trust the model, leave the key out and say --trust-remote-code on the command line."
+        )
 
 
 def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:

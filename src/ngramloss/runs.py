@@ -63,7 +63,8 @@ def run(folder: Path) -> Run:
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    trained = {**recipe, "train": {key: value for key, value in train.items() if key != "seed"}}
+    model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}   # not now
+    trained = {**recipe, "model": model, "train": {key: value for key, value in train.items() if key != "seed"}}
     kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # TOML has dates
     return Run(folder, str(label), seed if isinstance(seed, int) else None, kind, recipe, generation)
 
