@@ -187,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):   # a terminal that has no ± shows ? and keeps the figures
         sys.stdout.reconfigure(errors="replace")
     try:
+        _check_counts(options)
         return int(options.run_verb(options))
     except BrokenPipeError:
         sys.stderr.close()
@@ -199,6 +200,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         return _failed(error)
+
+
+LEAST = {"batch_size": 1, "seeds": 1, "samples": 1}
+"""The smallest value of whole numbers on the command line; 0 where nothing is said."""
+MOST = {"batch_size": 2**16, "batch": 2**16, "seeds": 1000, "samples": 10**6, "shuffles": 10**6, "source": 2**20,
+        "target": 2**20, "longest": 2**24}   # fmt: skip
+"""The largest, so that a slip of the finger does not fill the memory; 2³² − 1 where nothing is said."""
+
+
+def _check_counts(options: argparse.Namespace) -> None:
+    """Raise before any work begins: `reproduce --limit -1` would else train first."""
+    for name, value in vars(options).items():
+        if type(value) is not int:
+            continue
+        flag, least, most = f"--{name.replace('_', '-')}", LEAST.get(name, 0), MOST.get(name, 2**32 - 1)
+        if value < least:
+            raise UserError(f"{flag} must be {least} or more, got {value}.")
+        if value > most:
+            raise UserError(f"{flag} must be at most {most:,}, got {value:,}.")
 
 
 def _failed(error: Exception) -> int:

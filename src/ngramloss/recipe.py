@@ -169,6 +169,12 @@ _AT_LEAST = {
     "generation.no_repeat_ngram_size": 0,
 }  # fmt: skip
 _BELOW = {"train.seed": 2**32, "model.dropout": 1, "train.beta1": 1, "train.beta2": 1}
+_AT_MOST = {
+    "model.width": 2**16, "model.heads": 2**12, "model.feed_forward": 2**20, "model.encoder_layers": 2**10,
+    "model.decoder_layers": 2**10, "model.vocabulary": 2**24, "train.epochs": 10**9, "generation.num_beams": 2**12,
+}  # fmt: skip
+_WHOLE = 2**32
+"""Whole numbers are below this: what counts steps, rows and tokens is 64 bits wide and multiplies them."""
 _CHOICES = {
     "data.on_bad_row": ("error", "skip"),
     "data.splitter": ("pysbd", "newline", "period"),
@@ -252,7 +258,7 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         )
     try:
         settings = tomllib.loads(content.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
+    except (ValueError, RecursionError) as mistake:   # not TOML, not UTF-8, too deep, a number of thousands of digits
         raise UserError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
     _drop_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
@@ -278,7 +284,7 @@ def toml_value(text: str) -> Any:
     """What is written after ``=``: a TOML value, or plain text where it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -368,6 +374,9 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 def _typed(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
     """The value in its type, or None and a mistake."""
+    if isinstance(value, int) and not isinstance(value, bool) and kind in (int, float) and abs(value) >= _WHOLE:
+        mistakes.append(f"{key}: must be below {_WHOLE:,}, got {_few_digits(value)}.")
+        return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, float) and not math.isfinite(value):
@@ -383,6 +392,11 @@ def _typed(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
     return None
 
 
+def _few_digits(value: int) -> str:
+    """A number that may have thousands of digits, as 1e+30."""
+    return f"{value:,}" if abs(value) < 10**18 else f"about {'-' * (value < 0)}10^{int(math.log10(abs(value)))}"
+
+
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
     values = dict(_flat(recipe))
     for key, least in _AT_LEAST.items():
@@ -391,6 +405,9 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
     for key, most in _BELOW.items():
         if not values[key] < most:
             yield f"{key}: must be below {most}, got {values[key]}."
+    for key, most in _AT_MOST.items():
+        if values[key] > most:
+            yield f"{key}: must be at most {most:,}, got {values[key]:,}."
     for key, choices in _CHOICES.items():
         if values[key] not in choices:
             yield f"{key}: must be one of {', '.join(choices)}, got {values[key]!r}."

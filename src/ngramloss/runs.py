@@ -116,7 +116,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
+    except (ValueError, RecursionError) as mistake:
         raise UserError(f"{path} is not TOML: {str(mistake).rstrip('.')}.") from None
 
 
