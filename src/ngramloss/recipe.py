@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
 
 
@@ -328,7 +329,7 @@ def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
         else:
             example = next(iter(get_type_hints(SECTIONS[key])))
             mistakes.append(f"{key}: is a section of settings, such as {key}.{example}, got {value!r}.")
-    mistakes += [_unknown(key, kinds) for key in values if key not in kinds]
+    mistakes += [_unknown(escape.name(key), kinds) for key in values if key not in kinds]
     typed = {key: _typed(key, values[key], kind, mistakes) for key, kind in kinds.items() if key in values}
     typed = {key: value for key, value in typed.items() if value is not None}
     sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in get_type_hints(kind)

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss import escape
 from ngramloss.errors import UserError
 from ngramloss.files import whole_rows
 from ngramloss.metrics.scores import signature
@@ -66,7 +67,7 @@ def run(folder: Path) -> Run:
     model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}   # not now
     trained = {**recipe, "model": model, "train": {key: value for key, value in train.items() if key != "seed"}}
     kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # TOML has dates
-    return Run(folder, str(label), seed if isinstance(seed, int) else None, kind, recipe, generation)
+    return Run(folder, escape.name(str(label)), seed if isinstance(seed, int) else None, kind, recipe, generation)
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
@@ -101,8 +102,9 @@ def written_by(run: Run) -> str:
              "split": known.get("split"), "documents": known.get("documents"), "fingerprint": known.get("fingerprint")}
     search = {key: run.search[key] for key in SEARCH if run.search.get(key) is not None}
     versions = _section(known, "versions")
-    return signature("generation", **{name: value for name, value in facts.items() if value is not None}, **search,
-                     **{name: versions[name] for name in ("transformers", "ngramloss") if name in versions})
+    said = {name: value for name, value in facts.items() if value is not None} | search | {
+        name: versions[name] for name in ("transformers", "ngramloss") if name in versions}
+    return escape.name(signature("generation", **said))
 
 
 def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
