@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ngramloss
-from ngramloss import card, cli, escape, recipe
+from ngramloss import card, cli, escape, recipe, scoring, systems
+from ngramloss import tables as score_tables
 from ngramloss.corpus import newswire
 from ngramloss.report import tables as page_tables
 
@@ -162,13 +163,27 @@ def test_a_hostile_objective_and_writer_of_a_run_are_shown_as_text(tmp_path, for
         folder = tmp_path / f"run{seed}"
         folder.mkdir()
         (folder / "recipe.toml").write_text(f"objective = {json.dumps(HOSTILE + chr(10) + 'forged')}\n[train]\nseed = {seed}\n")
-        (folder / "generation.json").write_text(json.dumps({"model": HOSTILE, "data": HOSTILE, "generation": {"num_beams": 4}}))
+        (folder / "generation.json").write_text(json.dumps({"model": HOSTILE, "data": "\nforged", "generation": {"num_beams": 4}}))
         (folder / "references.jsonl").write_text('{"id": "1", "reference": "the cat sat"}\n')
         (folder / "predictions.jsonl").write_text('{"id": "1", "prediction": "the cat sat"}\n')
     assert cli.main(["score", *(str(tmp_path / f"run{seed}") for seed in (1, 2)), *form]) == 0
     out, _ = printed(capsys)
     assert "\nforged" not in out
     assert r"x1b[2J" in out
+
+
+def test_reasons_in_json_are_json_that_no_terminal_obeys(files):
+    result = scoring.scored(systems.aligned(files / "refs.jsonl", [files / "good.jsonl"]), samples=2, shuffles=1)
+    text = score_tables.as_json(result._replace(absent={"wmd": HOSTILE}))
+    assert json.loads(text)["absent"] == {"wmd": HOSTILE}
+    assert not OBEYED.search(text)
+
+
+@pytest.mark.parametrize("asked", ["tset.jsonl", "zzzz.jsonl"])
+def test_a_hostile_file_beside_the_one_asked_for_is_shown_as_text(tmp_path, asked, capsys):
+    (tmp_path / "test\nforged.jsonl").touch()
+    assert cli.main(["data", "stats", str(tmp_path / asked)]) == 2
+    assert "\nforged" not in printed(capsys)[1]
 
 
 def test_a_hostile_metric_option_is_shown_as_text(files, capsys):
