@@ -245,6 +245,19 @@ def test_bench_step_refuses_a_model_folder_with_code(planted, marker, capsys):
     assert marker.exists()
 
 
+def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = ["train.max_steps=1", "train.batch_size=2", "train.eval_every=0", "data.max_source=32", "data.max_target=16",
+             "generation.max_length=12", "generation.num_beams=1"]   # fmt: skip
+    arguments = ["reproduce", "table2", "--data", data, "--model", planted, "--objectives", "ce", "--limit", 2,
+                 *(word for one in small for word in ("--set", one))]   # fmt: skip
+    assert ran(*arguments) == 2
+    assert "say --trust-remote-code on the command line" in capsys.readouterr().err
+    assert not marker.exists()
+    assert ran(*arguments, "--trust-remote-code") == 0
+    assert marker.exists()
+
+
 def test_bench_step_has_no_size_for_scratch(capsys):
     assert ran("bench", "step", "--model", "scratch") == 2
     assert "scratch has no size here. Use bart-base, bart-tiny, a folder or a hub id." in capsys.readouterr().err
