@@ -98,6 +98,32 @@ def test_bench_refuses_what_it_cannot_measure(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--limit", "-1"], "--limit must be 0 or more, got -1."),
+        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--limit", str(2**40)], "--limit must be at most 4,294,967,295, got 1,099,511,627,776."),
+        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0."),
+        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--batch-size", str(10**9)], "--batch-size must be at most 65,536, got 1,000,000,000."),
+        (["data", "stats", "newswire", "--limit", "-1"], "--limit must be 0 or more, got -1."),
+        (["reproduce", "cases", "--data", "newswire", "--runs", "x", "--limit", "-1"], "--limit must be 0 or more, got -1."),
+        (["reproduce", "cases", "--data", "newswire", "--runs", "x", "--seeds", "0"], "--seeds must be 1 or more, got 0."),
+        (["reproduce", "cases", "--data", "newswire", "--runs", "x", "--seeds", "1000000"], "--seeds must be at most 1,000, got 1,000,000."),
+        (["score", "a.jsonl", "--samples", "0"], "--samples must be 1 or more, got 0."),
+        (["score", "a.jsonl", "--samples", str(10**12)], "--samples must be at most 1,000,000, got 1,000,000,000,000."),
+        (["report", "a.jsonl", "--shuffles", "-1"], "--shuffles must be 0 or more, got -1."),
+        (["score", "a.jsonl", "--seed", "-1"], "--seed must be 0 or more, got -1."),
+        (["bench", "step", "--model", "bart-tiny", "--batch", str(10**9)], "--batch must be at most 65,536, got 1,000,000,000."),
+        (["bench", "ngrams", "--longest", str(10**12)], "--longest must be at most 16,777,216, got 1,000,000,000,000."),
+    ],
+)
+def test_a_number_out_of_range_is_told_before_any_work(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch):
     from ngramloss.bench import head
 
@@ -136,7 +162,7 @@ def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypat
 
     from ngramloss.bench import step
 
-    monkeypatch.setattr(step, "built", lambda name: tiny("t5"))
+    monkeypatch.setattr(step, "built", lambda name, **_: tiny("t5"))
     assert main(["bench", "step", "--loops", "--source", "8", "--target", "8", "--device", "cpu"]) == 2
     assert "the paper's loops are written for BART, not for T5ForConditionalGeneration. Leave --loops out." in capsys.readouterr().err
 
@@ -238,7 +264,7 @@ def training(monkeypatch):
 
     seen = {"outcome": run.Outcome(Path("folder"), True, 3, 0)}
 
-    def train(settings, folder, *, fresh, say):
+    def train(settings, folder, *, fresh, say, trust_remote_code):
         seen.update(settings=settings, folder=folder, fresh=fresh)
         say("a sentence")
         if isinstance(seen["outcome"], BaseException):
@@ -291,7 +317,7 @@ def test_a_bug_of_ours_shows_its_traceback_and_is_not_blamed_on_the_user(trainin
 def test_a_finished_demo_shows_its_scores_beside_the_floors(training, capsys, monkeypatch):
     from ngramloss import floors
 
-    def looked_at(folder, *, progress):
+    def looked_at(folder, *, progress, trust_remote_code):
         progress(floors.ITEMS)
         items = floors.newswire.items("test", 4)
         return items, [item.summary for item in items]
@@ -378,7 +404,7 @@ def test_stats_counts_every_text_once_on_its_line(monkeypatch, capsys, data):
     ("arguments", "message"),
     [
         (["nowhere.jsonl"], "error: "),
-        (["newswire", "--limit", "-1"], "error: limit must be 0 (all rows) or more, got -1.\n"),
+        (["newswire", "--limit", "-1"], "error: --limit must be 0 or more, got -1.\n"),
         (["newswire", "--split", "tset"], "tset"),
     ],
 )

@@ -175,7 +175,7 @@ def test_repr_gives_the_written_form_back(written, canonical):
     assert JointLoss(canonical).terms == JointLoss(written).terms
 
 
-@given(st.lists(st.sampled_from(CASES), min_size=1, max_size=4, unique_by=repr), st.floats(0, 1e9))
+@given(st.lists(st.sampled_from(CASES), min_size=1, max_size=4, unique_by=repr), st.just(0.0) | st.floats(1e-37, 1e38))
 @settings(max_examples=60, deadline=None)
 def test_every_list_of_terms_survives_being_written_and_read(cases, weight):
     terms = tuple(Term(c.term.name, c.term.n, weight, c.term.variant, c.term.options) for c in cases)
@@ -224,6 +224,13 @@ def test_copies_and_pickles():
         ("nan*ce", r"the weight of ce must be finite and not negative, got nan"),
         ("inf*ce", r"the weight of ce must be finite and not negative, got inf"),
         ("1e999*ce", r"the weight of ce must be finite and not negative, got inf"),
+        ("1e39*ce", r"the weight of ce must be 0 or from 1\.18e-38 to 3\.4e\+38, got 1e\+39: in fp32, in which losses are added, it becomes infinite"),
+        ("ce + 1e-50*matches(2)", r"the weight of matches must be 0 or from .*, got 1e-50: in fp32, in which losses are added, it becomes 0\. Give"),
+        ("ce(smoothing=1e-50)", r"smoothing of ce must be 0 or at least 1\.18e-38, got 1e-50: in fp32 it becomes 0"),
+        ("matches(1025)", r"matches takes n of at most 1,024, got 1,025: an n-gram longer than every reference is never found .* Lower n; the paper"),
+        (f"bag({10**30})", r"bag takes n of at most 1,024, got 1,000,000,000,000,000,"),
+        ("ce + bleu(1,300000)", r"bleu takes n of at most 1,024, got 300,000"),
+        (f"matches({'9' * 5000})", r"expected n of at most 1,024, got '999"),
         ("matches(2):relased", r"matches has no variant 'relased'\. Did you mean 'released'\? Choose from released"),
         ("rewards(2):released", r"rewards has no variant 'released'\. Leave it out: it has none"),
         ("ce(smoothin=0.1)", r"ce has no option 'smoothin'\. Did you mean 'smoothing'\? It takes smoothing"),
@@ -258,6 +265,7 @@ def test_a_mistake_in_the_written_form_is_explained(written, message):
         (lambda: Term("ce", weight=True), TypeError, r"the weight of ce must be a number, got True"),
         (lambda: Term("matches", True), TypeError, r"matches needs a whole number for n, got True"),
         (lambda: Term("ce", options={"smoothing": "0.1"}), ValueError, r"smoothing of ce must be a share .* got '0\.1'"),
+        (lambda: Term("ce", weight=10**400), ValueError, r"the weight of ce must be 0 or from .* to 3\.4e\+38, got 1000"),
         (lambda: Term("matches", (2.0,)), TypeError, r"matches needs a whole number for n, got 2\.0"),
     ],
 )
@@ -301,6 +309,10 @@ def test_bad_logits_or_labels_are_explained(logits, labels, error, message):
         ({"softcap": float("inf")}, ValueError, r"softcap must be a positive finite number or None, got inf"),
         ({"num_tokens": -1}, ValueError, r"num_tokens must be a count of 0 or more, got -1"),
         ({"num_sequences": float("nan")}, ValueError, r"num_sequences must be a count of 0 or more, got nan"),
+        ({"num_tokens": torch.tensor(-1)}, ValueError, r"num_tokens must be a count of 0 or more, got -1"),
+        ({"num_sequences": torch.tensor([-0.5])}, ValueError, r"num_sequences must be a count of 0 or more, got -0\.5"),
+        ({"num_tokens": torch.tensor(float("nan"))}, ValueError, r"num_tokens must be a count of 0 or more, got nan"),
+        ({"num_tokens": torch.tensor(float("inf"))}, ValueError, r"num_tokens must be a count of 0 or more, got inf"),
         ({"num_tokens": torch.ones(2)}, ValueError, r"num_tokens must be one number, got a tensor of shape \[2\]"),
     ],
 )
@@ -319,6 +331,20 @@ def test_labels_of_any_integer_kind_are_taken(dtype):
         assert torch.equal(loss_fn(logits, labels.to(dtype)), loss_fn(logits, labels))
         watched = loss_fn.diagnose(logits, labels.to(dtype))
         assert all(torch.equal(watched[name], value) for name, value in loss_fn.diagnose(logits, labels).items())
+
+
+def test_a_negative_count_is_refused_inside_compiled_code():
+    loss_fn = JointLoss("ce")
+    loss = torch.compile(lambda count: loss_fn(*GOOD, num_tokens=count), backend="eager", fullgraph=True)
+    assert loss(torch.tensor(6)) > 0
+    with pytest.raises(RuntimeError, match="num_tokens must be a count of 0 or more"):
+        loss(torch.tensor(-6))
+
+
+def test_the_least_and_the_largest_weight_that_fp32_has_are_taken():
+    tiny, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+    assert [Term("ce", weight=weight).weight for weight in (0, tiny, most)] == [0, tiny, most]
+    assert Term("matches", (1024,)).n == (1024,)
 
 
 def test_counts_may_be_fractions():

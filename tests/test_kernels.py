@@ -37,6 +37,19 @@ def test_kernel_and_formula_agree_in_value_and_gradient(case, batch):
 
 
 @pytest.mark.parametrize("case", WITH_KERNEL, ids=repr)
+def test_n_above_t_launches_nothing(case, monkeypatch):
+    monkeypatch.setattr(kernels, "_windows", None)
+    logits = torch.randn(2, 4, 3, device=DEVICE, requires_grad=True)
+    labels = torch.randint(0, 3, (2, 4), device=DEVICE)
+    stats = token_stats(logits, labels)
+    kind = kernels.KINDS[case.part.function.func]
+    for n in (5, 300_000, 10**30):
+        fast = kernels.windows(stats, labels, kind=kind, n=n)
+        assert torch.equal(fast, case.part.function.func(stats, labels, n=n))
+        assert not torch.autograd.grad(fast.sum(), logits, retain_graph=True)[0].any()
+
+
+@pytest.mark.parametrize("case", WITH_KERNEL, ids=repr)
 @pytest.mark.parametrize("T", [33, 70])
 def test_rows_longer_than_one_block_of_pairs(case, T):
     generator = torch.Generator().manual_seed(T)

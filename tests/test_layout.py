@@ -12,8 +12,8 @@ import ngramloss
 ROOT = Path(ngramloss.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
-    "version", "errors", "files", "run_folder", "stats", "objectives", "heads", "calls", "attachment", "log_parts", "explain", "bench", "corpus", "metrics", "doctor", "recipe",
-    "batch", "models", "trainer", "checkpoints", "significance", "runs", "audit", "systems", "kept", "scoring", "tables", "watching", "card", "run", "generate", "seen", "predictions", "floors", "paper", "report", "reproduce", "released", "cli", "__init__", "__main__",
+    "version", "errors", "escape", "files", "run_folder", "stats", "objectives", "heads", "calls", "attachment", "log_parts", "explain", "corpus", "metrics", "doctor", "recipe",
+    "batch", "models", "bench", "trainer", "checkpoints", "significance", "runs", "audit", "systems", "kept", "scoring", "tables", "watching", "card", "run", "generate", "seen", "predictions", "floors", "paper", "report", "reproduce", "released", "cli", "__init__", "__main__",
 ]
 
 

@@ -314,8 +314,8 @@ def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, m
     (saved / "config.json").write_text(json.dumps(config))
     (saved / "code_of_mine.py").write_text(CODE)
     told = refused(Model(name=str(saved)), tokenizer)
-    assert told.endswith("It brings code of its own; if you trust it, say --set model.trust_remote_code=true.")
-    trusted = models.load(Model(name=str(saved), trust_remote_code=True), tokenizer)
+    assert told.endswith("It brings code of its own; if you trust it, say --trust-remote-code on the command line.")
+    trusted = models.load(Model(name=str(saved)), tokenizer, trust_remote_code=True)
     assert type(trusted).__name__ == "MineForWriting"
 
 

@@ -1,12 +1,13 @@
 """What every objective must do, whichever it is."""
 
+import oracle
 import pytest
 import torch
 from cases import CASES, batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ngramloss import OBJECTIVES, JointLoss, TokenStats, token_stats
+from ngramloss import OBJECTIVES, JointLoss, Term, TokenStats, token_stats
 from ngramloss.objectives import ngrams
 
 each = pytest.mark.parametrize("case", CASES, ids=repr)
@@ -120,6 +121,37 @@ def test_a_reference_shorter_than_n_gives_the_stated_value_and_no_gradient(writt
     loss.backward()
     assert loss.item() == value
     assert not logits.grad.any()
+
+
+ABOVE_EVERY_T = [Term("matches", (2,)), Term("matches", (3,), variant="released"), Term("rewards", (2,)), Term("precision", (2,)),
+                 Term("precision", (2,), variant="released"), Term("bag", (2,)), Term("bag", (2,), variant="original"),
+                 Term("bag", (2,), variant="released"), Term("bleu", (2, 3)), Term("eisl", (2,))]   # fmt: skip
+
+
+@pytest.mark.parametrize("term", ABOVE_EVERY_T, ids=str)
+@given(batch=batches(), more=st.sampled_from([1, 2, 300_000, 10**9, 10**30]))
+@settings(max_examples=20, deadline=500)
+def test_n_above_t_costs_nothing_and_is_as_a_reference_without_windows(term, batch, more):
+    n = batch.labels.shape[1] + more
+    (part,) = term.parts
+    given_n = (n, n + 1) if term.name == "bleu" else n
+    logits = batch.logits.clone().requires_grad_()
+    stats = token_stats(logits, batch.labels, needs=term.needs)
+    computed = part.function.func(stats, batch.labels, n=given_n)
+    p = [[list(row) for row in sequence.softmax(-1).unbind()] for sequence in batch.logits.unbind()]
+    variant = f"{term.name}_{term.variant}" if term.variant else term.name
+    smallest = (len(p[0]) + 1,) if term.name == "bleu" else len(p[0]) + 1   # the oracle's loops end sooner, with as many windows
+    for value, row, labels in zip(computed, p, batch.labels.tolist(), strict=True):
+        assert value == float(getattr(oracle, variant)(row, labels, smallest))
+    (computed.sum() + stats.lse.sum() * 0).backward()
+    assert not logits.grad.any()
+
+
+def test_an_objective_with_n_beyond_the_batch_trains_as_without_that_n():
+    logits, labels = torch.randn(2, 6, 9, requires_grad=True), torch.randint(0, 9, (2, 6))
+    gradients = [torch.autograd.grad(JointLoss(written)(logits, labels), logits)[0]
+                 for written in ("ce + matches(2)", "ce + matches(2,1024) + bag(1000) + rewards(7) + eisl(1024) + bleu(1024)")]
+    torch.testing.assert_close(*gradients)
 
 
 @each

@@ -95,7 +95,7 @@ def test_markdown_is_one_table():
     assert lines[-1].startswith("| BART-base (paper) | 41.63 |")
     data = sample(0)
     data["systems"][1]["label"] = "a | b\n*c*"
-    assert tables.copies(data)["markdown"]["rows"][0].startswith(r"| a \| b \*c\* | ")
+    assert tables.copies(data)["markdown"]["rows"][0].startswith(r"| a \| b\\n\*c\* | ")
 
 
 def test_csv_reads_back_with_every_figure_in_full():

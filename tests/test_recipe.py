@@ -44,7 +44,7 @@ def test_the_papers_recipes_have_the_papers_settings(name, data):
         fsdp=False,
     )
     assert paper.data == Data(name=data, separator="auto", prefix="", max_source=1024, max_target=128, limit=0)
-    assert paper.model == Model(name="facebook/bart-base", trust_remote_code=False)
+    assert paper.model == Model(name="facebook/bart-base")
     assert paper.objective == "ce + matches(2,3,4)"
 
 
@@ -119,6 +119,15 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("train.learning_rate=inf", "train.learning_rate: must be finite, got inf."),
         ("generation.length_penalty=nan", "generation.length_penalty: must be finite, got nan."),
         ("train.learning_rate=-1e-5", "train.learning_rate: must be at least 0, got -1e-05."),
+        (f"train.batch_size={10**30}", "train.batch_size: must be below 4,294,967,296, got about 10^30."),
+        (f"train.batch_size={-10**30}", "train.batch_size: must be below 4,294,967,296, got about -10^30."),
+        (f"train.max_steps={2**40}", "train.max_steps: must be below 4,294,967,296, got 1,099,511,627,776."),
+        (f"train.learning_rate={10**400}", "train.learning_rate: must be below 4,294,967,296, got about 10^400."),
+        (f"train.batch_size={'9' * 5000}", "train.batch_size: must be a whole number, got '9999"),
+        ("model.width=1_000_000", "model.width: must be at most 65,536, got 1,000,000."),
+        ("model.vocabulary=100_000_000", "model.vocabulary: must be at most 16,777,216, got 100,000,000."),
+        ("train.epochs=1e300", "train.epochs: must be at most 1,000,000,000, got 1e+300."),
+        ("objective=matches(300000)", "objective: matches takes n of at most 1,024, got 300,000"),
         ("train.compile=1", "train.compile: must be true or false, got 1."),
         ("train.report_to=wandb", "train.report_to: must be a list of texts, got 'wandb'."),
         ("train.report_to=[1]", "train.report_to: must be a list of texts, got [1]."),
@@ -316,7 +325,7 @@ def recipes(draw):
     return Recipe(
         "recipe",
         objective=draw(st.sampled_from(["ce", "ce + matches(2,3,4)", "1e-05*ce(smoothing=0.1) + bag(2):original"])),
-        data=Data(name=draw(TEXT), source=draw(TEXT), prefix=draw(TEXT), separator=draw(TEXT), limit=draw(st.integers(0, 10**12)),
+        data=Data(name=draw(TEXT), source=draw(TEXT), prefix=draw(TEXT), separator=draw(TEXT), limit=draw(st.integers(0, 2**32 - 1)),
                   on_bad_row=draw(st.sampled_from(["error", "skip"]))),
         model=Model(name=draw(TEXT), revision=draw(TEXT), dropout=draw(st.floats(0, 0.999)), copying=draw(st.booleans())),
         train=Train(learning_rate=draw(POSITIVE), epsilon=draw(POSITIVE), epochs=draw(st.floats(1e-9, 1e9)), seed=draw(st.integers(0, 2**32 - 1)),

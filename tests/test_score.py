@@ -260,7 +260,7 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
         (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from none, zh, 13a"),
         (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order should be a whole number, got True"),
         (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrF needs a word_order of 0 or more, got -1"),
-        (["--samples", "0"], "samples must be 1 or more, got 0"),
+        (["--samples", "0"], "--samples must be 1 or more, got 0"),
         (["--per-document", "nowhere/x.jsonl"], "there is no folder nowhere to write x.jsonl into"),
         (["--per-document", "."], ". is a folder; name a file to write"),
     ],

@@ -69,7 +69,7 @@ def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:
 
     package = needed("transformers", "counting tokens", "hf")
     try:
-        loaded = package.AutoTokenizer.from_pretrained(tokenizer)
+        loaded = package.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"there is no tokenizer {tokenizer}: {reason} Give a folder or a hub id.") from None

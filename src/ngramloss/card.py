@@ -9,6 +9,7 @@ from typing import Any
 
 from ngramloss import checkpoints, recipe
 from ngramloss.corpus.origins import canonical
+from ngramloss.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.version import __version__, installed
 
@@ -38,14 +39,15 @@ def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], cho
     versions["Python"] = platform.python_version()
     left = deviations(settings, prepared["machine"]["precision"])
     lines = [
-        f"# {settings.slug}", "",
-        f"`{settings.objective}` on `{settings.data.name}`, from `{settings.model.name}`. "
+        f"# {in_markdown(settings.slug)}", "",
+        f"{as_code(settings.objective)} on {as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
         f"Weights of step {step} ({why}) of {facts['step']}.", "",
         "## Data", "", "| split | examples | left out | fingerprint |", "|---|---|---|---|",
         *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
           for name, split in prepared["splits"].items()),
         "", "## Deviations from the paper", "", *(f"* {line}" for line in left),
-        "", "## Machine", "", *(f"* {name}: {value}" for name, value in prepared["machine"].items()),
+        "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
+        *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
         "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()), "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
@@ -56,11 +58,11 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
     """Every setting that is not the paper's, and what the paper leaves open."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
     silent = ("objective", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
-    given = [f"`{line.replace(' → ', '`, here `')}`" for line in recipe.differences(paper, settings)
-             if not line.startswith(silent)]
+    lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(silent)]
+    given = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
     model = settings.model
     if model.name != paper.model.name:
-        given.insert(0, f"The model is `{model.name}`; the paper fine-tunes BART-base.")
+        given.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
     if model.name == "scratch":
         given.insert(1, f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
                      f"{model.decoder_layers} layers, {model.vocabulary:,} pieces, init_std {model.init_std:g}.")

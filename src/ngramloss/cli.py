@@ -7,8 +7,9 @@ import io
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.version import __version__, lacking
 
@@ -187,37 +188,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):   # a terminal that has no ± shows ? and keeps the figures
         sys.stdout.reconfigure(errors="replace")
     try:
+        _check_counts(options)
         return int(options.run_verb(options))
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except UserError as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        _tell(f"error: {mistake}")
         return 2
     except KeyboardInterrupt:
-        print("stopped.", file=sys.stderr)
+        _tell("stopped.")
         return 130
     except Exception as error:
         return _failed(error)
+
+
+LEAST = {"batch_size": 1, "seeds": 1, "samples": 1}
+"""The smallest value of whole numbers on the command line; 0 where nothing is said."""
+MOST = {"batch_size": 2**16, "batch": 2**16, "seeds": 1000, "samples": 10**6, "shuffles": 10**6, "source": 2**20,
+        "target": 2**20, "longest": 2**24}   # fmt: skip
+"""The largest, so that a slip of the finger does not fill the memory; 2³² − 1 where nothing is said."""
+
+
+def _check_counts(options: argparse.Namespace) -> None:
+    """Raise before any work begins: `reproduce --limit -1` would else train first."""
+    for name, value in vars(options).items():
+        if type(value) is not int:
+            continue
+        flag, least, most = f"--{name.replace('_', '-')}", LEAST.get(name, 0), MOST.get(name, 2**32 - 1)
+        if value < least:
+            raise UserError(f"{flag} must be {least} or more, got {value}.")
+        if value > most:
+            raise UserError(f"{flag} must be at most {most:,}, got {value:,}.")
 
 
 def _failed(error: Exception) -> int:
     """Say what failed: a package or the system in a sentence, anything else as the bug of ours that it is."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
-        print(f"error: {lacking(error)}", file=sys.stderr)
+        _tell(f"error: {lacking(error)}")
     elif isinstance(error, OSError):   # a full disk, a folder that cannot be written
-        print(f"error: {_refusal(error)}", file=sys.stderr)
+        _tell(f"error: {_refusal(error)}")
     else:
-        traceback.print_exception(error)
-        print("error: this is a bug in ngramloss, not a mistake of yours. Please report it with the lines above and "
-              "what `ngramloss doctor` prints.", file=sys.stderr)
+        _tell("".join(traceback.format_exception(error)).rstrip("\n"))
+        _tell("error: this is a bug in ngramloss, not a mistake of yours. Please report it with the lines above and "
+              "what `ngramloss doctor` prints.")
     return 1
+
+
+# Everything that is printed goes through these two: names from files of strangers stay text in the terminal.
+
+
+def _print(result: object) -> None:
+    print(escape.for_terminal(str(result)), flush=True)
+
+
+def _tell(sentence: object) -> None:
+    print(escape.for_terminal(str(sentence)), file=sys.stderr)
+
+
+def _show_progress(what: str) -> None:
+    """Put this in the place of the terminal's last line."""
+    print(f"\r\033[K{escape.name(what)}", end="", file=sys.stderr, flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(escape.for_terminal(message))
 
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their options. Importing torch waits until a verb runs."""
-    root = argparse.ArgumentParser(
+    root: argparse.ArgumentParser = _Parser(
         prog="ngramloss", description="N-gram training objectives at the price of cross-entropy."
     )
     root.add_argument("--version", action="version", version=f"ngramloss {__version__}")
@@ -243,6 +285,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings, and stop")
+    _add_trust(train)
     train.set_defaults(run_verb=_train)
 
     generate = _verb(verbs, "generate", "write summaries of a split", GENERATE, GENERATE_EXAMPLES)
@@ -260,6 +303,7 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--limit", type=int, default=0, metavar="N", help="at most N documents")
     generate.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: %(default)s")
     generate.add_argument("--out", metavar="DIR", help="default: the run's folder")
+    _add_trust(generate)
     generate.set_defaults(run_verb=_generate)
 
     score = _verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
@@ -290,6 +334,7 @@ def parser() -> argparse.ArgumentParser:
         help="a setting of the recipe, or METRIC.OPTION of a metric in --metrics; repeatable",
     )
     again.add_argument("--metrics", default="", metavar="NAMES", help="besides rouge, bleu, chrf and shape")
+    _add_trust(again)
     again.set_defaults(run_verb=_reproduce)
 
     bring = _verb(verbs, "import", "bring in summaries that others released", IMPORT, IMPORT_EXAMPLES)
@@ -346,6 +391,7 @@ def parser() -> argparse.ArgumentParser:
     step.add_argument("--precision", choices=choices, help="mixed, or pure (default: bf16 on a GPU)")
     step.add_argument("--loops", action="store_true", help="the paper's own loops as well")
     step.add_argument("--json", metavar="FILE", help="write every figure")
+    _add_trust(step)
     _add_device(step)
     step.set_defaults(run_verb=_bench_step)
 
@@ -376,6 +422,13 @@ def _add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
     verb.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
 
 
+def _add_trust(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--trust-remote-code", action="store_true",
+        help="run code that comes with the model, this time; no file can give this consent",
+    )
+
+
 def _add_device(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
 
@@ -391,7 +444,7 @@ def _verb(
 def _explain(options: argparse.Namespace) -> int:
     from ngramloss.explain import explain
 
-    print(explain(options.reference, options.candidate, options.objective, options.confidence))
+    _print(explain(options.reference, options.candidate, options.objective, options.confidence))
     return 0
 
 
@@ -399,7 +452,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from ngramloss.doctor import report
 
     for line in report():
-        print(line)
+        _print(line)
     return 0
 
 
@@ -412,35 +465,38 @@ def _train(options: argparse.Namespace) -> int:
     overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
     settings = recipe.load(options.recipe, overrides)
     if options.show:
-        print(recipe.dump(settings), end="")
+        _print(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0
     from ngramloss import run
 
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
-        outcome = run.train(settings, folder, fresh=options.fresh, say=lambda text: print(text, file=sys.stderr))
+        outcome = run.train(
+            settings, folder, fresh=options.fresh, say=_tell,
+            trust_remote_code=options.trust_remote_code,
+        )  # fmt: skip
     except run.Stopped:
         return 1
     except run.Diverged as reason:
-        print(f"error: {reason}", file=sys.stderr)
+        _tell(f"error: {reason}")
         return 1
     if not outcome.finished:
         return 130
     if settings.data.name == "newswire" and os.environ.get("RANK", "0") == "0":
-        _print_floors(settings, folder)
+        _print_floors(settings, folder, options.trust_remote_code)
     return 0
 
 
-def _print_floors(settings: recipe.Recipe, folder: Path) -> None:
+def _print_floors(settings: recipe.Recipe, folder: Path, trust_remote_code: bool) -> None:
     from tqdm import tqdm
 
     from ngramloss import floors
 
     with tqdm(total=floors.ITEMS, desc="writing summaries of test items", unit=" items", leave=False) as bar:
-        items, predictions = floors.looked_at(folder, progress=bar.update)
-    print(f"{floors.ITEMS} test items of newswire; on text made of templates read ROUGE against the floors:")
+        items, predictions = floors.looked_at(folder, progress=bar.update, trust_remote_code=trust_remote_code)
+    _print(f"{floors.ITEMS} test items of newswire; on text made of templates read ROUGE against the floors:")
     for line in floors.table(floors.rows(items, predictions, settings.objective)):
-        print(line)
+        _print(line)
 
 
 def _data_stats(options: argparse.Namespace) -> int:
@@ -454,7 +510,7 @@ def _data_stats(options: argparse.Namespace) -> int:
 
     def show(split: str, done: int, total: int) -> None:
         if split not in bars:
-            bars[split] = tqdm(total=total, desc=f"counting {split}", unit=" texts", leave=False)
+            bars[split] = tqdm(total=total, desc=f"counting {escape.name(split)}", unit=" texts", leave=False)
         bars[split].update(done - bars[split].n)
 
     found = corpus.measurement(
@@ -465,8 +521,8 @@ def _data_stats(options: argparse.Namespace) -> int:
         bar.close()
     for rows in found.skipped.values():
         for bad in rows:
-            print(f"skipped {bad}", file=sys.stderr)
-    print(json.dumps(found.record(), indent=1, ensure_ascii=False) if options.json else found)
+            _tell(f"skipped {bad}")
+    _print(escape.in_json(json.dumps(found.record(), indent=1, ensure_ascii=False)) if options.json else found)
     return 0
 
 
@@ -484,7 +540,7 @@ def _generate(options: argparse.Namespace) -> int:
     overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
     work = predictions.job(
         model, data=options.data, split=options.split, preset=options.preset, overrides=overrides,
-        limit=options.limit, batch_size=options.batch_size,
+        limit=options.limit, batch_size=options.batch_size, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     if options.out is None and not RunFolder(Path(model)).recipe.exists():
         raise UserError("say where to write with --out DIR; only a run's folder is its own place.")
@@ -499,7 +555,7 @@ def _generate(options: argparse.Namespace) -> int:
     finally:
         for bar in bars:
             bar.close()
-    print(path)
+    _print(path)
     return 0
 
 
@@ -512,7 +568,7 @@ def _score(options: argparse.Namespace) -> int:
         tables.write_documents(result, kept)
     forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
-    print(form(result))
+    _print(form(result))
     return 1 if result.absent and not result.figures else 0
 
 
@@ -524,7 +580,7 @@ def _report(options: argparse.Namespace) -> int:
     if Path(options.out).is_file():
         raise UserError(f"{options.out} is a file; -o needs a folder, which will be made.")
     result, texts = _scored(options)
-    print(page.written(gathered.gathered(result, texts, title=options.title), Path(options.out)))
+    _print(page.written(gathered.gathered(result, texts, title=options.title), Path(options.out)))
     return 0
 
 
@@ -538,7 +594,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     data = options.data or reproduce.chosen_data()
     if options.table == "table1":
         names = [data] if options.data or data == reproduce.SMALL else ["cnn_dailymail", "xsum"]
-        print(reproduce.table1(names, limit=options.limit))
+        _print(reproduce.table1(names, limit=options.limit))
         return 0
     chosen = [name for name in options.metrics.split(",") if name]
     of_metrics = [setting for setting in options.set if setting.partition(".")[0] in chosen]
@@ -551,18 +607,19 @@ def _reproduce(options: argparse.Namespace) -> int:
     with tqdm(unit=" documents", desc="writing", leave=False, disable=not sys.stderr.isatty()) as bar:
         done = reproduce.reproduced(
             plan, Path(options.out), options=_metric_options(of_metrics, chosen),
-            say=lambda text: bar.write(text, file=sys.stderr), progress=lambda count, _: bar.update(count),
+            say=lambda text: bar.write(escape.for_terminal(text), file=sys.stderr),
+            progress=lambda count, _: bar.update(count), trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
     if done is None:
         return 130
-    print(f"{plan.note}\n{reproduce.seen(done.result)}\n")
+    _print(f"{plan.note}\n{reproduce.seen(done.result)}\n")
     for line in tables.columns(reproduce.rows(done.result, plan)):
-        print(line)
+        _print(line)
     if options.table == "cases":
-        print(reproduce.cases(done.result, done.texts))
-    print(f"\n± half of the 95% interval over test documents{'; over seeds, their spread' * (options.seeds > 1)}. "
+        _print(reproduce.cases(done.result, done.texts))
+    _print(f"\n± half of the 95% interval over test documents{'; over seeds, their spread' * (options.seeds > 1)}. "
           f"* and **: differs from {done.result.names[0]} at 5% and 1% (both paired tests, Holm).")
-    print(done.page)
+    _print(done.page)
     return 0
 
 
@@ -581,17 +638,17 @@ def _scored(options: argparse.Namespace) -> tuple[scoring.Result, systems.Aligne
     references, documents = (Path(given) if given else None for given in (options.references, options.documents))
     texts = systems.aligned(references, [Path(path) for path in options.predictions], documents)
     for warning in texts.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        _tell(f"warning: {warning}")
     show = sys.stderr.isatty()
     result = scoring.scored(
         texts, chosen, options=settings, samples=options.samples, shuffles=options.shuffles, seed=options.seed,
         limits=limits, count=count,
-        progress=(lambda what: print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)) if show else None,
+        progress=_show_progress if show else None,
     )  # fmt: skip
     if show:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+        _show_progress("")
     for sentence in result.unkept:
-        print(f"warning: {sentence}", file=sys.stderr)
+        _tell(f"warning: {sentence}")
     return result, texts
 
 
@@ -627,10 +684,10 @@ def _import(options: argparse.Namespace) -> int:
     )
     released.write(found, out)
     for mark, count in found.marks.items():
-        print(f"note: {mark} parts sentences; it was seen {count} times.", file=sys.stderr)
+        _tell(f"note: {mark} parts sentences; it was seen {count} times.")
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
-    print(options.out)
+        _tell(f"note: {note}")
+    _print(options.out)
     return 0
 
 
@@ -659,14 +716,14 @@ def _bench_head(options: argparse.Namespace) -> int:
             raise UserError(f"unknown size {size!r}. Choose from {', '.join(head.SIZES)}.")
     dtype = getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
     title = f"{head.machine(device)}, {str(dtype).removeprefix('torch.')}"
-    print(title, flush=True)
+    _print(title)
     rows: list[head.Row] = []
     for row in head.measured(sizes, device, dtype, loops=options.loops):
         if not rows or row.size != rows[-1].size:
-            print(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<46}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/floor':>9}")
+            _print(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<46}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/floor':>9}")
         rows.append(row)
         figures = f"{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{row.to_stock:>9.2f}{row.to_floor:>9.2f}"
-        print(f"{row.what:<46}{row.why_not or figures}", flush=True)
+        _print(f"{row.what:<46}{row.why_not or figures}")
     if options.json:
         _write_json(options.json, {"machine": title, "rows": [row._asdict() for row in rows]})
     if options.plot:
@@ -681,15 +738,15 @@ def _bench_step(options: argparse.Namespace) -> int:
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
     settings = f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}"
     title = f"{settings}, {head.machine(device)}"
-    print(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}", flush=True)
+    _print(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}")
     rows = []
     for row in step.measured(
         options.model, options.objective, batch=options.batch, source=options.source, target=options.target,
-        precision=precision, device=device, loops=options.loops,
+        precision=precision, device=device, loops=options.loops, trust_remote_code=options.trust_remote_code,
     ):  # fmt: skip
         rows.append(row)
         figures = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"
-        print(f"{row.what:<46}{figures}", flush=True)
+        _print(f"{row.what:<46}{figures}")
     if options.json:
         _write_json(options.json, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0
@@ -700,7 +757,7 @@ def _bench_ngrams(options: argparse.Namespace) -> int:
 
     device = _device(options)
     for line in ngrams.measured(options.objective, batch=options.batch, longest=options.longest, device=device):
-        print(line, flush=True)
+        _print(line)
     return 0
 
 

@@ -38,13 +38,14 @@ def rows(items: Sequence[newswire.Item], predictions: Sequence[str], system: str
 
 
 def looked_at(
-    folder: Path, *, count: int = ITEMS, progress: Callable[[int], None] | None = None
+    folder: Path, *, count: int = ITEMS, progress: Callable[[int], None] | None = None, trust_remote_code: bool = False
 ) -> tuple[list[newswire.Item], list[str]]:
     """Test items, and what the run's model writes for them."""
     from ngramloss.generate import of_run
 
     items = newswire.items("test", count)
-    return items, of_run(folder, [item.document for item in items], progress=progress)
+    documents = [item.document for item in items]
+    return items, of_run(folder, documents, progress=progress, trust_remote_code=trust_remote_code)
 
 
 def table(rows: Sequence[Row]) -> list[str]:

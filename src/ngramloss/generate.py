@@ -24,10 +24,10 @@ class Written(NamedTuple):
     tokens: int
 
 
-def loaded(settings: Model, *, device: str | None = None) -> tuple[Any, Any]:
+def loaded(settings: Model, *, device: str | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
     """A trained model on its device, and its tokenizer."""
-    tokenizer, _ = models.load_tokenizer(settings, lambda: (), "")
-    model = models.load(settings, tokenizer)
+    tokenizer, _ = models.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
+    model = models.load(settings, tokenizer, trust_remote_code=trust_remote_code)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model, tokenizer
 
@@ -39,14 +39,15 @@ def model_of_run(folder: Path, settings: Model) -> Model:
 
 def of_run(
     folder: Path, texts: Sequence[str], *, device: str | None = None, batch_size: int = 32,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None, trust_remote_code: bool = False,
 ) -> list[str]:
     """What a finished run's model writes for each text, prepared as its training data were."""
     run = RunFolder(folder)
     if not run.finished:
         raise MissingFileError(f"there is no {run.model}. Make it with: ngramloss train RECIPE --run {folder}")
     settings = recipe.load(str(run.recipe))
-    model, tokenizer = loaded(model_of_run(folder, settings.model), device=device)
+    loading = model_of_run(folder, settings.model)
+    model, tokenizer = loaded(loading, device=device, trust_remote_code=trust_remote_code)
     data = settings.data
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
     return [one.text for one in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]

@@ -18,15 +18,23 @@ from ngramloss.recipe import Generation, Model
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
-def load(settings: Model, tokenizer: Any) -> Any:
-    """The model in fp32. One from scratch fits the tokenizer's vocabulary."""
+def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+    """The model in fp32. One from scratch fits the tokenizer's vocabulary.
+
+    Args:
+        settings: of the model.
+        tokenizer: of the model.
+        trust_remote_code: whether code that comes with the model may run; the caller's own choice, never a file's.
+    """
     if settings.name == "scratch":
         return from_scratch(settings, tokenizer)
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    options = {"revision": settings.revision, "trust_remote_code": trust_remote_code}
     with _explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **options)
+        if not trust_remote_code:
+            _refuse_foreign_kernels(config)
     if not getattr(config, "is_encoder_decoder", False):
         raise UserError(
             f"{settings.name} is a decoder-only model ({config.model_type}); recipes train encoder-decoders. Use "
@@ -38,18 +46,30 @@ def load(settings: Model, tokenizer: Any) -> Any:
         )
 
 
-def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str) -> tuple[Any, Path | None]:
+def _refuse_foreign_kernels(config: Any) -> None:
+    """A configuration may name a repository whose code computes attention."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part in parts:
+        kernel = str(getattr(part, "_attn_implementation", None))
+        if "/" in kernel:
+            raise UserError(f"its attention is code from {kernel}, which needs trust_remote_code")
+
+
+def load_tokenizer(
+    settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False
+) -> tuple[Any, Path | None]:
     """The tokenizer, and its folder where it was trained here.
 
     Args:
         settings: of the model.
         texts: gives the texts to train a tokenizer on.
         fingerprint: of those texts; the same content and settings give the tokenizer from the cache.
+        trust_remote_code: as in :func:`load`.
     """
     from transformers import AutoTokenizer
 
     if settings.name != "scratch":
-        options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+        options = {"revision": settings.revision, "trust_remote_code": trust_remote_code}
         with _explained(settings.name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
@@ -60,7 +80,7 @@ def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerpr
     if not folder.exists():
         with whole_folder(folder) as partial:
             trained_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
-    return AutoTokenizer.from_pretrained(folder), folder
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
 
 
 def trained_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
@@ -175,7 +195,7 @@ class _explained:
         reason = " ".join(str(error).split())
         folder = Path(self.name)
         if "trust_remote_code" in reason:
-            advice = "It brings code of its own; if you trust it, say --set model.trust_remote_code=true."
+            advice = "It brings code of its own; if you trust it, say --trust-remote-code on the command line."
         elif "safetensors" in reason and any(folder.glob("pytorch_model*.bin")):
             advice = "Only safetensors are read: load the model once in Python and save it with save_pretrained."
         elif folder.is_dir():

@@ -60,6 +60,7 @@ class Job(NamedTuple):
         preset: whose settings they are.
         limit: at most so many documents.
         batch_size: documents at a time.
+        trust_remote_code: whether code that comes with the model may run.
     """
 
     model: str
@@ -70,11 +71,12 @@ class Job(NamedTuple):
     preset: str | None
     limit: int
     batch_size: int
+    trust_remote_code: bool = False
 
 
 def job(
     model: str, *, data: str | None = None, split: str = "test", preset: str | None = None,
-    overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 16,
+    overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 16, trust_remote_code: bool = False,
 ) -> Job:
     """The job of a run with its own settings, or of another model with a preset's or its own."""
     if batch_size < 1:
@@ -102,7 +104,8 @@ def job(
         raise UserError("random-facts knows the templates of newswire alone; use lead-3 for other data.")
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
-    return Job(model, loading, chosen, split, settings.generation if searched else None, preset, limit, batch_size)
+    search = settings.generation if searched else None
+    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code)
 
 
 def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -212,7 +215,7 @@ def _writer(work: Job) -> Writer:
         return Writer(partial(_first_sentences, int(lead[1])), None, {"model": work.model, "sentences": "pysbd"})
     if work.model == "random-facts":
         return Writer(partial(_random_facts, work.split), None, {"model": work.model})
-    model, tokenizer = loaded(work.loading, device=_device())
+    model, tokenizer = loaded(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
     if work.generation is not None:
         from ngramloss.models import prepare_generation
 

@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
 
 
@@ -48,7 +49,6 @@ class Model:
     name: str = "facebook/bart-base"
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
     revision: str = "main"
-    trust_remote_code: bool = False
     architecture: str = "bart"
     width: int = 256
     encoder_layers: int = 3
@@ -170,6 +170,12 @@ _AT_LEAST = {
     "generation.no_repeat_ngram_size": 0,
 }  # fmt: skip
 _BELOW = {"train.seed": 2**32, "model.dropout": 1, "train.beta1": 1, "train.beta2": 1}
+_AT_MOST = {
+    "model.width": 2**16, "model.heads": 2**12, "model.feed_forward": 2**20, "model.encoder_layers": 2**10,
+    "model.decoder_layers": 2**10, "model.vocabulary": 2**24, "train.epochs": 10**9, "generation.num_beams": 2**12,
+}  # fmt: skip
+_WHOLE = 2**32
+"""Whole numbers are below this: what counts steps, rows and tokens is 64 bits wide and multiplies them."""
 _CHOICES = {
     "data.on_bad_row": ("error", "skip"),
     "data.splitter": ("pysbd", "newline", "period"),
@@ -253,8 +259,9 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         )
     try:
         settings = tomllib.loads(content.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
+    except (ValueError, RecursionError) as mistake:   # not TOML, not UTF-8, too deep, a number of thousands of digits
         raise UserError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
+    _drop_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
     if base is None:
         return settings
@@ -278,7 +285,7 @@ def toml_value(text: str) -> Any:
     """What is written after ``=``: a TOML value, or plain text where it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -297,6 +304,17 @@ def _override(settings: dict[str, Any], override: str) -> None:
         if not isinstance(place, dict):
             raise UserError(f"--set {override}: {section} is a setting, not a section.")
     place[last] = value
+    _drop_consent(settings, "--set")
+
+
+def _drop_consent(settings: dict[str, Any], where: str) -> None:
+    """Refuse settings that ask to run a model's code. Recipes of earlier versions write out that they do not."""
+    model = settings.get("model")
+    if isinstance(model, dict) and model.pop("trust_remote_code", False) is not False:
+        raise UserError(
+            f"{where} asks to run code that comes with the model (model.trust_remote_code). A setting cannot give that "
+            "consent: if you trust the model, leave the key out and say --trust-remote-code on the command line."
+        )
 
 
 def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
@@ -311,7 +329,7 @@ def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
         else:
             example = next(iter(get_type_hints(SECTIONS[key])))
             mistakes.append(f"{key}: is a section of settings, such as {key}.{example}, got {value!r}.")
-    mistakes += [_unknown(key, kinds) for key in values if key not in kinds]
+    mistakes += [_unknown(escape.name(key), kinds) for key in values if key not in kinds]
     typed = {key: _typed(key, values[key], kind, mistakes) for key, kind in kinds.items() if key in values}
     typed = {key: value for key, value in typed.items() if value is not None}
     sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in get_type_hints(kind)
@@ -357,6 +375,9 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 def _typed(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
     """The value in its type, or None and a mistake."""
+    if isinstance(value, int) and not isinstance(value, bool) and kind in (int, float) and abs(value) >= _WHOLE:
+        mistakes.append(f"{key}: must be below {_WHOLE:,}, got {_few_digits(value)}.")
+        return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, float) and not math.isfinite(value):
@@ -372,6 +393,11 @@ def _typed(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
     return None
 
 
+def _few_digits(value: int) -> str:
+    """A number that may have thousands of digits, as 1e+30."""
+    return f"{value:,}" if abs(value) < 10**18 else f"about {'-' * (value < 0)}10^{int(math.log10(abs(value)))}"
+
+
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
     values = dict(_flat(recipe))
     for key, least in _AT_LEAST.items():
@@ -380,6 +406,9 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
     for key, most in _BELOW.items():
         if not values[key] < most:
             yield f"{key}: must be below {most}, got {values[key]}."
+    for key, most in _AT_MOST.items():
+        if values[key] > most:
+            yield f"{key}: must be at most {most:,}, got {values[key]:,}."
     for key, choices in _CHOICES.items():
         if values[key] not in choices:
             yield f"{key}: must be one of {', '.join(choices)}, got {values[key]!r}."

@@ -128,7 +128,7 @@ def chosen_data() -> str:
 
 def reproduced(
     plan: Plan, page_folder: Path, *, options: dict[str, dict[str, object]] | None = None, say: Say = print,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None, trust_remote_code: bool = False,
 ) -> Reproduced | None:
     """Do what is not done yet, score, and write the page; None where a training was stopped.
 
@@ -138,6 +138,7 @@ def reproduced(
         options: metric → its options.
         say: takes a sentence at a time.
         progress: called with documents written since the last call, and their number in all.
+        trust_remote_code: whether code that comes with the model may run.
     """
     _claim(plan)
     steps = len(plan.trainings) + len(plan.floors) + 2 + (plan.base is not None)
@@ -154,9 +155,12 @@ def reproduced(
             return None
     for training in plan.trainings:
         begin(f"{training.objective}, seed {training.seed}")
-        if not _trained(training.settings, training.folder, say):
+        if not _trained(training.settings, training.folder, say, trust_remote_code):
             return None
-        _written(predictions.job(str(training.folder), limit=plan.limit, batch_size=BATCH), training.folder, progress)
+        work = predictions.job(
+            str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code
+        )
+        _written(work, training.folder, progress)
     for floor in plan.floors:
         begin(f"{floor}, which needs no training")
         work = predictions.job(floor, data=plan.data, limit=plan.limit, batch_size=BATCH)
@@ -286,7 +290,7 @@ def _speeds(result: scoring.Result) -> dict[str, float]:
     return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items() if "ce" in each}
 
 
-def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
+def _trained(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: bool = False) -> bool:
     """Train, or go on; whether it was trained to its end. A run of other settings is not taken for this one."""
     there = RunFolder(folder)
     if there.finished:
@@ -296,7 +300,7 @@ def _trained(settings: recipe.Recipe, folder: Path, say: Say) -> bool:
             raise UserError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
                              "or delete it.")
         return True
-    return run.train(settings, folder, say=say).finished
+    return run.train(settings, folder, say=say, trust_remote_code=trust_remote_code).finished
 
 
 def _written(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
@@ -309,7 +313,8 @@ def _claim(plan: Plan) -> None:
     path = plan.folder / "plan.json"
     first = plan.trainings[0].settings
     fixed = {"recipe": recipe.dump(recipe.changed(first, ["objective=ce", "train.seed=1"])), "limit": plan.limit}
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != fixed:
+    before = path.read_text(encoding="utf-8").replace(r"trust_remote_code = false\n", "") if path.exists() else ""
+    if before and json.loads(before) != fixed:   # earlier versions wrote that setting out
         raise UserError(f"{plan.folder} was begun with other settings. Choose another --runs, or delete it.")
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(fixed, indent=1))

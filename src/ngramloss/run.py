@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,9 @@ class Stopped(Exception):
     """Another process of this run reported why it cannot go on."""
 
 
-def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print) -> Outcome:
+def train(
+    settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False
+) -> Outcome:
     """Train, or go on from the last whole checkpoint. Every process of torchrun calls this.
 
     Args:
@@ -49,6 +52,7 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = pri
         folder: of the run.
         fresh: delete an earlier run in this folder and start over.
         say: takes one sentence at a time for the user; only the first process speaks.
+        trust_remote_code: whether code that comes with the model may run, this time.
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
@@ -61,9 +65,10 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = pri
             say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
         if rank == 0:
-            _report_to_others(run, lambda: _prepare(settings, arguments, run, found, say), alone=processes == 1)
+            _report_to_others(run, lambda: _prepare(settings, arguments, run, found, say, trust_remote_code),
+                              alone=processes == 1)
         prepared = _prepared(run)
-        outcome = _trained(settings, run, arguments, prepared, say)
+        outcome = _trained(settings, run, arguments, prepared, say, trust_remote_code)
         if outcome.finished and rank == 0:
             _finish(settings, run, prepared, say)
             say(f"finished at step {outcome.step}: {run.model}")
@@ -118,7 +123,7 @@ def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkp
 
 
 def _prepare(
-    settings: Recipe, arguments: Any, run: RunFolder, found: checkpoints.Found, say: Say
+    settings: Recipe, arguments: Any, run: RunFolder, found: checkpoints.Found, say: Say, trust_remote_code: bool
 ) -> dict[str, Any]:
     """Read and tokenise the data once for all processes, and say where to go on from."""
     from tqdm.auto import tqdm
@@ -135,7 +140,8 @@ def _prepare(
         for bad in split.skipped:
             say(f"skipped {bad}")
     tokenizer, tokenizer_folder = models.load_tokenizer(
-        settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint
+        settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint,
+        trust_remote_code=trust_remote_code,
     )
     shape = Shape.of(data)
     described = {}
@@ -153,7 +159,7 @@ def _prepare(
         _raise_unless_same_data(run.path, found.newest, described)
     return {
         "splits": described, "tokenizer": str(tokenizer_folder or settings.model.name),
-        "continue": str(found.newest) if found.newest else None,
+        "continue": str(found.newest) if found.newest else None, "trust_remote_code": trust_remote_code,
         "machine": {
             "processes": arguments.world_size, "device": _device_name(arguments.device),
             "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
@@ -195,7 +201,9 @@ def _prepared(run: RunFolder) -> dict[str, Any]:
 # Training
 
 
-def _trained(settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[str, Any], say: Say) -> Outcome:
+def _trained(
+    settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[str, Any], say: Say, trust_remote_code: bool
+) -> Outcome:
     from transformers import PrinterCallback, ProgressCallback, set_seed
     from transformers.utils import logging as hf_logging
 
@@ -212,10 +220,11 @@ def _trained(settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[st
         return Outcome(run.path, True, began, began)
 
     tokenizer, _ = models.load_tokenizer(
-        dataclasses.replace(settings.model, name=prepared["tokenizer"]), lambda: (), ""
+        dataclasses.replace(settings.model, name=prepared["tokenizer"]), lambda: (), "",
+        trust_remote_code=trust_remote_code,
     )
     set_seed(settings.train.seed)
-    model = models.load(settings.model, tokenizer)
+    model = models.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
     models.prepare_generation(model, settings.generation)
     stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
@@ -244,6 +253,11 @@ def _trained(settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[st
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     except FloatingPointError as reason:
         raise Diverged(str(reason)) from reason
+    except pickle.UnpicklingError as reason:   # torch unpickles nothing else
+        raise UserError(
+            f"{newest} holds more than tensors and plain numbers in its optimiser, schedule or random state, and was "
+            "not read. Delete it to go on from the checkpoint before it, or start over with --fresh."
+        ) from reason
     except CheckpointError as reason:
         if arguments.should_save:
             discard_unsealed(run.checkpoints)

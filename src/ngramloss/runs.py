@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss import escape
 from ngramloss.errors import UserError
 from ngramloss.files import whole_rows
 from ngramloss.metrics.scores import signature
@@ -70,9 +71,11 @@ def run(folder: Path) -> Run:
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    trained = {**recipe, "train": {key: value for key, value in train.items() if key != "seed"}}
+    model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}   # not now
+    trained = {**recipe, "model": model, "train": {key: value for key, value in train.items() if key != "seed"}}
     kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # TOML has dates
-    return Run(folder, str(label), seed if isinstance(seed, int) else None, kind, recipe, generation, own)
+    name = escape.name(str(label))
+    return Run(folder, name, seed if isinstance(seed, int) else None, kind, recipe, generation, own)
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
@@ -107,8 +110,9 @@ def written_by(run: Run) -> str:
              "split": known.get("split"), "documents": known.get("documents"), "fingerprint": known.get("fingerprint")}
     search = {key: run.search[key] for key in SEARCH if run.search.get(key) is not None}
     versions = _section(known, "versions")
-    return signature("generation", **{name: value for name, value in facts.items() if value is not None}, **search,
-                     **{name: versions[name] for name in ("transformers", "ngramloss") if name in versions})
+    said = {name: value for name, value in facts.items() if value is not None} | search | {
+        name: versions[name] for name in ("transformers", "ngramloss") if name in versions}
+    return escape.name(signature("generation", **said))
 
 
 def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as mistake:
+    except (ValueError, RecursionError) as mistake:
         raise UserError(f"{path} is not TOML: {str(mistake).rstrip('.')}.") from None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss import escape
 from ngramloss.corpus.rows import COMPRESSIONS, opened
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.run_folder import RunFolder
@@ -181,7 +182,7 @@ def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
             raise UserError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
         field = next((field for field in _FIELDS[what] if field in row), None)
         if field is None:
-            there = ", ".join(row) or "nothing"
+            there = ", ".join(map(escape.name, row)) or "nothing"
             read = ", ".join(_FIELDS[what])
             raise UserError(f"{path}:{number} has no {what}: it has {there}; one of {read} is read.")
         if has_ids is None:
@@ -247,16 +248,11 @@ def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
     whole = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
     stems = [path.name if path.is_dir() else _bare(path).stem for path in whole]
     pairs = zip(whole, stems, strict=True)
-    names = [_shown(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
+    names = [escape.name(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two systems are called {name!r}. Rename a file.")
     return names
-
-
-def _shown(name: str) -> str:
-    """The name with escapes for what cannot be shown: control characters, bytes that are no UTF-8."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
 
 
 def listed(keys: Sequence[str]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ngramloss import runs
+from ngramloss import escape, runs
 from ngramloss.files import write_whole
 from ngramloss.kept import number
 from ngramloss.scoring import LOWER_IS_BETTER, Result
@@ -54,7 +53,7 @@ def record(result: Result) -> dict[str, Any]:
 
 def as_json(result: Result) -> str:
     """The record as text."""
-    return json.dumps(record(result), indent=1, allow_nan=False, ensure_ascii=False)
+    return escape.in_json(json.dumps(record(result), indent=1, allow_nan=False, ensure_ascii=False))
 
 
 def cells(result: Result) -> list[list[str]]:
@@ -90,13 +89,13 @@ def as_text(result: Result) -> str:
 
 def as_markdown(result: Result) -> str:
     """The table in Markdown."""
-    heads, *rows = [[re.sub(r"([|*\\])", r"\\\1", text) for text in row] for row in cells(result)]
+    heads, *rows = [[escape.in_markdown(text) for text in row] for row in cells(result)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 def as_latex(result: Result) -> str:
     """The table in LaTeX, for the package booktabs."""
-    heads, *rows = [[_escaped(text) for text in row] for row in cells(result)]
+    heads, *rows = [[escape.in_latex(text) for text in row] for row in cells(result)]
     body = [" & ".join(row) + r" \\" for row in rows]
     frame = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
     return "\n".join([*frame, *body, r"\bottomrule", r"\end{tabular}"])
@@ -160,9 +159,3 @@ def cell(figure: Figure) -> str:
     if not isfinite(figure.value):
         return "–"
     return f"{figure.value:.2f} ±{(figure.high - figure.low) / 2:.2f}{mark(figure.p_holm)}"
-
-
-def _escaped(text: str) -> str:
-    written = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-               "↓": r"$\downarrow$", "–": "--"}
-    return re.sub(r"[\\±~^&%$#_{}↓–]", lambda found: written.get(found.group(), rf"\{found.group()}"), text)

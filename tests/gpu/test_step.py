@@ -58,9 +58,10 @@ def test_no_step_waits_for_the_device(memory):
     loss_fn, (hidden, weight, labels) = JointLoss(OBJECTIVE, memory=memory), example(0)
     for _ in range(4):
         step(loss_fn, hidden, weight, labels)
+    on_device = torch.tensor(9).cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for counts in ({}, {"num_tokens": 100, "num_sequences": 4}, {"num_tokens": torch.tensor(9)}):
+        for counts in ({}, {"num_tokens": 100, "num_sequences": 4}, {"num_tokens": torch.tensor(9)}, {"num_tokens": on_device}):
             step(loss_fn, hidden, weight, labels, **counts)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -125,3 +126,25 @@ def test_a_label_out_of_range_is_refused_on_the_device():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "went through" not in done.stdout
     assert "labels must be -100 or an id" in done.stdout + done.stderr
+
+
+def test_a_negative_count_is_refused_on_the_device():
+    program = (
+        "import torch, ngramloss as ng\n"
+        "labels, count = torch.tensor([[1, 9]]).cuda(), torch.tensor(-2).cuda()\n"
+        "ng.JointLoss('ce').from_hidden(torch.zeros(1, 2, 8).cuda(), torch.zeros(50, 8).cuda(), labels, num_tokens=count)\n"
+        "torch.cuda.synchronize(); print('went through')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "went through" not in done.stdout
+    assert "num_tokens must be a count of 0 or more" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("written", ["matches(41)", "rewards(1024)", "precision(1024)", "matches(20)"])
+def test_n_beyond_the_kernels_is_computed_by_the_formula(written):
+    hidden, weight, labels = example(3, dtype=torch.float32)
+    replayed, checked = JointLoss(f"ce + {written}"), JointLoss(f"ce + {written}", check=True)
+    for _ in range(4):
+        got, expected = (step(fn, hidden, weight, labels) for fn in (replayed, checked))
+        for one, two in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)

@@ -28,12 +28,12 @@ STOCK = "the model's own cross-entropy"
 
 def measured(
     model_name: str, objectives: list[str], *, batch: int, source: int, target: int, precision: str, device: str,
-    loops: bool,
+    loops: bool, trust_remote_code: bool = False,
 ) -> Iterator[Step]:
     """Docs/s of forward, backward and optimiser: the model's own loss first, then each objective attached."""
     from ngramloss.attachment import attach, detach
 
-    model: Any = built(model_name).to(device)
+    model: Any = built(model_name, trust_remote_code=trust_remote_code).to(device)
     longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
     if min(batch, source, target) < 1 or max(source, target) > longest:
         raise UserError(
@@ -70,13 +70,18 @@ def measured(
         yield Step(what, 1e3 * batch / spent.milliseconds, *spent, first / spent.milliseconds)
 
 
-def built(name: str) -> Any:
+def built(name: str, *, trust_remote_code: bool = False) -> Any:
     """``bart-base`` and ``bart-tiny`` with random weights; any other name as a folder or a hub id."""
     import transformers
 
+    from ngramloss import models
+    from ngramloss.recipe import Model
+
     shapes = {"bart-base": (50_265, 768, 6, 12), "bart-tiny": (1_000, 32, 1, 2)}
     if name not in shapes:
-        return transformers.AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.float32)
+        if name == "scratch":
+            raise UserError("scratch has no size here. Use bart-base, bart-tiny, a folder or a hub id.")
+        return models.load(Model(name=name), None, trust_remote_code=trust_remote_code)
     V, D, layers, heads = shapes[name]
     config = transformers.BartConfig(
         vocab_size=V, d_model=D, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,

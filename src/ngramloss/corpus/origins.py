@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ngramloss import escape
 from ngramloss.corpus import rows as files
 from ngramloss.corpus.rows import BadRow, Row
 from ngramloss.errors import MissingFileError, UserError
@@ -233,7 +234,7 @@ def _absent(path: Path) -> str:
         folder = folder.parent
     close = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=3)
     if folder == path.parent and close:
-        return f"there is no file or folder {path}. Close to it in {folder} are {', '.join(close)}."
+        return f"there is no file or folder {path}. Close to it in {folder} are {', '.join(map(escape.name, close))}."
     return f"there is no file or folder {path}. In {folder} {_nearby(folder)}."
 
 
@@ -241,4 +242,5 @@ def _nearby(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if not names:
         return "is nothing"
-    return f"are {', '.join(names[:10])}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"are {', '.join(map(escape.name, names[:10]))}{more}"

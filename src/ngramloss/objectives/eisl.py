@@ -45,7 +45,7 @@ def preferred(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     if stats.cross_logp is None:
         raise ValueError("eisl needs `cross_logp`: make the stats with needs=('cross_logp',).")
     real = ngrams.real(labels, n)                                        # [B, S]
-    fit = (ngrams.diagonal_sums(stats.cross_logp, n) / n).clamp_min(-1e30)   # [B, S, S]
+    fit = (ngrams.diagonal_sums(stats.cross_logp, n) / float(n)).clamp_min(-1e30)   # [B, S, S]
     outside = ~real.unsqueeze(2)                                         # [B, S, 1]
     place = fit.masked_fill(outside, torch.finfo(fit.dtype).min).softmax(1)   # [B, S, S]
     return (place * fit.masked_fill(outside, 0.0)).sum(1).where(real, 0.0)   # [B, S]

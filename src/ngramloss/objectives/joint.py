@@ -211,6 +211,10 @@ def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
         return torch.full((), float(given), dtype=like.dtype, device=like.device)   # a launch, not a copy that waits
     if given.numel() != 1:
         raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
+    if torch.compiler.is_compiling() or given.device.type != "cpu":   # looking at the value would wait for the device
+        torch._assert_async(given.detach().reshape(()) >= 0, f"{name} must be a count of 0 or more")
+    elif not 0 <= given.item() < float("inf"):
+        raise ValueError(f"{name} must be a count of 0 or more, got {given.item()!r}.")
     to_gpu = like.device.type != "cpu"   # towards a CPU a copy must be waited for
     return given.detach().reshape(()).to(like.device, like.dtype, non_blocking=to_gpu)
 

@@ -2,7 +2,7 @@
 
 The formulas are those of :mod:`matches`, :mod:`rewards` and :mod:`precision`; the tests hold both to the same oracle.
 As PyTorch each is some forty launches of a microsecond's work. One program takes one sequence and compares its windows
-pairwise, so this is for T of at most :data:`LONGEST`.
+pairwise, so this is for T of at most :data:`LONGEST` and n of at most :data:`MOST_N`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ngramloss.objectives.rewards import rewards
 from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 LONGEST = 512
+MOST_N = 16
+"""Loops over n are unrolled, so that compiling takes longer the larger n is; above this the formula runs."""
 IGNORE = tl.constexpr(IGNORE_INDEX)
 
 
@@ -54,7 +56,10 @@ class _Windows(torch.autograd.Function):
         B, T = labels.shape
         value = best_logp.new_empty(B)                                   # [B]
         slope, earned = torch.empty_like(best_logp), torch.empty_like(best_logp)   # [B, T] each
-        if B and T:
+        if n > T:   # no window: nothing to launch
+            value.fill_(0.0 if kind.precise else 1.0)
+            slope.zero_()
+        elif B:
             _windows[(B,)](
                 best_logp.contiguous(), best_token.contiguous(), labels.contiguous(), value, slope, earned, T,
                 N=n, PLACED=kind.placed, PRECISE=kind.precise, RELEASED=kind.released,

@@ -1,7 +1,8 @@
 """token ids → which n-gram windows are real, which are equal, and how often each occurs.
 
 Nothing here hashes: two windows are called equal only if they are. Shapes depend on shapes alone and no
-value reaches the host, so all of it runs inside ``torch.compile(fullgraph=True)``. S = max(T − n + 1, 0).
+value reaches the host, so all of it runs inside ``torch.compile(fullgraph=True)``. S = max(T − n + 1, 0); an n above T
+costs nothing, however large.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ def sums(values: Tensor, n: int) -> Tensor:
         tensor([], size=(1, 0), dtype=torch.int64)
     """
     S = max(values.shape[1] - n + 1, 0)
+    if S == 0:
+        return values[:, :0]                                             # [B, 0]
     return torch.stack([values[:, i : i + S] for i in range(n)]).sum(0)  # [B, S]
 
 
 def diagonal_sums(values: Tensor, n: int) -> Tensor:
     """Sum of ``values[:, t+i, u+i]`` over i < n, for each pair of windows t and u, [B, S, S]."""
     S = max(values.shape[1] - n + 1, 0)
+    if S == 0:
+        return values[:, :0, :0]                                         # [B, 0, 0]
     total = values[:, :S, :S]                                            # [B, S, S]
     for i in range(1, n):
         total = total + values[:, i : i + S, i : i + S]                  # [B, S, S]
@@ -42,6 +47,8 @@ def real(labels: Tensor, n: int) -> Tensor:
         >>> real(torch.tensor([[4, -100, 5, 6]]), 2)
         tensor([[False, False,  True]])
     """
+    if n > labels.shape[1]:
+        return labels[:, :0] != IGNORE_INDEX                             # [B, 0]
     return sums((labels != IGNORE_INDEX).long(), n) == n                 # [B, S]
 
 
@@ -67,6 +74,8 @@ def kinds(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
         tensor([[True, True]])
     """
     ids = torch.stack(sequences, dim=1)                                  # [B, sequences, T]
+    if n > ids.shape[-1]:
+        return ids[..., :0].unbind(1)
     length = 1
     if n == 1:
         return _numbered(ids).unbind(1)

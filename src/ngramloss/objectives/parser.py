@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple, NoReturn
 
 from ngramloss.errors import UserError
+from ngramloss.objectives.registry import MOST_N
 from ngramloss.objectives.term import Term
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\S))")
@@ -93,6 +94,8 @@ class _Reader:
         sign = -1 if self.take("-") else 1
         if not self.tokens[0].text.isdecimal():
             self.expected("a whole number for n")
+        if len(self.tokens[0].text) > 1000:   # Python refuses to read numbers of thousands of digits
+            self.expected(f"n of at most {MOST_N:,}")
         return sign * int(self.tokens.pop(0).text)
 
     def number(self, what: str) -> str:

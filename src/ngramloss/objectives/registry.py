@@ -41,6 +41,9 @@ class Objective:
     """What the joint loss divides the sum over the batch by."""
 
 
+MOST_N = 1024
+"""The largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient."""
+
 ONE_TOKEN = "a reward for single tokens repeats what cross-entropy does. Use matches(1), or raise n."
 
 OBJECTIVES: dict[str, Objective] = {

@@ -55,7 +55,7 @@ def fastest(formula: Callable[..., Tensor], stats: TokenStats) -> Callable[..., 
     from ngramloss.objectives import kernels
 
     kind = kernels.KINDS.get(formula.func)
-    if kind is None or stats.lse.shape[1] > kernels.LONGEST:
+    if kind is None or stats.lse.shape[1] > kernels.LONGEST or formula.keywords["n"] > kernels.MOST_N:
         return formula
     return partial(kernels.windows, kind=kind, **formula.keywords)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.objectives.registry import Objective, nearest, objective
+from ngramloss.objectives.registry import MOST_N, Objective, nearest, objective
+
+FP32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,16 @@ class Term:
     def _check_weight(self) -> None:
         if not isinstance(self.weight, (int, float)) or isinstance(self.weight, bool):
             raise TypeError(f"the weight of {self.name} must be a number, got {self.weight!r}.")
-        if not (math.isfinite(self.weight) and self.weight >= 0):
+        if not 0 <= self.weight < float("inf"):
             raise UserError(
                 f"the weight of {self.name} must be finite and not negative, got {self.weight!r}: "
                 "every objective here is one to minimise. Leave the term out, or give it a positive weight."
+            )
+        if self.weight > FP32.max or 0 < self.weight < FP32.tiny:
+            becomes = "infinite" if self.weight > 1 else "0"
+            raise UserError(
+                f"the weight of {self.name} must be 0 or from {FP32.tiny:.3g} to {FP32.max:.3g}, got {self.weight!r}: "
+                f"in fp32, in which losses are added, it becomes {becomes}. Give the terms weights of like size."
             )
 
     def _check_n(self, spec: Objective) -> None:
@@ -106,6 +114,11 @@ class Term:
                 raise UserError(
                     f"{self.name} needs n of at least {spec.least_n}, got {length}: {spec.why_least}"
                 )
+            if length > MOST_N:
+                raise UserError(
+                    f"{self.name} takes n of at most {MOST_N:,}, got {length:,}: an n-gram longer than every reference "
+                    "is never found and gives no gradient. Lower n; the paper uses 2, 3 and 4."
+                )
         if len(set(self.n)) < len(self.n):
             raise UserError(f"{self.name}({_listed(self.n)}) names an n twice. Name each n once.")
 
@@ -119,6 +132,10 @@ class Term:
                 )
             if not isinstance(value, (int, float)) or not 0 <= value <= 1:
                 raise UserError(f"{name} of {self.name} must be a share from 0 to 1, got {value!r}.")
+            if 0 < value < FP32.tiny:
+                raise UserError(
+                    f"{name} of {self.name} must be 0 or at least {FP32.tiny:.3g}, got {value!r}: in fp32 it becomes 0."
+                )
 
 
 def _number(value: float) -> str:

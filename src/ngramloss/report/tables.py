@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ngramloss.escape import in_csv, in_latex, in_markdown
 from ngramloss.report.packed import is_number
 
 Figures = Mapping[str, Mapping[str, Any]]
@@ -261,15 +261,15 @@ def _heads(figures: Figures, down: str) -> list[str]:
 
 
 def _latex(table: Table, figures: Figures) -> dict[str, Any]:
-    heads = ["", *(_in_latex(head) for head in _heads(figures, " ↓")), *(["Docs/s"] if table.has_speed else [])]
+    heads = ["", *(in_latex(head) for head in _heads(figures, " ↓")), *(["Docs/s"] if table.has_speed else [])]
 
     def line(row: Row) -> str:
-        cells = [_in_latex(row.label)]
+        cells = [in_latex(row.label)]
         for cell in row.cells:
-            text = rf"\textbf{{{cell.text}}}" if cell.best else cell.text
-            cells.append(_in_latex(text, keep="\\{}") + (f"$^{{{cell.mark}}}$" if cell.mark else ""))
+            text = rf"\textbf{{{in_latex(cell.text)}}}" if cell.best else in_latex(cell.text)
+            cells.append(text + (f"$^{{{cell.mark}}}$" if cell.mark else ""))
         if table.has_speed:
-            cells.append(_in_latex(" ".join(filter(None, [row.speed.text, _bracket(row)])) or "–"))
+            cells.append(in_latex(" ".join(filter(None, [row.speed.text, _bracket(row)])) or "–"))
         return " & ".join(cells) + r" \\"
 
     rule = [r"\midrule"]
@@ -286,7 +286,7 @@ def _markdown(table: Table, figures: Figures) -> dict[str, Any]:
     heads = ["", *_heads(figures, " ↓"), *(["Docs/s"] if table.has_speed else [])]
 
     def line(row: Row, of: str = "") -> str:
-        cells = [_in_markdown(row.label + of)]
+        cells = [in_markdown(row.label + of)]
         for cell in row.cells:
             cells.append((f"**{cell.text}**" if cell.best else cell.text) + cell.mark.replace("*", r"\*"))
         if table.has_speed:
@@ -294,7 +294,7 @@ def _markdown(table: Table, figures: Figures) -> dict[str, Any]:
         return f"| {' | '.join(cells)} |"
 
     return {
-        "before": [f"| {' | '.join(map(_in_markdown, heads))} |", "|" + "---|" + "---:|" * (len(heads) - 1),
+        "before": [f"| {' | '.join(map(in_markdown, heads))} |", "|" + "---|" + "---:|" * (len(heads) - 1),
                    *[line(row) for row in table.floors]],
         "rows": [line(row) for row in table.systems],
         "after": [line(row, " (paper)") for row in table.paper],
@@ -309,7 +309,8 @@ def _csv(table: Table, figures: Figures) -> dict[str, Any]:
 
     def row(kind: str, one: Row) -> str:
         cells = [part for cell in one.cells for part in (cell.value, cell.interval.removeprefix("±"), cell.mark)]
-        return line([one.name, one.label, kind, *cells, *([one.speed.value] if table.has_speed else [])])
+        speed = [one.speed.value] if table.has_speed else []
+        return line([in_csv(one.name), in_csv(one.label), kind, *cells, *speed])
 
     heads = [part for name in figures for part in (name, f"{name} ±", f"{name} mark")]
     return {
@@ -322,18 +323,3 @@ def _csv(table: Table, figures: Figures) -> dict[str, Any]:
 
 def _bracket(row: Row) -> str:
     return f"({row.speed.difference})" if row.speed.difference else ""
-
-
-def _in_latex(text: str, keep: str = "") -> str:
-    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-             "×": r"$\times$", "−": "$-$", "–": "--", "↓": r"$\downarrow$"}   # fmt: skip
-    plain = re.sub(r"[\x00-\x1f\x7f]+", " ", text)
-    return re.sub(
-        r"[\\±×−–↓~^&%$#_{}]",
-        lambda found: found[0] if found[0] in keep else signs.get(found[0], rf"\{found[0]}"), plain,
-    )
-
-
-def _in_markdown(text: str) -> str:
-    """Text that stays one cell, and text."""
-    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", re.sub(r"[\x00-\x1f\x7f]+", " ", text))
