@@ -16,8 +16,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ngramloss import corpus, recipe
-from ngramloss.generate import of_run
+from ngramloss import recipe
+from ngramloss.data import load
+from ngramloss.generation.search import of_run
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
         with ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(lambda job: _train_and_write(options, *job), jobs))
     print(f"{'objective':<26}{'BLEU by seed':<40}{'mean':>7}{'difference':>12}  95% interval over seeds")
-    split = corpus.load(options.data, options.split)
+    split = load(options.data, options.split)
     references = [example.target for example in split.examples]
     first: list[float] = []
     for objective in options.objectives:
@@ -102,7 +103,7 @@ def _write() -> None:
     for name in ("--data", "--split", "--write"):
         parser.add_argument(name)
     options = parser.parse_args()
-    split, path = corpus.load(options.data, options.split), Path(options.write) / f"{options.split}.json"
+    split, path = load(options.data, options.split), Path(options.write) / f"{options.split}.json"
     if path.exists() and json.loads(path.read_text())["fingerprint"] == split.fingerprint:
         return
     predictions = of_run(Path(options.write), [example.source for example in split.examples], batch_size=250)

@@ -17,8 +17,8 @@ from torch.testing import assert_close
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 import ngramloss as ng
-from ngramloss.attachment import attach, detach, logits_of, shifted
 from ngramloss.errors import UserError
+from ngramloss.hf.attach import attach, detach, logits_of, shifted
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -17,8 +17,8 @@ from models import BART, BERT, DECODER_ONLY, ENCODER_DECODER, FAMILIES, LLAMA, P
 from torch.testing import assert_close
 
 from ngramloss import JointLoss
-from ngramloss.attachment import attach, compute_loss_func, detach, last_parts, shifted
-from ngramloss.heads import head_module
+from ngramloss.hf.attach import attach, compute_loss_func, detach, last_parts, shifted
+from ngramloss.hf.heads import head_module
 
 OBJECTIVE = "ce + 0.5*matches(1,2) + bag(2)"
 SOME = ["bart", "t5", "bert2bert", "gemma2"]
@@ -244,7 +244,7 @@ def test_a_replaced_head_is_followed():
 
 def test_the_head_is_checked_once(monkeypatch):
     calls = []
-    monkeypatch.setattr("ngramloss.attachment.raise_unless_equal", lambda *given: calls.append(given))
+    monkeypatch.setattr("ngramloss.hf.attach.raise_unless_equal", lambda *given: calls.append(given))
     model, inputs = attach(tiny("llama"), OBJECTIVE), batch("llama")
     model(**inputs)
     model(**inputs)
@@ -446,9 +446,9 @@ def test_logits_changed_after_the_head_are_refused_at_the_first_step(dtype, fact
 
 @pytest.mark.parametrize("family", ["bart", "gemma2", "cohere", "granite"])
 def test_a_change_the_head_was_not_told_of_is_refused(family, monkeypatch):
-    monkeypatch.setattr("ngramloss.heads._buffer", lambda model: None)
-    monkeypatch.setattr("ngramloss.heads._softcap", lambda model: None)
-    monkeypatch.setattr("ngramloss.heads._scale", lambda model: 1.0)
+    monkeypatch.setattr("ngramloss.hf.heads._buffer", lambda model: None)
+    monkeypatch.setattr("ngramloss.hf.heads._softcap", lambda model: None)
+    monkeypatch.setattr("ngramloss.hf.heads._scale", lambda model: 1.0)
     with pytest.raises(ValueError, match="changes its logits after the head"):
         attach(tiny(family), OBJECTIVE)(**batch(family))
 
@@ -663,6 +663,6 @@ def test_compute_loss_func_asks_where_the_outputs_do_not_tell():
 
 
 def test_attach_needs_torch_alone():
-    program = "import sys; sys.modules['transformers'] = None; import ngramloss.attachment; print('done')"
+    program = "import sys; sys.modules['transformers'] = None; import ngramloss.hf.attach; print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr

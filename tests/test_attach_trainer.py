@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 from ngramloss import JointLoss
-from ngramloss.attachment import attach, compute_loss_func, shifted
+from ngramloss.hf.attach import attach, compute_loss_func, shifted
 
 pytestmark = pytest.mark.filterwarnings("ignore:a stock Trainer")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ngramloss import __version__, card, recipe
+from ngramloss import __version__, recipe
+from ngramloss.training import card
 
 PREPARED = {"machine": {"processes": 2, "device": "CPU", "precision": "fp32"}, "splits": {
     "train": {"examples": 24000, "skipped": ["a.jsonl:3: blank"], "fingerprint": "0123456789abcdef"},

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
-from ngramloss import checkpoints
-from ngramloss.checkpoints import SEAL, copy_model, fault, find, prune, seal
+from ngramloss.training import checkpoints
+from ngramloss.training.checkpoints import SEAL, copy_model, fault, find, prune, seal
 
 
 def checkpoint(folder, step, *, sealed=True, **facts):

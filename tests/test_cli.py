@@ -260,9 +260,9 @@ def test_train_misused_exits_with_2(arguments, capsys):
 @pytest.fixture
 def training(monkeypatch):
     """What the program asks of training, and an end for it to come to."""
-    from ngramloss import run
+    from ngramloss.training import runner
 
-    seen = {"outcome": run.Outcome(Path("folder"), True, 3, 0)}
+    seen = {"outcome": runner.Outcome(Path("folder"), True, 3, 0)}
 
     def train(settings, folder, *, fresh, say, trust_remote_code):
         seen.update(settings=settings, folder=folder, fresh=fresh)
@@ -271,7 +271,7 @@ def training(monkeypatch):
             raise seen["outcome"]
         return seen["outcome"]
 
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     return seen
 
 
@@ -284,12 +284,12 @@ def test_a_runs_folder_is_named_after_the_recipe_unless_told_otherwise(training,
 
 
 def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
-    from ngramloss import run
+    from ngramloss.training import runner
 
-    training["outcome"] = run.Outcome(Path("folder"), False, 3, 0)
+    training["outcome"] = runner.Outcome(Path("folder"), False, 3, 0)
     assert main(["train", "demo"]) == 130
     for outcome, code, told in [
-        (run.Stopped("elsewhere"), 1, "a sentence\n"),
+        (runner.Stopped("elsewhere"), 1, "a sentence\n"),
         (KeyboardInterrupt(), 130, "a sentence\nstopped.\n"),
         (OSError(28, "No space left on device", "runs/x"), 1, "a sentence\nerror: No space left on device: runs/x\n"),
         (OSError(28, "No space left on device"), 1, "a sentence\nerror: No space left on device\n"),
@@ -395,7 +395,7 @@ def test_stats_counts_every_text_once_on_its_line(monkeypatch, capsys, data):
             bars.append(self)
 
     monkeypatch.setattr(tqdm, "tqdm", Bar)
-    monkeypatch.setattr("ngramloss.corpus.sentences.CHUNK", 1)
+    monkeypatch.setattr("ngramloss.data.sentences.CHUNK", 1)
     assert main(["data", "stats", data, "--on-bad-row", "skip"]) == 0
     assert [(bar.n, bar.total) for bar in bars] == [(4, 4)]
 

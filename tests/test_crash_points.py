@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ngramloss.corpus import newswire
+from ngramloss.data import newswire
 
 POINTS, SEED = 50, 20261115
 RECIPE = """

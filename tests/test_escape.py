@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ngramloss
-from ngramloss import card, cli, escape, recipe, scoring, systems
-from ngramloss import tables as score_tables
-from ngramloss.corpus import newswire
+from ngramloss import cli, escape, recipe
+from ngramloss.data import newswire
 from ngramloss.report import tables as page_tables
+from ngramloss.scoring import results, systems
+from ngramloss.scoring import tables as score_tables
+from ngramloss.training import card
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rc\x9b31md\x08e\u202ef\u2066g\u200bh"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -173,7 +175,7 @@ def test_a_hostile_objective_and_writer_of_a_run_are_shown_as_text(tmp_path, for
 
 
 def test_reasons_in_json_are_json_that_no_terminal_obeys(files):
-    result = scoring.scored(systems.aligned(files / "refs.jsonl", [files / "good.jsonl"]), samples=2, shuffles=1)
+    result = results.scored(systems.aligned(files / "refs.jsonl", [files / "good.jsonl"]), samples=2, shuffles=1)
     text = score_tables.as_json(result._replace(absent={"wmd": HOSTILE}))
     assert json.loads(text)["absent"] == {"wmd": HOSTILE}
     assert not OBEYED.search(text)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from test_nli import PAIRS, TEXTS, made, plain, wordpiece
 from transformers import BertTokenizer
 
-from ngramloss.corpus.sentences import sentences
+from ngramloss.data.sentences import sentences
 from ngramloss.metrics import factcc as room
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.factcc import factcc

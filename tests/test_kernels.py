@@ -6,7 +6,7 @@ from cases import CASES, batches
 from hypothesis import given, settings
 
 from ngramloss import token_stats
-from ngramloss.objectives import kernels
+from ngramloss.gpu import kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WITH_KERNEL = [case for case in CASES if case.part.function.func in kernels.KINDS]

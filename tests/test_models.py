@@ -11,10 +11,11 @@ import tiny_tokenizers
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ngramloss import attach, models, recipe
-from ngramloss.batch import Padder
-from ngramloss.corpus import Example
+from ngramloss import attach, recipe
+from ngramloss.data import Example
+from ngramloss.data.tokens import Padder
 from ngramloss.recipe import Generation, Model
+from ngramloss.training import models
 
 ARCHITECTURES = recipe._CHOICES["model.architecture"]
 SMALL = Model(
@@ -51,7 +52,7 @@ def built(architecture, seed=0, **changes):
 def inputs(model, tokenizer):
     from functools import partial
 
-    from ngramloss.attachment import decoder_inputs
+    from ngramloss.hf.attach import decoder_inputs
 
     rows = [{"input_ids": tokenizer(text)["input_ids"], "labels": tokenizer(text[:20])["input_ids"]} for text in tiny_tokenizers.TEXTS]
     return Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))(rows)

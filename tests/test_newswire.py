@@ -10,9 +10,9 @@ from statistics import mean
 
 import pytest
 
-from ngramloss.corpus import newswire
-from ngramloss.corpus.newswire import Item, items, lead, right
-from ngramloss.corpus.newswire_words import FIGURES, KINDS, NAMES, PHRASES, joined
+from ngramloss.data import newswire
+from ngramloss.data.newswire import Item, items, lead, right
+from ngramloss.data.newswire_words import FIGURES, KINDS, NAMES, PHRASES, joined
 
 TEST = items("test")
 
@@ -49,7 +49,7 @@ def many():
 
 
 def test_another_process_with_other_hashes_makes_the_same_items():
-    program = "from ngramloss.corpus.newswire import items; print(items('train', 40, seed=3))"
+    program = "from ngramloss.data.newswire import items; print(items('train', 40, seed=3))"
     env = {**os.environ, "PYTHONHASHSEED": "77"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
     assert done.stdout.strip() == str(items("train", 40, seed=3))

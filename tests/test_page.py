@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from page_data import HOSTILE, against, hostile, large, log, sample, system
 
-from ngramloss.corpus import newswire
-from ngramloss.report import charts, packed, page, tables
+from ngramloss.data import newswire
+from ngramloss.report import blocks, charts, page, tables
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]   # fmt: skip
@@ -133,32 +133,32 @@ def test_figures_are_kept_to_the_shown_decimals():
     rng = random.Random(0)
     systems = [[rng.random() * 100 for _ in range(200)] for _ in range(3)]
     systems[1][5], systems[2][7] = None, math.nan
-    kept = packed.figures(systems)
+    kept = blocks.figures(systems)
     codes = array("H", unpacked(kept.codes))
     for number in range(200):
         for place in range(3):
             code, value = codes[number * 3 + place], systems[place][number]
             if value is None or math.isnan(value):
-                assert code == packed.NOTHING
+                assert code == blocks.NOTHING
             else:
                 assert f"{kept.low + code / 10**kept.decimals:.2f}" == f"{value:.2f}"
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-3.25, 4.5], [1e6, 0.0], [7.0], [None]])
 def test_figures_of_any_range_fit(values):
-    kept = packed.figures([values])
+    kept = blocks.figures([values])
     codes = array("H", unpacked(kept.codes))
     for code, value in zip(codes, values, strict=True):
-        assert code == packed.NOTHING if value is None else kept.low + code / 10**kept.decimals == pytest.approx(value, abs=100, rel=1e-4)
+        assert code == blocks.NOTHING if value is None else kept.low + code / 10**kept.decimals == pytest.approx(value, abs=100, rel=1e-4)
 
 
 def test_documents_are_kept_as_far_as_there_is_room():
     rng = random.Random(0)
-    texts = ["".join(rng.choices("abcdefgh ", k=packed.DOCUMENT_BLOCK // 3)) for _ in range(9)]
-    everything = packed.documents([None, *texts], 10**7)
+    texts = ["".join(rng.choices("abcdefgh ", k=blocks.DOCUMENT_BLOCK // 3)) for _ in range(9)]
+    everything = blocks.documents([None, *texts], 10**7)
     assert (everything.places, everything.known) == (list(range(1, 10)), 9)
     assert [text for block in everything.blocks for text in json.loads(unpacked(block))] == texts
-    half = packed.documents([None, *texts], sum(map(len, everything.blocks)) // 2)
+    half = blocks.documents([None, *texts], sum(map(len, everything.blocks)) // 2)
     assert 0 < len(half.places) < 9
     assert half.known == 9
     assert sum(map(len, half.blocks)) <= sum(map(len, everything.blocks)) // 2
@@ -167,13 +167,13 @@ def test_documents_are_kept_as_far_as_there_is_room():
 def test_a_huge_document_does_not_keep_others_out():
     rng = random.Random(0)
     huge = "".join(rng.choices("abcdefgh ", k=2_000_000))
-    assert packed.documents([huge, "small"], 100_000).places == [1]
+    assert blocks.documents([huge, "small"], 100_000).places == [1]
 
 
 def test_the_page_says_how_many_documents_it_has(tmp_path, monkeypatch):
     data = sample(30)
     data["cases"]["documents"] = ["".join(random.Random(place).choices("abcdefgh ", k=9000)) for place in range(30)]
-    monkeypatch.setattr(packed, "DOCUMENT_BLOCK", 10_000)
+    monkeypatch.setattr(blocks, "DOCUMENT_BLOCK", 10_000)
     whole = len(page.rendered(data))
     text = page.rendered(data, budget=whole - 50_000)
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
@@ -377,11 +377,12 @@ def test_the_page_opens_without_an_error_or_a_request(visit):
 
 def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
     """The page of `make demo` itself, with a model so small that it takes seconds."""
-    from ngramloss import cli, recipe, run
+    from ngramloss import cli, recipe
+    from ngramloss.training import runner
 
     small = ["objective=ce", "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
              "generation.max_length=12", "model.feed_forward=16"]
-    assert run.train(recipe.load("demo", small), tmp_path / "base", say=lambda _: None).finished
+    assert runner.train(recipe.load("demo", small), tmp_path / "base", say=lambda _: None).finished
     settings = [word for one in ("train.max_steps=3", "train.eval_every=0", "data.limit=40", "train.log_every=1") for word in ("--set", one)]
 
     def demo():

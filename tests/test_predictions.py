@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
-from ngramloss import cli, predictions
-from ngramloss import generate as generate_room
-from ngramloss.corpus import newswire
-from ngramloss.corpus.sentences import sentences
+from ngramloss import cli
+from ngramloss.data import newswire
+from ngramloss.data.sentences import sentences
 from ngramloss.files import held
+from ngramloss.generation import predictions
+from ngramloss.generation import search as generate_room
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -78,8 +79,8 @@ def test_lead_3_is_a_generator(tmp_path):
 
 STOP = """
 import os, signal, sys
-from ngramloss import cli, predictions
-from ngramloss import generate as generate_room
+from ngramloss import cli
+from ngramloss.generation import predictions
 whole, count = predictions.summaries, 0
 def some(*args, **kwargs):
     global count

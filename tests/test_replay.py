@@ -8,7 +8,7 @@ import torch
 from cases import CASES
 
 from ngramloss import JointLoss, token_stats
-from ngramloss.objectives import replay
+from ngramloss.gpu import replay
 
 
 def example(seed=0):

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from ngramloss import cli, paper, recipe, reproduce, run
-from ngramloss.corpus.origins import canonical
+from ngramloss import cli, paper, recipe, reproduce
+from ngramloss.data.origins import canonical
+from ngramloss.training import runner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -18,7 +19,7 @@ SMALL = ["model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_s
 def base(tmp_path_factory):
     """A tiny model that is fine-tuned instead of the one that takes minutes."""
     folder = tmp_path_factory.mktemp("base") / "base"
-    assert run.train(recipe.load("demo", ["objective=ce", *SMALL]), folder, say=lambda _: None).finished
+    assert runner.train(recipe.load("demo", ["objective=ce", *SMALL]), folder, say=lambda _: None).finished
     return str(folder / "model")
 
 
@@ -94,7 +95,7 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypat
     assert re.search(r"^ce \+ matches\(2\) .*\+ 2-gram matches +43\.33", out, re.M)
     assert "reference: " in out
     assert re.search(r"Seen here, R-2 against ce, seed 1, one run of each: ce \+ matches\(2\) [+-]\d", out)
-    monkeypatch.setattr(run, "train", None)   # nothing is trained again
+    monkeypatch.setattr(runner, "train", None)   # nothing is trained again
     monkeypatch.setattr(reproduce.predictions, "write_predictions", None)
     assert again(tmp_path, base, *arguments) == 0
     assert capsys.readouterr().out == out
@@ -102,13 +103,13 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypat
 
 def test_another_table_uses_the_runs_that_are_there(tmp_path, base, capsys, monkeypatch):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)") == 0
-    trained, train = [], run.train
+    trained, train = [], runner.train
 
     def counted(settings, folder, **options):
         trained.append(folder.name)
         return train(settings, folder, **options)
 
-    monkeypatch.setattr(run, "train", counted)
+    monkeypatch.setattr(runner, "train", counted)
     assert again(tmp_path, base, "table3", "--objectives", "ce", "ce + matches(2)", "ce + matches(1,2)", "ce + rewards(2)") == 0
     assert trained == ["matches12-1", "rewards2-1"]
     page = (tmp_path / "page" / "index.html").read_text()
@@ -117,11 +118,11 @@ def test_another_table_uses_the_runs_that_are_there(tmp_path, base, capsys, monk
 
 
 def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_path, base, capsys, monkeypatch):
-    train = run.train
-    monkeypatch.setattr(run, "train", lambda settings, folder, **options: run.Outcome(folder, False, 1, 0))
+    train = runner.train
+    monkeypatch.setattr(runner, "train", lambda settings, folder, **options: runner.Outcome(folder, False, 1, 0))
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 130
     assert not (tmp_path / "page").exists()
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
 
 
@@ -133,7 +134,7 @@ def test_other_settings_are_not_mixed_in(tmp_path, base, capsys):
 
 def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, base, capsys):
     settings = recipe.load("newswire", [f"model.name={base}", "objective=ce", "train.seed=1", "train.max_steps=3", "train.eval_every=0", "data.limit=40"])
-    assert run.train(settings, tmp_path / "runs" / "ce-1", say=lambda _: None).finished
+    assert runner.train(settings, tmp_path / "runs" / "ce-1", say=lambda _: None).finished
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
     assert "was trained with other settings (train.max_steps: 3 → 2" in capsys.readouterr().err
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import ngramloss
-from ngramloss import cli, files, kept, recipe, run, run_folder, runs, scoring
+from ngramloss import cli, files, recipe, run_folder
 from ngramloss.errors import UserError
 from ngramloss.files import held
 from ngramloss.metrics.scores import Scores
 from ngramloss.run_folder import NAMES, Busy, RunFolder
+from ngramloss.scoring import provenance, results, score_cache
+from ngramloss.training import runner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -182,12 +184,12 @@ def test_the_fingerprint_is_recorded_and_made_anew_where_the_weights_changed(our
 
 
 def test_a_run_whose_model_was_deleted_keeps_its_label(ours):
-    assert runs.run(ours).label == "ce + matches(2,3,4)"
+    assert provenance.run(ours).label == "ce + matches(2,3,4)"
     shutil.rmtree(ours / "model")
-    assert runs.run(ours).label == "ce + matches(2,3,4)"
+    assert provenance.run(ours).label == "ce + matches(2,3,4)"
     about = json.loads((ours / "generation.json").read_text())
     (ours / "generation.json").write_text(json.dumps(about | {"weights": "0" * 12}))
-    assert (runs.run(ours).label, runs.run(ours).kind) == ("ours", "")
+    assert (provenance.run(ours).label, provenance.run(ours).kind) == ("ours", "")
 
 
 def test_without_weights_to_compare_the_models_name_counts_unless_it_is_another_folders(ours, tmp_path):
@@ -198,7 +200,7 @@ def test_without_weights_to_compare_the_models_name_counts_unless_it_is_another_
     trained = "ce + matches(2,3,4)"
     for model, expected in ((str(ours), trained), ("runs/of/old/ours", trained), ("other", "other"), (str(tmp_path / "elsewhere" / "ours"), "ours"), ("lead-3", "lead-3")):
         (ours / "generation.json").write_text(json.dumps(about | {"model": model}))
-        assert runs.run(ours).label == expected
+        assert provenance.run(ours).label == expected
 
 
 def test_a_run_that_was_moved_keeps_its_label(ours, tmp_path, capsys):
@@ -215,17 +217,17 @@ def test_predictions_of_another_system_in_a_runs_folder_have_its_name(ours, caps
     capsys.readouterr()
     assert score(ours) == 0
     assert label(capsys) == "lead-3"
-    found = runs.run(ours)
+    found = provenance.run(ours)
     assert (found.seed, found.kind, found.recipe, found.floor, found.own) == (None, "", {}, True, False)
 
 
 def test_the_page_shows_no_training_beside_predictions_of_another_system(ours):
-    from ngramloss import systems
-    from ngramloss.report import gathered
+    from ngramloss.report import record
+    from ngramloss.scoring import systems
 
     def page():
         texts = systems.aligned(None, [ours])
-        return gathered.gathered(scoring.scored(texts, ["rouge"], samples=2, shuffles=2), texts)
+        return record.gathered(results.scored(texts, ["rouge"], samples=2, shuffles=2), texts)
 
     assert page()["training"]
     assert page()["systems"][0]["docs_per_second"] > 0
@@ -236,7 +238,7 @@ def test_the_page_shows_no_training_beside_predictions_of_another_system(ours):
 
 def test_predictions_that_nothing_tells_of_have_the_folders_name(ours):
     (ours / "generation.json").unlink()
-    assert runs.run(ours).label == "ours"
+    assert provenance.run(ours).label == "ours"
 
 
 def test_a_run_that_starts_over_while_it_is_scored_changes_no_label_and_gets_no_figures(ours, capsys, monkeypatch):
@@ -244,7 +246,7 @@ def test_a_run_that_starts_over_while_it_is_scored_changes_no_label_and_gets_no_
         assert train(ours, "--fresh", "--set", "objective=ce") == 0
         return Scores({"slow": [1.0] * len(predictions)}, "slow")
 
-    monkeypatch.setitem(scoring.METRICS, "slow", (slow, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "slow", (slow, ("references", "predictions")))
     assert score(ours, "--metrics", "slow") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["systems"][0]["label"] == "ce + matches(2,3,4)"
@@ -279,7 +281,7 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
         return asked
 
     for name in ("_claim", "_prepare", "_trained", "_finish"):
-        monkeypatch.setattr(run, name, noted(getattr(run, name)))
+        monkeypatch.setattr(runner, name, noted(getattr(runner, name)))
     assert train(tmp_path / "a") == 0
     assert free == []
     with held(tmp_path / "a", wait=False):
@@ -287,14 +289,14 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
 
 
 def test_only_the_first_process_of_torchrun_holds_the_folder(tmp_path):
-    with held(tmp_path, wait=False), run._held(RunFolder(tmp_path), 1):
+    with held(tmp_path, wait=False), runner._held(RunFolder(tmp_path), 1):
         pass
-    with held(tmp_path, wait=False), pytest.raises(Busy), run._held(RunFolder(tmp_path), 0):
+    with held(tmp_path, wait=False), pytest.raises(Busy), runner._held(RunFolder(tmp_path), 0):
         pass
 
 
 def test_a_scoring_beside_a_training_prints_its_table_and_warns(ours, capsys, monkeypatch):
-    monkeypatch.setattr(kept, "PATIENCE", 0.3)
+    monkeypatch.setattr(score_cache, "PATIENCE", 0.3)
     with held(ours, wait=False):
         began = time.monotonic()
         assert cli.main(["score", str(ours)]) == 0
@@ -341,7 +343,7 @@ def test_where_the_file_system_has_no_locks_nothing_is_locked(tmp_path, monkeypa
 
 
 def claimed(folder, *, fresh=False):
-    return run._claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
+    return runner._claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
 
 
 @pytest.mark.parametrize("left", [["checkpoints/"], [f"recipe.toml.partial-{CUT}"], ["checkpoints/", f"recipe.toml.partial-{CUT}"], [f"model.partial-{CUT}/"]])
@@ -404,7 +406,7 @@ def test_no_prediction_is_written_through_a_link(tmp_path):
 def test_no_line_of_a_log_is_written_through_a_link(tmp_path):
     from types import SimpleNamespace
 
-    from ngramloss.watching import Log
+    from ngramloss.training.callbacks import Log
 
     log = Log(tmp_path / "log.jsonl", 0)
     (tmp_path / "log.jsonl").unlink()

@@ -18,14 +18,15 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramloss import cli, scoring, systems
-from ngramloss.corpus import newswire
-from ngramloss.corpus.sentences import sentences
+from ngramloss import cli
+from ngramloss.data import newswire
+from ngramloss.data.sentences import sentences
 from ngramloss.metrics.facts import _share, facts
 from ngramloss.metrics.overlap import bleu, chrf
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.scores import fingerprint
 from ngramloss.metrics.shape import fragments, shape
+from ngramloss.scoring import results, systems
 from ngramloss.version import __version__
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -271,7 +272,7 @@ def test_wrong_options_get_a_sentence(files, capsys, arguments, sentence):
 
 
 def test_options_are_checked_before_metrics_run(files, monkeypatch):
-    monkeypatch.setattr(scoring, "METRICS", {"rouge": (lambda *_, **__: pytest.fail("it ran"), ("references", "predictions"))})
+    monkeypatch.setattr(results, "METRICS", {"rouge": (lambda *_, **__: pytest.fail("it ran"), ("references", "predictions"))})
     assert score(files, files / "good.jsonl", "--shuffles", "-1") == 2
 
 
@@ -394,10 +395,10 @@ def test_an_unknown_option_of_a_metric_is_told(files, capsys):
 
 def test_progress_is_no_option_and_numbers_may_be_whole():
     with pytest.raises(ValueError, match=r"bertscore has no option 'progress'; it has model, layer, idf, baseline, batch_size, device\."):
-        scoring._options(scoring.METRICS["bertscore"][0], {"progress": True})
-    assert isinstance(scoring._option("x", "y", "float | None", 2), float)
+        results._options(results.METRICS["bertscore"][0], {"progress": True})
+    assert isinstance(results._option("x", "y", "float | None", 2), float)
     with pytest.raises(ValueError, match=r"x\.y should be a number, got 'a'"):
-        scoring._option("x", "y", "float", "a")
+        results._option("x", "y", "float", "a")
 
 
 def test_a_byte_order_mark_and_foreign_line_ends_are_no_text(tmp_path):
@@ -441,7 +442,7 @@ def test_several_references_take_the_best(tmp_path):
     path = tmp_path / "refs.jsonl"
     path.write_text(json.dumps({"id": "a", "references": ["something else", "the cat sat"]}) + "\n")
     found = systems.aligned(path, [write(tmp_path / "p.jsonl", {"a": "the cat sat"}, "prediction")])
-    assert scoring.scored(found, samples=2, shuffles=2).figures["rouge1"][0].value == 100.0
+    assert results.scored(found, samples=2, shuffles=2).figures["rouge1"][0].value == 100.0
 
 
 WORDS = "the cats cat running run runs Mr. Smith's 3.5% don't jumped jump jumping happiness, étude 今天 a_b co-op x1 — “so” ! ."

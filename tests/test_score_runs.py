@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ngramloss import cli, kept, runs, scoring, significance, systems, tables
-from ngramloss.audit import Limits, limits, oddities
+from ngramloss import cli
 from ngramloss.files import held
 from ngramloss.metrics.scores import Absent, Scores
+from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
+from ngramloss.scoring.audit import Limits, limits, oddities
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
 TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
@@ -69,7 +70,7 @@ def test_kept_figures_are_read_again_and_others_added(tmp_path, capsys, monkeypa
         asked.append(scale)
         return Scores({"counted": [scale * len(text) for text in predictions]}, f"counted|{scale}")
 
-    monkeypatch.setitem(scoring.METRICS, "counted", (counted, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "counted", (counted, ("references", "predictions")))
     first = score(capsys, folder, "--metrics", "counted")
     second = score(capsys, folder, "--metrics", "rouge,counted")
     assert asked == [1.0]
@@ -89,9 +90,9 @@ def test_a_long_metric_tells_how_far_it_is(tmp_path, monkeypatch):
             progress(1)
         return Scores({"slow": [1.0] * len(predictions)}, "slow")
 
-    monkeypatch.setitem(scoring.METRICS, "slow", (slow, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "slow", (slow, ("references", "predictions")))
     told = []
-    scoring.scored(systems.aligned(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append)
+    results.scored(systems.aligned(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append)
     assert told == ["slow of a", *(f"slow of a: {done} of 3 documents" for done in (1, 2, 3)), "intervals and tests"]
 
 
@@ -100,19 +101,19 @@ def test_damaged_kept_figures_count_as_none(tmp_path, capsys, damage):
     folder = run(tmp_path / "a")
     before = score(capsys, folder)
     (folder / "scores.json").write_text(damage)
-    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
     assert score(capsys, folder) == before
 
 
 def test_kept_figures_of_other_documents_are_not_taken(tmp_path, capsys):
     folder = run(tmp_path / "a")
     score(capsys, folder)
-    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values()))
-    assert kept.read(folder, ["c", "b", "a"], list(TEXTS.values())) == {}
-    assert kept.read(folder, ["a", "b", "c"], ["x", "y", "z"]) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values()))
+    assert score_cache.read(folder, ["c", "b", "a"], list(TEXTS.values())) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], ["x", "y", "z"]) == {}
     rows = (folder / "scores.jsonl").read_text().splitlines(keepends=True)
     (folder / "scores.jsonl").write_text("".join(reversed(rows)))
-    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
 
 
 def test_figures_of_earlier_texts_do_not_stay_beside_new_ones(tmp_path, capsys):
@@ -179,34 +180,34 @@ def test_two_that_score_a_run_at_once_both_keep_their_figures(tmp_path):
 def test_a_key_changes_with_the_content_of_a_file_it_names(tmp_path):
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("a 1 2")
-    before = kept.key("wmd", {"vectors": vectors}, {})
+    before = score_cache.key("wmd", {"vectors": vectors}, {})
     os.utime(vectors)
-    assert kept.key("wmd", {"vectors": vectors}, {}) == before
+    assert score_cache.key("wmd", {"vectors": vectors}, {}) == before
     vectors.write_text("a 1 3")
-    assert kept.key("wmd", {"vectors": vectors}, {}) != before
+    assert score_cache.key("wmd", {"vectors": vectors}, {}) != before
     (tmp_path / "model" / "deep").mkdir(parents=True)
     (tmp_path / "model" / "deep" / "weights").write_text("1")
-    before = kept.key("bertscore", {"model": str(tmp_path / "model")}, {})
+    before = score_cache.key("bertscore", {"model": str(tmp_path / "model")}, {})
     (tmp_path / "model" / "deep" / "weights").write_text("2")
-    assert kept.key("bertscore", {"model": str(tmp_path / "model")}, {}) != before
+    assert score_cache.key("bertscore", {"model": str(tmp_path / "model")}, {}) != before
 
 
 def test_a_key_changes_with_all_that_could_change_a_figure(monkeypatch):
-    before = kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]})
-    assert kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]}) == before
-    others = [kept.key("bleu", {"stemmer": True}, {"predictions": ["a"]}), kept.key("rouge", {"stemmer": False}, {"predictions": ["a"]}),
-              kept.key("rouge", {"stemmer": True}, {"predictions": ["b"]})]
-    monkeypatch.setattr(kept, "__version__", "0.0.7")
-    others.append(kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
+    before = score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]})
+    assert score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}) == before
+    others = [score_cache.key("bleu", {"stemmer": True}, {"predictions": ["a"]}), score_cache.key("rouge", {"stemmer": False}, {"predictions": ["a"]}),
+              score_cache.key("rouge", {"stemmer": True}, {"predictions": ["b"]})]
+    monkeypatch.setattr(score_cache, "__version__", "0.0.7")
+    others.append(score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
     monkeypatch.undo()
-    monkeypatch.setattr(kept, "installed", lambda name: "9.9" if name == "rouge-score-rs" else None)
-    others.append(kept.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
+    monkeypatch.setattr(score_cache, "installed", lambda name: "9.9" if name == "rouge-score-rs" else None)
+    others.append(score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
     assert len({before, *others}) == 6
 
 
 def test_figures_kept_in_part_count_as_none(tmp_path, capsys, monkeypatch):
     """The program ends between the rows, which have other figures now, and what tells of them."""
-    folder, whole = run(tmp_path / "a"), kept.write_whole
+    folder, whole = run(tmp_path / "a"), score_cache.write_whole
     score(capsys, folder)
 
     def ends(path, text):
@@ -214,9 +215,9 @@ def test_figures_kept_in_part_count_as_none(tmp_path, capsys, monkeypatch):
             raise KeyboardInterrupt
         whole(path, text)
 
-    monkeypatch.setattr(kept, "write_whole", ends)
+    monkeypatch.setattr(score_cache, "write_whole", ends)
     assert cli.main(["score", str(folder), "--set", "rouge.stemmer=false"]) == 130
-    assert kept.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
 
 
 def test_several_seeds_of_a_system_have_mean_and_spread(tmp_path, capsys):
@@ -267,7 +268,7 @@ def test_the_order_of_a_recipe_makes_no_other_system(tmp_path):
     (one / "recipe.toml").write_text('[train]\nseed = 1\nlearning_rate = 3e-05\n')
     (one / "recipe.toml").write_text("x = 1\ny = 2\n" + (one / "recipe.toml").read_text())
     (other / "recipe.toml").write_text("y = 2\nx = 1\n" + (other / "recipe.toml").read_text())
-    assert runs.run(one).kind == runs.run(other).kind != ""
+    assert provenance.run(one).kind == provenance.run(other).kind != ""
 
 
 def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
@@ -334,7 +335,7 @@ def test_a_metric_that_is_lost_half_way_is_told_of_and_not_kept(tmp_path, capsys
             raise Absent("gone.")
         return Scores({"fleeting": [1.0, 2.0, 3.0]}, "fleeting")
 
-    monkeypatch.setitem(scoring.METRICS, "fleeting", (fleeting, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "fleeting", (fleeting, ("references", "predictions")))
     folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)]
     found = score(capsys, *folders, "--metrics", "rouge,fleeting")
     assert found["absent"] == {"fleeting": "gone."}
@@ -362,7 +363,7 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
 
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
     texts = systems.aligned(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
-    found = scoring.scored(texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those))
+    found = results.scored(texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those))
     assert found.audit == [["3 longer than the 20 tokens allowed"]]
 
 
@@ -417,7 +418,7 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
     def partly(references, predictions):
         return Scores({"partly": [1.0, math.nan, 3.0]}, "partly")
 
-    monkeypatch.setitem(scoring.METRICS, "partly", (partly, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "partly", (partly, ("references", "predictions")))
     folder = run(tmp_path / "a")
     found = score(capsys, folder, "--metrics", "partly")
     assert found["systems"][0]["scores"] == {"partly": 2.0}
@@ -430,7 +431,7 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
 
 
 def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(scoring.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
     folders = [run(tmp_path / "ce-1"), run(tmp_path / "ce-2", seed=2), run(tmp_path / "m-1", objective="bag(2)"), run(tmp_path / "m-2", objective="bag(2)", seed=2)]
     found = score(capsys, *folders, "--metrics", "none")["over_seeds"]
     assert found[0]["scores"]["none"] == dict.fromkeys(("mean", "spread", "low", "high"))
@@ -439,7 +440,7 @@ def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, 
 
 
 def test_a_figure_without_bounds_is_left_out_kept_or_fresh(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(scoring.METRICS, "most", (lambda references, predictions: Scores({"most": [1.0, math.inf, 3.0]}, "most"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "most", (lambda references, predictions: Scores({"most": [1.0, math.inf, 3.0]}, "most"), ("references", "predictions")))
     folder = run(tmp_path / "a")
     fresh = score(capsys, folder, "--metrics", "most")
     assert fresh["left_out"] == {"most": 1}
@@ -447,14 +448,14 @@ def test_a_figure_without_bounds_is_left_out_kept_or_fresh(tmp_path, capsys, mon
 
 
 def test_a_figure_that_no_document_has_is_null(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(scoring.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
     assert score(capsys, run(tmp_path / "a"), run(tmp_path / "b"), "--metrics", "none")["systems"][0]["scores"] == {"none": None}
     assert cli.main(["score", str(tmp_path / "a"), "--metrics", "none"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["a", "–"]
 
 
 def test_lower_is_better_is_marked(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(scoring.METRICS, "wmd", (lambda references, predictions: Scores({"wmd": [1.0] * 3}, "wmd"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "wmd", (lambda references, predictions: Scores({"wmd": [1.0] * 3}, "wmd"), ("references", "predictions")))
     folder = run(tmp_path / "a")
     assert score(capsys, folder, "--metrics", "wmd")["lower_is_better"] == ["wmd"]
     assert cli.main(["score", str(folder), "--metrics", "wmd"]) == 0
@@ -477,7 +478,7 @@ def test_marks_are_corrected_for_several_comparisons():
 
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
     texts = systems.aligned(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
-    one = scoring.scored(texts, samples=20, shuffles=20).figures["rouge1"][1]
+    one = results.scored(texts, samples=20, shuffles=20).figures["rouge1"][1]
     told = score(capsys, tmp_path / "a", tmp_path / "b")["systems"][1]
     assert told["against_first"]["rouge1"] == {
         "difference": one.difference, "interval": [one.difference_low, one.difference_high],
@@ -494,23 +495,23 @@ def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys
 def test_a_folder_says_what_it_knows(tmp_path):
     folder = run(tmp_path / "x", objective="ce + rewards(2)", seed=7)
     (folder / "log.jsonl").write_text('{"step": 1, "docs_per_second": 10.0}\n{"step": 2, "docs_per_second": 30.0}\n{"step": 2, "eval_ce": 1}\n{"st')
-    found = runs.run(folder)
+    found = provenance.run(folder)
     assert (found.label, found.seed, found.floor) == ("ce + rewards(2)", 7, False)
-    assert runs.docs_per_second(folder) == 20.0
-    assert len(runs.log(folder)) == 3
+    assert provenance.docs_per_second(folder) == 20.0
+    assert len(provenance.log(folder)) == 3
     (tmp_path / "bare").mkdir()
-    bare = runs.run(tmp_path / "bare")
-    assert (bare.label, bare.seed, bare.kind, runs.written_by(bare), runs.docs_per_second(tmp_path / "bare")) == ("bare", None, "", "", None)
+    bare = provenance.run(tmp_path / "bare")
+    assert (bare.label, bare.seed, bare.kind, provenance.written_by(bare), provenance.docs_per_second(tmp_path / "bare")) == ("bare", None, "", "", None)
     (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3"}')
-    assert runs.run(tmp_path / "bare").floor
+    assert provenance.run(tmp_path / "bare").floor
     (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3-large"}')
-    assert not runs.run(tmp_path / "bare").floor
+    assert not provenance.run(tmp_path / "bare").floor
     (tmp_path / "bare" / "generation.json").write_text("{")
     with pytest.raises(ValueError, match=r"generation\.json is not JSON"):
-        runs.run(tmp_path / "bare")
+        provenance.run(tmp_path / "bare")
     (folder / "recipe.toml").write_text("= 3")
     with pytest.raises(ValueError, match=r"recipe\.toml is not TOML"):
-        runs.run(folder)
+        provenance.run(folder)
 
 
 @pytest.mark.parametrize("recipe", ["train = 3\n", "objective = 3\n[train]\nseed = [1]\n", "[train]\nseed = 1\nday = 2026-01-01\n"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.scores import Pooled
-from ngramloss.significance import between_seeds, compared, holm, over_seeds
+from ngramloss.scoring.significance import between_seeds, compared, holm, over_seeds
 
 
 def figures(*systems, **options):

@@ -9,10 +9,12 @@ import pytest
 import tiny_tokenizers
 import torch
 
-from ngramloss import audit, checkpoints, cli, models, recipe, reproduce, runs
-from ngramloss.corpus import newswire
+from ngramloss import cli, recipe, reproduce
+from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.recipe import Model
+from ngramloss.scoring import audit, provenance
+from ngramloss.training import checkpoints, models
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -163,7 +165,7 @@ def test_a_run_of_an_earlier_version_and_one_of_now_are_seeds_of_one_system(tmp_
     for name, line in (("old", "trust_remote_code = false"), ("new", "")):
         (tmp_path / name).mkdir()
         written_recipe(tmp_path / name / "recipe.toml", "scratch", "newswire", line)
-    assert runs.run(tmp_path / "old").kind == runs.run(tmp_path / "new").kind
+    assert provenance.run(tmp_path / "old").kind == provenance.run(tmp_path / "new").kind
 
 
 def test_a_reproduction_begun_by_an_earlier_version_goes_on(tmp_path):

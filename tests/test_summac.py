@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from test_nli import TEXTS, made, plain
 
-from ngramloss.corpus.sentences import sentences
+from ngramloss.data.sentences import sentences
 from ngramloss.metrics import summac as room
 from ngramloss.metrics.nli import nli
 from ngramloss.metrics.scores import Absent

@@ -12,8 +12,8 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments
 
 from ngramloss import JointLoss, NgramTrainer, detach
-from ngramloss.attachment import decoder_inputs
-from ngramloss.trainer import LengthGrouped
+from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.trainer import LengthGrouped
 
 OBJECTIVE = "ce + matches(2,3) + bag(2)"
 

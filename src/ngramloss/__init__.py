@@ -13,30 +13,30 @@ from ngramloss.version import __version__ as __version__
 from ngramloss.version import lacking
 
 if TYPE_CHECKING:
-    from ngramloss.attachment import attach as attach
-    from ngramloss.attachment import compute_loss_func as compute_loss_func
-    from ngramloss.attachment import detach as detach
-    from ngramloss.attachment import last_parts as last_parts
     from ngramloss.errors import UserError as UserError
-    from ngramloss.log_parts import LogParts as LogParts
+    from ngramloss.hf.attach import attach as attach
+    from ngramloss.hf.attach import compute_loss_func as compute_loss_func
+    from ngramloss.hf.attach import detach as detach
+    from ngramloss.hf.attach import last_parts as last_parts
+    from ngramloss.hf.log_parts import LogParts as LogParts
+    from ngramloss.hf.trainer import NgramTrainer as NgramTrainer
+    from ngramloss.loss import JointLoss as JointLoss
     from ngramloss.objectives import OBJECTIVES as OBJECTIVES
-    from ngramloss.objectives import JointLoss as JointLoss
     from ngramloss.objectives import Objective as Objective
     from ngramloss.objectives import Term as Term
     from ngramloss.stats import IGNORE_INDEX as IGNORE_INDEX
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
-    from ngramloss.trainer import NgramTrainer as NgramTrainer
 
 _ROOMS = {
-    "attach": "attachment",
-    "compute_loss_func": "attachment",
-    "detach": "attachment",
-    "last_parts": "attachment",
+    "attach": "hf.attach",
+    "compute_loss_func": "hf.attach",
+    "detach": "hf.attach",
+    "last_parts": "hf.attach",
     "UserError": "errors",
-    "LogParts": "log_parts",
-    "JointLoss": "objectives",
+    "LogParts": "hf.log_parts",
+    "JointLoss": "loss",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "Term": "objectives",
@@ -44,7 +44,7 @@ _ROOMS = {
     "TokenStats": "stats",
     "token_stats": "stats",
     "token_stats_from_hidden": "stats",
-    "NgramTrainer": "trainer",
+    "NgramTrainer": "hf.trainer",
 }
 
 __all__ = ["__version__", *_ROOMS]

@@ -16,7 +16,8 @@ from ngramloss.version import __version__, lacking
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ngramloss import recipe, scoring, systems
+    from ngramloss import recipe
+    from ngramloss.scoring import results, systems
 
 EXPLAIN = """\
 Show an objective at work on a sentence pair: its windows, which of them match, how often, what each earns.
@@ -467,17 +468,17 @@ def _train(options: argparse.Namespace) -> int:
     if options.show:
         _print(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0
-    from ngramloss import run
+    from ngramloss.training import runner
 
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
-        outcome = run.train(
+        outcome = runner.train(
             settings, folder, fresh=options.fresh, say=_tell,
             trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
-    except run.Stopped:
+    except runner.Stopped:
         return 1
-    except run.Diverged as reason:
+    except runner.Diverged as reason:
         _tell(f"error: {reason}")
         return 1
     if not outcome.finished:
@@ -504,7 +505,7 @@ def _data_stats(options: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from ngramloss import corpus
+    from ngramloss.data import measurement
 
     bars: dict[str, tqdm[object]] = {}
 
@@ -513,7 +514,7 @@ def _data_stats(options: argparse.Namespace) -> int:
             bars[split] = tqdm(total=total, desc=f"counting {escape.name(split)}", unit=" texts", leave=False)
         bars[split].update(done - bars[split].n)
 
-    found = corpus.measurement(
+    found = measurement(
         options.name, splits=options.split, rules=options.rules, source=options.source, target=options.target,
         on_bad_row=options.on_bad_row, limit=options.limit, progress=show,
     )  # fmt: skip
@@ -531,7 +532,7 @@ def _generate(options: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from ngramloss import predictions
+    from ngramloss.generation import predictions
     from ngramloss.run_folder import RunFolder
 
     if (options.model is None) == (options.named is None):
@@ -560,7 +561,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from ngramloss import tables
+    from ngramloss.scoring import tables
 
     kept = _output(options.per_document, [*options.predictions, options.references, options.documents])
     result, _ = _scored(options)
@@ -575,12 +576,12 @@ def _score(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from ngramloss.report import gathered, page
+    from ngramloss.report import page, record
 
     if Path(options.out).is_file():
         raise UserError(f"{options.out} is a file; -o needs a folder, which will be made.")
     result, texts = _scored(options)
-    _print(page.written(gathered.gathered(result, texts, title=options.title), Path(options.out)))
+    _print(page.written(record.gathered(result, texts, title=options.title), Path(options.out)))
     return 0
 
 
@@ -589,7 +590,8 @@ def _reproduce(options: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from ngramloss import reproduce, tables
+    from ngramloss import reproduce
+    from ngramloss.scoring import tables
 
     data = options.data or reproduce.chosen_data()
     if options.table == "table1":
@@ -623,11 +625,11 @@ def _reproduce(options: argparse.Namespace) -> int:
     return 0
 
 
-def _scored(options: argparse.Namespace) -> tuple[scoring.Result, systems.Aligned]:
+def _scored(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
     """What the options of score and report ask for, with a line that tells what is being done."""
     from pathlib import Path
 
-    from ngramloss import audit, scoring, systems
+    from ngramloss.scoring import audit, results, systems
 
     chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
     settings = _metric_options(options.set, chosen)
@@ -640,7 +642,7 @@ def _scored(options: argparse.Namespace) -> tuple[scoring.Result, systems.Aligne
     for warning in texts.warnings:
         _tell(f"warning: {warning}")
     show = sys.stderr.isatty()
-    result = scoring.scored(
+    result = results.scored(
         texts, chosen, options=settings, samples=options.samples, shuffles=options.shuffles, seed=options.seed,
         limits=limits, count=count,
         progress=_show_progress if show else None,
@@ -672,17 +674,17 @@ def _output(given: str | None, inputs: Sequence[str | None]) -> Path | None:
 def _import(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from ngramloss import released
+    from ngramloss.scoring import import_summaries
 
     out = _output(options.out, [options.file, options.references, options.order, options.gold])
     if out is None:
         raise UserError("name a file to write with --out.")
     order, gold = (Path(given) if given else None for given in (options.order, options.gold))
     marks = [] if options.sentences == ["none"] else options.sentences
-    found = released.imported(
+    found = import_summaries.imported(
         Path(options.file), Path(options.references), marks=marks, ptb=options.ptb, order=order, gold=gold
     )
-    released.write(found, out)
+    import_summaries.write(found, out)
     for mark, count in found.marks.items():
         _tell(f"note: {mark} parts sentences; it was seen {count} times.")
     for note in found.notes:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.objectives import JointLoss, Term, bag, bleu, eisl, matches, ngrams, precision, rewards
+from ngramloss.loss import JointLoss
+from ngramloss.objectives import Term, bag, bleu, eisl, matches, ngrams, precision, rewards
 from ngramloss.stats import TokenStats, token_stats
 
 FILLER = "_"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ngramloss.corpus import newswire
+from ngramloss.data import newswire
 from ngramloss.metrics import rouge
 
 ITEMS = 200
@@ -41,7 +41,7 @@ def looked_at(
     folder: Path, *, count: int = ITEMS, progress: Callable[[int], None] | None = None, trust_remote_code: bool = False
 ) -> tuple[list[newswire.Item], list[str]]:
     """Test items, and what the run's model writes for them."""
-    from ngramloss.generate import of_run
+    from ngramloss.generation.search import of_run
 
     items = newswire.items("test", count)
     documents = [item.document for item in items]

@@ -348,7 +348,7 @@ def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
 
 def _with_objective(recipe: Recipe) -> Recipe:
     """The recipe with its objective as we write it; ``train.best`` must be something that validation tells."""
-    from ngramloss.objectives import JointLoss
+    from ngramloss.loss import JointLoss
 
     try:
         joint = JointLoss(recipe.objective)

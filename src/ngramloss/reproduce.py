@@ -7,13 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ngramloss import corpus, paper, predictions, recipe, run, runs, scoring, significance, systems, tables
-from ngramloss.corpus.origins import canonical
+from ngramloss import paper, recipe
+from ngramloss.data import measurement
+from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.files import write_whole
-from ngramloss.report import gathered, page
+from ngramloss.generation import predictions
+from ngramloss.report import page, record
 from ngramloss.run_folder import RunFolder
-from ngramloss.significance import Figure
+from ngramloss.scoring import provenance, results, significance, systems, tables
+from ngramloss.scoring.significance import Figure
+from ngramloss.training import runner
 
 Say = Callable[[str], None]
 
@@ -80,7 +84,7 @@ class Plan(NamedTuple):
 class Reproduced(NamedTuple):
     """What came of a plan."""
 
-    result: scoring.Result
+    result: results.Result
     texts: systems.Aligned
     page: Path
 
@@ -168,13 +172,13 @@ def reproduced(
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / floor for floor in plan.floors]
     texts = systems.aligned(None, folders)
-    result = scoring.scored(texts, plan.metrics, options=options)
+    result = results.scored(texts, plan.metrics, options=options)
     begin("the page")
-    record = gathered.gathered(
+    shown = record.gathered(
         result, texts, title=_title(plan), notes=[plan.note, seen(result)], deviations=deviations(plan),
         paper_of=_paper_data(plan),
     )
-    return Reproduced(result, texts, page.written(record, page_folder))
+    return Reproduced(result, texts, page.written(shown, page_folder))
 
 
 def deviations(plan: Plan) -> list[str]:
@@ -191,9 +195,9 @@ def deviations(plan: Plan) -> list[str]:
     return apart
 
 
-def seen(result: scoring.Result, figure: str = "rouge2") -> str:
+def seen(result: results.Result, figure: str = "rouge2") -> str:
     """What was seen of the objectives in one figure, as a sentence."""
-    label = gathered.LABELS[figure]
+    label = record.LABELS[figure]
     if result.seeds:
         first, *others = result.seeds
         each = [f"{one.label} {one.against_first[figure]['difference']:+.2f}"
@@ -212,12 +216,12 @@ def _listed(those: Sequence[str]) -> str:
     return ", ".join(those) or "nothing to compare"
 
 
-def rows(result: scoring.Result, plan: Plan) -> list[list[str]]:
+def rows(result: results.Result, plan: Plan) -> list[list[str]]:
     """The table in the paper's layout beside the paper's values, its heads first."""
     names = [name for name in FIGURES if name in result.figures]
     speeds = _speeds(result)
     title = paper.TITLES[_paper_data(plan)]
-    table = [["", *(gathered.LABELS[name] for name in names), "Docs/s", title, "R-1", "R-2", "R-L"]]
+    table = [["", *(record.LABELS[name] for name in names), "Docs/s", title, "R-1", "R-2", "R-L"]]
     for label, objective, printed in _layout(plan):
         places = [place for place, one in enumerate(result.runs) if one is not None and one.label == objective]
         beside = ["" if value is None else f"{value:.2f}" for value in printed]
@@ -228,10 +232,10 @@ def rows(result: scoring.Result, plan: Plan) -> list[list[str]]:
 
 def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int, int], None] | None = None) -> str:
     """The statistics of the paper's Table 1, of each data set."""
-    return "\n\n".join(str(corpus.measurement(name, limit=limit, progress=progress)) for name in names)
+    return "\n\n".join(str(measurement(name, limit=limit, progress=progress)) for name in names)
 
 
-def cases(result: scoring.Result, texts: systems.Aligned, *, count: int = 3) -> str:
+def cases(result: results.Result, texts: systems.Aligned, *, count: int = 3) -> str:
     """The cases where the systems differ most in ROUGE-2: reference and every system's text, for a terminal."""
     trained = [place for place, one in enumerate(result.runs) if one is not None and not one.floor]
     scores = [result.documents[place]["rouge2"] for place in trained]
@@ -244,7 +248,7 @@ def cases(result: scoring.Result, texts: systems.Aligned, *, count: int = 3) -> 
     return "\n".join(lines)
 
 
-def _label(result: scoring.Result, place: int) -> str:
+def _label(result: results.Result, place: int) -> str:
     one = result.runs[place]
     return result.names[place] if one is None else f"{one.label}, seed {one.seed}"
 
@@ -280,11 +284,11 @@ def _cell(figures: Sequence[Figure], places: Sequence[int]) -> str:
     return tables.cell(figures[places[0]])
 
 
-def _speeds(result: scoring.Result) -> dict[str, float]:
+def _speeds(result: results.Result) -> dict[str, float]:
     """Objective → documents a second, the mean of its runs."""
     each: dict[str, list[float]] = {}
     for one in result.runs:
-        speed = runs.docs_per_second(one.folder) if one is not None and one.own else None
+        speed = provenance.docs_per_second(one.folder) if one is not None and one.own else None
         if one is not None and speed is not None:
             each.setdefault(one.label, []).append(speed)
     return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items() if "ce" in each}
@@ -300,7 +304,7 @@ def _trained(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code:
             raise UserError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
                              "or delete it.")
         return True
-    return run.train(settings, folder, say=say, trust_remote_code=trust_remote_code).finished
+    return runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code).finished
 
 
 def _written(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 import ngramloss
 from ngramloss.bench import peers
 from ngramloss.bench.clock import Cost, cost
-from ngramloss.objectives import JointLoss
+from ngramloss.loss import JointLoss
 from ngramloss.stats import chosen_backend
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ngramloss.bench.clock import median_milliseconds
 from ngramloss.errors import UserError
-from ngramloss.objectives import JointLoss
+from ngramloss.loss import JointLoss
 from ngramloss.stats import TokenStats
 
 BASE = 512

@@ -31,7 +31,7 @@ def measured(
     loops: bool, trust_remote_code: bool = False,
 ) -> Iterator[Step]:
     """Docs/s of forward, backward and optimiser: the model's own loss first, then each objective attached."""
-    from ngramloss.attachment import attach, detach
+    from ngramloss.hf.attach import attach, detach
 
     model: Any = built(model_name, trust_remote_code=trust_remote_code).to(device)
     longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
@@ -74,8 +74,8 @@ def built(name: str, *, trust_remote_code: bool = False) -> Any:
     """``bart-base`` and ``bart-tiny`` with random weights; any other name as a folder or a hub id."""
     import transformers
 
-    from ngramloss import models
     from ngramloss.recipe import Model
+    from ngramloss.training import models
 
     shapes = {"bart-base": (50_265, 768, 6, 12), "bart-tiny": (1_000, 32, 1, 2)}
     if name not in shapes:

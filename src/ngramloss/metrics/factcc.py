@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ngramloss.corpus.sentences import split_many
+from ngramloss.data.sentences import split_many
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import Classifier, Pair, check_finite, classifier, named_outputs, probabilities
@@ -55,7 +55,7 @@ def factcc(
         documents: the texts summarised.
         predictions: their summaries.
         model: a folder or a name on the hub with a BERT of two outputs: FactCC, or FactCCX as it was released.
-        splitter: see ``ngramloss.corpus.sentences``.
+        splitter: see ``ngramloss.data.sentences``.
         batch_size: sentences at a time.
         device: None takes the first GPU, where there is one.
         progress: called with the number of documents done since the last call.

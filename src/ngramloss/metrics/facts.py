@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from math import nan
 
-from ngramloss.corpus import newswire
+from ngramloss.data import newswire
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from ngramloss.corpus.sentences import split_many
+from ngramloss.data.sentences import split_many
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, signature
 

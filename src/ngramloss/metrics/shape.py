@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ngramloss.corpus.statistics import words_of
+from ngramloss.data.statistics import words_of
 from ngramloss.metrics.scores import Scores, check_lengths, signature
 
 

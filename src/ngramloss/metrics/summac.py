@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ngramloss.corpus.sentences import split_many
+from ngramloss.data.sentences import split_many
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import Classifier, Pair, check_finite, nli, probabilities
@@ -92,7 +92,7 @@ def summac(
         model: ``vitc``, ``mnli``, ``anli``, a name on the hub, or a folder. The published weights fit ``vitc``.
         form: ``conv``, or ``zs``, which needs no weights.
         weights: for Conv, the published ``summac_conv_vitc_sent_perc_e.bin``, or .safetensors with the same names.
-        splitter: see ``ngramloss.corpus.sentences``.
+        splitter: see ``ngramloss.data.sentences``.
         document_sentences: how many of a document are read.
         contradiction: False leaves :math:`c_{ij}` out of ZS, which then is from 0 to 100. Conv has none.
         labels: the meanings of the model's outputs in order, where its configuration does not tell.

@@ -1,6 +1,5 @@
-"""TokenStats and labels → losses. Knows n-grams, not the vocabulary, the device or the model."""
+"""TokenStats and labels → one value a sequence. Knows n-grams, not the vocabulary, the device or the model."""
 
-from ngramloss.objectives.joint import JointLoss as JointLoss
 from ngramloss.objectives.parser import parse as parse
 from ngramloss.objectives.registry import OBJECTIVES as OBJECTIVES
 from ngramloss.objectives.registry import Objective as Objective

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
-from ngramloss.report.packed import is_number
+from ngramloss.report.blocks import is_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

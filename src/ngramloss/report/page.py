@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.files import write_whole
-from ngramloss.report import charts, packed, tables
+from ngramloss.report import blocks, charts, tables
 
 BUDGET = 7_900_000
 """Bytes of a page, about. Summaries are always in it; documents as far as this allows."""
@@ -70,7 +70,7 @@ def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
     figures = data["figures"]
     shown, shape = tables.parted(figures)
     panels = charts.training(data.get("training") or [])
-    blocks, facts = _case_blocks(data)
+    packed, facts = _case_blocks(data)
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     known: dict[str, Any] = {
         "data": data, "figures": figures, "shown": shown, "shape": shape, "panels": panels,
@@ -83,16 +83,16 @@ def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
         "style": (_HERE / "page.css").read_text(encoding="utf-8"), "script": script, "script_hash": _hash(script),
     }  # fmt: skip
     facts |= {"copies": tables.copies(data), "panels": [_read_off(panel) for panel in panels]}
-    empty = template.render(**known, blocks=blocks, facts=escaped(facts))
+    empty = template.render(**known, blocks=packed, facts=escaped(facts))
     size = len(empty.encode("utf-8", "replace"))
-    kept = packed.documents((data.get("cases") or {}).get("documents") or [], budget - size - _RESERVE)
+    kept = blocks.documents((data.get("cases") or {}).get("documents") or [], budget - size - _RESERVE)
     if not kept.blocks:
         facts["documents"]["known"] = kept.known
-        return _sound(template.render(**known, blocks=blocks, facts=escaped(facts)))
+        return _sound(template.render(**known, blocks=packed, facts=escaped(facts)))
     facts["documents"] = {"starts": kept.starts, "kept": len(kept.places), "known": kept.known}
-    blocks |= {f"document-{place}": block for place, block in enumerate(kept.blocks)}
-    blocks["places"] = packed.packed(kept.places)
-    return _sound(template.render(**known, blocks=blocks, facts=escaped(facts)))
+    packed |= {f"document-{place}": block for place, block in enumerate(kept.blocks)}
+    packed["places"] = blocks.packed(kept.places)
+    return _sound(template.render(**known, blocks=packed, facts=escaped(facts)))
 
 
 def check(data: Mapping[str, Any]) -> None:
@@ -156,19 +156,19 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
     ids = [str(one) for one in cases.get("ids") or []]
     facts: dict[str, Any] = {
         "systems": [{"name": str(one.get("name", "")), "label": tables.written_label(one)} for one in systems],
-        "pair": _pair(systems), "block": packed.BLOCK, "count": len(ids), "nothing": packed.NOTHING, "figures": [],
+        "pair": _pair(systems), "block": blocks.BLOCK, "count": len(ids), "nothing": blocks.NOTHING, "figures": [],
         "documents": {"starts": [], "kept": 0, "known": 0}, "seen": [], "objectives": data.get("objectives") or {},
     }  # fmt: skip
     if not ids:
         return {}, facts
-    blocks = {"ids": packed.packed(ids)}
-    for place, block in enumerate(packed.texts(cases["references"], cases["texts"])):
-        blocks[f"texts-{place}"] = block
+    packed = {"ids": blocks.packed(ids)}
+    for place, block in enumerate(blocks.texts(cases["references"], cases["texts"])):
+        packed[f"texts-{place}"] = block
     scores = _with_shape(cases)
     for name, values in scores.items():
         told = figures.get(name, {})
-        codes = packed.figures(values)
-        blocks[f"figure-{len(facts['figures'])}"] = codes.codes
+        codes = blocks.figures(values)
+        packed[f"figure-{len(facts['figures'])}"] = codes.codes
         facts["figures"].append({
             "name": name, "label": told.get("label") or _SHAPES.get(name, name), "low": codes.low,
             "lower": bool(told.get("lower_is_better")), "ranks": name in figures and tables.ranks(told),
@@ -176,9 +176,9 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
         })  # fmt: skip
     for name, those in (data.get("seen") or {}).items():
         if those:
-            blocks[f"seen-{len(facts['seen'])}"] = packed.seen(those)
+            packed[f"seen-{len(facts['seen'])}"] = blocks.seen(those)
             facts["seen"].append(name)
-    return blocks, facts
+    return packed, facts
 
 
 def _pair(systems: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -195,11 +195,11 @@ def _with_shape(cases: Mapping[str, Any]) -> dict[str, Sequence[Sequence[float |
     scores = {name: values for name, values in (cases.get("scores") or {}).items() if values}
     own: dict[str, Sequence[Sequence[float | None]]] = {}
     if "words" not in scores:
-        own["words"] = [packed.lengths(system) for system in cases["texts"]]
-    own["reference words"] = [packed.lengths([those[0] if those else "" for those in cases["references"]])]
+        own["words"] = [blocks.lengths(system) for system in cases["texts"]]
+    own["reference words"] = [blocks.lengths([those[0] if those else "" for those in cases["references"]])]
     documents = cases.get("documents")
     if "novel2" not in scores and documents and any(text is not None for text in documents):
-        own["novel2"] = [packed.novelty(system, documents) for system in cases["texts"]]
+        own["novel2"] = [blocks.novelty(system, documents) for system in cases["texts"]]
     return scores | own
 
 
@@ -209,7 +209,7 @@ def _ablation(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     for place, table in enumerate(data.get("ablation") or []):
         rows = table.get("rows") or []
         columns = [(kind, name) for name in charts.ablation_figures(table, figures) for kind in ("scores", "paper")
-                   if any(packed.is_number((row.get(kind) or {}).get(name)) for row in rows)]
+                   if any(blocks.is_number((row.get(kind) or {}).get(name)) for row in rows)]
         best = [_best(rows, kind, figures[name], name) for kind, name in columns]
         texts = [[tables.fixed((row.get(kind) or {}).get(name), 2) for kind, name in columns] for row in rows]
         heads = [(figures[name].get("label", name), kind == "paper") for kind, name in columns]
@@ -223,7 +223,7 @@ def _ablation(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _best(rows: Sequence[Mapping[str, Any]], kind: str, figure: Mapping[str, Any], name: str) -> str | None:
-    values = [value for row in rows if packed.is_number(value := (row.get(kind) or {}).get(name))]
+    values = [value for row in rows if blocks.is_number(value := (row.get(kind) or {}).get(name))]
     if len(values) < 2 or not tables.ranks(figure):
         return None
     return tables.fixed(min(values) if figure.get("lower_is_better") else max(values), 2)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ngramloss.escape import in_csv, in_latex, in_markdown
-from ngramloss.report.packed import is_number
+from ngramloss.report.blocks import is_number
 
 Figures = Mapping[str, Mapping[str, Any]]
 

@@ -1,0 +1,23 @@
+"""Data sets: names and files → checked examples, sentences, statistics. Needs no torch."""
+
+from ngramloss.data.examples import Example, Split, fingerprint, load
+from ngramloss.data.origins import KNOWN, split_names
+from ngramloss.data.rows import BadRow
+from ngramloss.data.sentences import SPLITTERS, split_many
+from ngramloss.data.statistics import Measurement, Statistics, measurement, table
+
+__all__ = [
+    "KNOWN",
+    "SPLITTERS",
+    "BadRow",
+    "Example",
+    "Measurement",
+    "Split",
+    "Statistics",
+    "fingerprint",
+    "load",
+    "measurement",
+    "split_many",
+    "split_names",
+    "table",
+]

@@ -1,0 +1,188 @@
+"""the name of a data set and of a split → its examples, checked row by row, and a fingerprint of what they say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from ngramloss.data import origins
+from ngramloss.data.columns import Columns, columns
+from ngramloss.data.rows import BadRow, Row
+from ngramloss.errors import UserError
+
+LOOKED_AT = 100
+"""Rows looked at to see which columns there are: a JSON object may leave some out."""
+
+SHOWN = 10
+"""Bad rows that an error spells out."""
+
+
+class Example(NamedTuple):
+    """A source text and the target to be written for it."""
+
+    id: str
+    source: str
+    target: str
+
+
+class Split(NamedTuple):
+    """The examples of one split.
+
+    Attributes:
+        name: the data set, as it was asked for.
+        split: "train", "validation", "test" or a name of the data set's own.
+        examples: in the order of the file.
+        skipped: the rows that were left out, where that was allowed.
+        fingerprint: 16 hexadecimal digits that depend on ids, sources and targets, and not on format or compression.
+    """
+
+    name: str
+    split: str
+    examples: list[Example]
+    skipped: list[BadRow]
+    fingerprint: str
+
+
+def load(
+    name: str,
+    split: str,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    on_bad_row: str = "error",
+    limit: int = 0,
+    seed: int = 0,
+) -> Split:
+    """Read one split of a data set.
+
+    A row is bad, and named with its file and line, if it is malformed, lacks a column, has a text that is null, not a
+    string, blank or not UTF-8, has another number of fields than the header, or repeats an id.
+
+    Args:
+        name: ``newswire`` (built in); ``cnn_dailymail``, ``xsum``, ``samsum``, ``dialogsum``, ``owner/name`` or
+            ``owner/name:config`` (from the hub); a file, which is the split ``train``; a folder with a file for each
+            split; or ``train=a.jsonl,validation=b.csv,test=c.parquet``.
+        split: ``train``, ``validation`` (also ``dev``, ``valid``, ``val``), ``test`` or a name of the data set's own.
+        source: the column to read, if it is none of the usual ones.
+        target: likewise.
+        on_bad_row: ``error``, which names all bad rows at once, or ``skip``, which leaves them out and lists them.
+        limit: take so many examples from the beginning and read no further; 0 takes all.
+        seed: of ``newswire``, which is made and not read. Nothing else looks at it.
+
+    Raises:
+        UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
+        FileNotFoundError: no such file, no such split, or the hub cannot be reached.
+    """
+    if on_bad_row not in ("error", "skip"):
+        raise UserError(f"on_bad_row must be 'error' or 'skip', got {on_bad_row!r}.")
+    if limit < 0:
+        raise UserError(f"limit must be 0 (all rows) or more, got {limit}.")
+    split = origins.SPLIT_ALIASES.get(split, split)
+    rows = origins.split_rows(name, split, limit=limit, seed=seed)
+    first = _opening(rows)
+    examples: list[Example] = []
+    bad = [row for row in first if isinstance(row, BadRow)]
+    if len(bad) < len(first):
+        known_source, known_target = origins.known_columns(name)
+        present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
+        chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target)
+        examples, bad = _sorted_out(_checked(chain(first, rows), chosen), limit)
+    if bad and (on_bad_row == "error" or not examples):
+        raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
+    if not examples:
+        raise UserError(f"the split {split!r} of {name} holds no rows. Expected at least one example.")
+    return Split(name, split, examples, bad, fingerprint(examples))
+
+
+def fingerprint(examples: Iterable[Example]) -> str:
+    """A hash of what the examples say, 16 hexadecimal digits.
+
+    Each field is preceded by its length, so that no two lists of examples look alike to the hash.
+
+    Example:
+        >>> fingerprint([Example("1", "a", "bc")]) == fingerprint([Example("1", "ab", "c")])
+        False
+    """
+    digest = hashlib.sha256()
+    for example in examples:
+        for field in example:
+            content = field.encode()
+            digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()[:16]
+
+
+def _opening(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
+    """The first rows, among them at least one that can be read, if there is any."""
+    first: list[Row | BadRow] = []
+    readable = False
+    for row in rows:
+        first.append(row)
+        readable = readable or isinstance(row, Row)
+        if readable and len(first) >= LOOKED_AT:
+            break
+    return first
+
+
+def _sorted_out(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Example], list[BadRow]]:
+    examples: list[Example] = []
+    bad: list[BadRow] = []
+    for row in checked:
+        if isinstance(row, BadRow):
+            bad.append(row)
+        else:
+            examples.append(row)
+            if len(examples) == limit:
+                break
+    return examples, bad
+
+
+def _checked(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
+    """Each row as an example, or why it is none. A row's number counts bad rows too, so that skipping moves no id."""
+    seen: dict[str, Row] = {}
+    for number, row in enumerate(rows, 1):
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        reasons = [_fault(row, column) for column in (chosen.source, chosen.target)]
+        identity = str(number) if chosen.id is None else row.values.get(chosen.id)
+        if isinstance(identity, int) and not isinstance(identity, bool):
+            identity = str(identity)
+        if chosen.id is not None:
+            reasons.append(_fault(row._replace(values={**row.values, chosen.id: identity}), chosen.id))
+        if isinstance(identity, str) and identity in seen:
+            reasons.append(f"id {identity!r} was already used at {seen[identity].file}:{seen[identity].line}")
+        found = [reason for reason in reasons if reason]
+        if found:
+            yield BadRow(row.file, row.line, "; ".join(found))
+            continue
+        yield Example(str(identity), str(row.values[chosen.source]), str(row.values[chosen.target]))
+        seen[str(identity)] = row
+
+
+def _fault(row: Row, column: str) -> str:
+    """Why a row's text cannot be used; nothing if it can."""
+    if column not in row.values:
+        return f"no column {column!r}"
+    value = row.values[column]
+    if not isinstance(value, str):
+        return f"{column!r} should be text, got {'null' if value is None else type(value).__name__}"
+    if not value.strip():
+        return f"{column!r} is {'blank' if value else 'empty'}"
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"{column!r} is not UTF-8 text, at character {error.start + 1}"
+    return ""
+
+
+def _complaint(name: str, split: str, bad: list[BadRow], total: int, *, may_skip: bool) -> str:
+    shown = [f"  {row}" for row in bad[:SHOWN]] + ([f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
+    advice = (
+        'Mend them, or leave them out with --on-bad-row skip (on_bad_row="skip" in Python).'
+        if may_skip and len(bad) < total
+        else "Mend them: no row is left otherwise."
+    )
+    counted = f"{len(bad):,} of {total:,} rows"
+    return "\n".join([f"{counted} of the split {split!r} of {name} cannot be used:", *shown, advice])

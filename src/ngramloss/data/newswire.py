@@ -1,0 +1,171 @@
+"""a seed, a split and a number → one invented news item: the built-in corpus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+from string import Formatter
+from typing import NamedTuple
+
+from ngramloss.data.newswire_words import FIGURES, KINDS, NAMES, PHRASES, Kind, Outcome
+from ngramloss.errors import UserError
+
+SPLITS = {"train": 24_000, "validation": 500, "test": 500}
+"""The splits and how many items each has unless told otherwise."""
+
+
+class Item(NamedTuple):
+    """A document, its summary, and what a prediction is checked for."""
+
+    id: str
+    kind: str
+    document: str
+    summary: str
+    names: tuple[str, ...]
+    """People, places and organisations in the summary, as written there and in the document."""
+    figures: tuple[str, ...]
+    """Figures in the summary, as written there and in the document."""
+    decoy: str
+    """The right wording with the wrong facts: what a model earns that never looks at the document's facts."""
+
+
+def items(split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
+    """The first ``count`` items of a split; a longer list begins with every shorter one.
+
+    Args:
+        split: one of ``SPLITS``.
+        count: how many; by default the size in ``SPLITS``.
+        seed: another seed makes another corpus.
+
+    Example:
+        >>> for item in items("validation", 2):
+        ...     print(item.summary)
+        Profits at carmaker Galaflex Industries jumped 6 per cent to £78.3 million, helped by a hit product.
+        Joel Branding is retiring as Nexotech Partners strategy director aged 69, Rachel Wenbeck taking charge.
+    """
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r} of newswire; choose from {sorted(SPLITS)}")
+    if count is not None and count < 0:
+        raise UserError(f"newswire needs a count of 0 or more, got {count}. Leave it out for {SPLITS[split]:,} items.")
+    return [item(split, index, seed=seed) for index in range(SPLITS[split] if count is None else count)]
+
+
+def item(split: str, index: int, *, seed: int) -> Item:
+    """One item, a function of its arguments alone."""
+    # A string as seed gives the same numbers in every process and on every version of Python.
+    rng = Random(f"{seed}-{split}-{index}")
+    name = rng.choice(list(KINDS))
+    kind = KINDS[name]
+    outcome = rng.choice(kind.outcomes)
+    facts = drawn(rng, fields_of(kind, outcome), taken=set())
+    asked = fields(outcome.summary)
+    others = drawn(rng, asked, taken={facts[field] for field in asked})
+    return Item(
+        id=f"newswire-{split}-{index}",
+        kind=name,
+        document=document(rng, kind, outcome, facts),
+        summary=summary(outcome, facts),
+        names=tuple(facts[field] for field in asked if pool(field) in NAMES),
+        figures=tuple(facts[field] for field in asked if pool(field) in FIGURES),
+        decoy=summary(outcome, others),
+    )
+
+
+def document(rng: Random, kind: Kind, outcome: Outcome, facts: dict[str, str]) -> str:
+    """What happened, among sentences beside the point, in an order of its own: 4 to 9 sentences."""
+    opening = [kind.opens] if rng.random() < 0.7 else []
+    middle = [*outcome.told, *rng.sample(kind.fills, rng.randint(1, 4))]
+    rng.shuffle(middle)
+    slots = [*opening, *middle, *rng.sample(kind.closes, rng.randint(1, 2))]
+    return " ".join(sentence(rng.choice(slot), facts) for slot in slots)
+
+
+def summary(outcome: Outcome, facts: dict[str, str]) -> str:
+    """The outcome's own wording, with each phrase of the document in the summary's words."""
+    said = {field: PHRASES.get(pool(field), {}).get(facts[field], facts[field]) for field in fields(outcome.summary)}
+    return sentence(outcome.summary, said)
+
+
+def sentence(template: str, facts: dict[str, str]) -> str:
+    """The template with its facts, beginning with a capital."""
+    text = template.format_map(facts)
+    return text[0].upper() + text[1:]
+
+
+def drawn(rng: Random, asked: tuple[str, ...], *, taken: set[str]) -> dict[str, str]:
+    """A fact for each field, no two alike and none of them taken."""
+    facts: dict[str, str] = {}
+    for field in asked:
+        while (fact := value(rng, pool(field))) in taken:
+            pass
+        taken.add(fact)
+        facts[field] = fact
+    return facts
+
+
+def value(rng: Random, name: str) -> str:
+    """One draw from a pool."""
+    if name in PHRASES:
+        return rng.choice(list(PHRASES[name]))
+    return "".join(rng.choice(part) for part in (NAMES.get(name) or FIGURES[name]))
+
+
+@cache
+def fields_of(kind: Kind, outcome: Outcome) -> tuple[str, ...]:
+    """Every field that a document of this outcome may ask for."""
+    slots = (*outcome.told, kind.opens, *kind.fills, *kind.closes)
+    return fields("".join(template for slot in slots for template in slot))
+
+
+@cache
+def fields(template: str) -> tuple[str, ...]:
+    """The fields of a template, each once, in the order of their first use."""
+    return tuple(dict.fromkeys(field for _, field, _, _ in Formatter().parse(template) if field))
+
+
+def pool(field: str) -> str:
+    """The pool that a field draws from."""
+    return field.split()[0]
+
+
+def lead(document: str, sentences: int) -> str:
+    """The first sentences of one of our documents, in which a full stop and a space end a sentence and nothing else.
+
+    Example:
+        >>> lead("It rained. Nobody came. It ended 1-1.", 2)
+        'It rained. Nobody came.'
+    """
+    return " ".join(re.split(r"(?<=\.) ", document)[:sentences])
+
+
+def right(items: Sequence[Item], predictions: Sequence[str]) -> dict[str, float]:
+    """Per cent of the names, and of the figures, of all summaries that stand in the predictions.
+
+    A name counts when it stands there whole, in capitals or not: ``Ada Halson`` is not in ``Ada Halsonby``,
+    nor is ``5 per cent`` in ``2.5 per cent``.
+
+    Example:
+        >>> item = items("test", 1)[0]
+        >>> right([item], [item.summary])
+        {'names': 100.0, 'figures': 100.0}
+    """
+    if len(items) != len(predictions):
+        raise ValueError(f"right needs one prediction for each item, got {len(predictions)} for {len(items)} items.")
+    return {
+        "names": share([item.names for item in items], predictions),
+        "figures": share([item.figures for item in items], predictions),
+    }
+
+
+def share(wanted: Sequence[tuple[str, ...]], predictions: Sequence[str]) -> float:
+    """Per cent of all wanted strings that stand in their predictions; 100 when nothing is wanted."""
+    pairs = zip(wanted, predictions, strict=True)
+    found = [stands_in(text, prediction) for texts, prediction in pairs for text in texts]
+    return 100 * sum(found) / len(found) if found else 100.0
+
+
+def stands_in(text: str, prediction: str) -> bool:
+    """Whether the text stands in the prediction whole, not as part of a longer word or number."""
+    return bool(re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(text)}(?!\w)(?![.,]\d)", prediction, re.IGNORECASE))

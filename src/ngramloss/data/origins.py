@@ -1,0 +1,246 @@
+"""the name of a data set and of a split → where its rows are: files, the hub or the built-in corpus."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ngramloss import escape
+from ngramloss.data import rows as files
+from ngramloss.data.rows import BadRow, Row
+from ngramloss.errors import MissingFileError, UserError
+
+BUILT_IN = "newswire"
+
+
+class Hub(NamedTuple):
+    """A data set of the Hugging Face hub, with its columns where they are known."""
+
+    id: str
+    config: str | None = None
+    source: str | None = None
+    target: str | None = None
+
+    def __str__(self) -> str:
+        return self.id + (f":{self.config}" if self.config else "")
+
+
+KNOWN = {
+    "cnn_dailymail": Hub("abisee/cnn_dailymail", "3.0.0", "article", "highlights"),
+    "xsum": Hub("EdinburghNLP/xsum", None, "document", "summary"),
+    "samsum": Hub("knkarthick/samsum", None, "dialogue", "summary"),
+    "dialogsum": Hub("knkarthick/dialogsum", None, "dialogue", "summary"),
+}
+ALIASES = {"cnndm": "cnn_dailymail", "cnn_dm": "cnn_dailymail", "cnn/dm": "cnn_dailymail"}
+SPLIT_ALIASES = {"dev": "validation", "valid": "validation", "val": "validation"}
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+_SHARD = re.compile(r"(?P<split>.+)-(?P<index>\d{5})-of-(?P<of>\d{5})")
+
+
+class Files(NamedTuple):
+    """Local files for each split."""
+
+    splits: dict[str, list[Path]]
+
+
+Origin = Files | Hub | str
+"""Local files, a data set of the hub, or the name of the built-in corpus."""
+
+
+def origin(name: str) -> Origin:
+    """Where a data set is, by the way its name is written.
+
+    ``newswire`` is built in. ``xsum`` and the other ``KNOWN`` names are on the hub, even where a folder of that name
+    exists: that one is written ``./xsum``. Then come files and folders, ``train=a.jsonl,test=b.csv``, and
+    ``owner/name`` or ``owner/name:config`` of the hub.
+    """
+    known = KNOWN.get(ALIASES.get(name, name))
+    if name == BUILT_IN or known:
+        return known or name
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Files(_folder_splits(path))
+    if path.exists():
+        return Files({"train": [path]})
+    if "=" in name:
+        return Files(_given_splits(name))
+    if _HUB_ID.fullmatch(name) and not _looks_like_file(name):
+        hub_id, _, config = name.partition(":")
+        return KNOWN.get(canonical(name)) or Hub(hub_id, config or None)
+    if "/" in name or _looks_like_file(name):
+        raise MissingFileError(_absent(path))
+    close = difflib.get_close_matches(name, [BUILT_IN, *KNOWN, *ALIASES], n=1)
+    raise UserError(
+        f"unknown data set {name!r}{f'; did you mean {close[0]!r}?' if close else ''}. Known names are "
+        f"{', '.join([BUILT_IN, *KNOWN])}; otherwise give a file, a folder of splits, train=FILE,validation=FILE,"
+        f"test=FILE, or owner/name of the hub."
+    )
+
+
+def split_names(name: str) -> list[str]:
+    """The splits a data set has, training first."""
+    found = origin(name)
+    if isinstance(found, Files):
+        present = list(found.splits)
+    elif isinstance(found, Hub):
+        datasets = files.needed("datasets", f"reading {found} from the hub", "hf")
+        try:
+            present = list(datasets.get_dataset_split_names(found.id, found.config))
+        except Exception as error:
+            raise _unreached(name, found, error) from error
+    else:
+        from ngramloss.data import newswire
+
+        present = list(newswire.SPLITS)
+    first = ["train", "validation", "test"]
+    return sorted(present, key=lambda split: (first.index(split) if split in first else len(first), split))
+
+
+def split_rows(name: str, split: str, *, limit: int = 0, seed: int = 0) -> Iterator[Row | BadRow]:
+    """The rows of one split, good and bad. Files are looked for at once, and read as the rows are asked for."""
+    found = origin(name)
+    if isinstance(found, Files):
+        paths = _split_files(name, found, split)
+        return (row for path in paths for row in files.rows(path))
+    if isinstance(found, Hub):
+        return _hub_rows(name, found, split)
+    return _newswire_rows(split, limit, seed)
+
+
+def known_columns(name: str) -> tuple[str | None, str | None]:
+    """The source and target columns of a data set whose columns are known, else None twice."""
+    found = origin(name)
+    return (found.source, found.target) if isinstance(found, Hub) else (None, None)
+
+
+def canonical(name: str) -> str:
+    """The known name of a data set, whichever way it is spelled; any other name as it is.
+
+    Example:
+        >>> canonical("cnndm"), canonical("EdinburghNLP/xsum"), canonical("data/mine.csv")
+        ('cnn_dailymail', 'xsum', 'data/mine.csv')
+    """
+    return ALIASES.get(name) or next((known for known, hub in KNOWN.items() if name in (hub.id, str(hub))), name)
+
+
+def _folder_splits(folder: Path) -> dict[str, list[Path]]:
+    """The splits of a folder by the stems of its files; ``train-00000-of-00002.parquet`` is a part of ``train``."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.name.startswith("."):
+            try:
+                stem, _, _ = files.parts(path)
+            except ValueError:
+                continue
+            shard = _SHARD.fullmatch(stem)
+            split = shard["split"] if shard else stem
+            found.setdefault(SPLIT_ALIASES.get(split, split), []).append(path)
+    if not found:
+        raise MissingFileError(
+            f"the folder {folder} holds no file of a split. Expected names like train.jsonl, validation.csv or "
+            f"test.parquet; there {_nearby(folder)}."
+        )
+    return found
+
+
+def _given_splits(name: str) -> dict[str, list[Path]]:
+    """``train=a.jsonl,test=b.csv`` as files of splits."""
+    found: dict[str, list[Path]] = {}
+    for part in name.split(","):
+        split, sign, file = (piece.strip() for piece in part.partition("="))
+        if not (split and sign and file):
+            raise UserError(f"expected train=FILE,validation=FILE,test=FILE, got {name!r}: {part!r} is no such pair.")
+        split = SPLIT_ALIASES.get(split, split)
+        if split in found:
+            raise UserError(f"expected one file for each split, got {split!r} twice in {name!r}.")
+        found[split] = [Path(file).expanduser()]
+    return found
+
+
+def _split_files(name: str, found: Files, split: str) -> list[Path]:
+    """The files of one split, in order, all of them present."""
+    if split not in found.splits:
+        if Path(name).expanduser().is_file():
+            raise UserError(
+                f"{name} is a single file, which is the split 'train'; there is no {split!r} in it. Give a folder with "
+                f"a file for each split, or name the files: train={name},{split}=FILE."
+            )
+        raise MissingFileError(f"{name} has no split {split!r}; the splits found are {sorted(found.splits)}.")
+    paths = found.splits[split]
+    for path in paths:
+        if not path.is_file():
+            raise MissingFileError(_absent(path))
+    shards = [_SHARD.fullmatch(files.parts(path)[0]) for path in paths]
+    whole = [(int(shard["index"]), int(shard["of"])) for shard in shards if shard]
+    if len(paths) > 1 and len(whole) < len(paths):
+        raise UserError(f"expected one file for the split {split!r} of {name}, got {[path.name for path in paths]}.")
+    if whole and Path(name).expanduser().is_dir() and whole != [(index, len(paths)) for index in range(len(paths))]:
+        raise MissingFileError(
+            f"the split {split!r} of {name} is not whole: its parts here are {[path.name for path in paths]}."
+        )
+    return paths
+
+
+def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[Row | BadRow]:
+    datasets = files.needed("datasets", f"reading {hub} from the hub", "hf")
+    try:
+        table = datasets.load_dataset(hub.id, hub.config, split=split)
+    except Exception as error:
+        raise _unreached(name, hub, error) from error
+    return (Row(f"{hub}/{split}", number, values) for number, values in enumerate(table, 1))
+
+
+def _unreached(name: str, hub: Hub, error: Exception) -> Exception:
+    """A sentence for whatever the hub's client raised: a wrong split or config is a bad value, the rest absence."""
+    kind = UserError if isinstance(error, ValueError) else MissingFileError
+    said = str(error).strip().splitlines() or [""]
+    here = f"a folder {name} is here: write ./{name}. " if Path(name).is_dir() else ""
+    tried = f"tried the data set {hub} of the Hugging Face hub; there is no local file or folder {name!r}"
+    return kind(
+        f"cannot load {name!r}: {tried if not here else tried.partition(';')[0]} ({type(error).__name__}: "
+        f"{said[0].rstrip('.')}). Without the hub, local files work: {here}give a file, a folder with train.jsonl, "
+        "validation.jsonl and test.jsonl (.csv, .tsv and .parquet too), or train=FILE,validation=FILE,test=FILE."
+    )
+
+
+def _newswire_rows(split: str, limit: int, seed: int) -> Iterator[Row | BadRow]:
+    from ngramloss.data import newswire
+
+    if split not in newswire.SPLITS:
+        raise UserError(f"{BUILT_IN} has no split {split!r}; choose from {list(newswire.SPLITS)}.")
+    items = newswire.items(split, limit or None, seed=seed)
+    return (
+        Row(f"{BUILT_IN}/{split}", number, {"id": item.id, "document": item.document, "summary": item.summary})
+        for number, item in enumerate(items, 1)
+    )
+
+
+def _looks_like_file(name: str) -> bool:
+    try:
+        files.parts(Path(name))
+    except ValueError:
+        return name.startswith((".", "/", "~"))
+    return True
+
+
+def _absent(path: Path) -> str:
+    """That a file is absent, and what there is instead."""
+    folder = path.parent
+    while not folder.is_dir():
+        folder = folder.parent
+    close = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=3)
+    if folder == path.parent and close:
+        return f"there is no file or folder {path}. Close to it in {folder} are {', '.join(map(escape.name, close))}."
+    return f"there is no file or folder {path}. In {folder} {_nearby(folder)}."
+
+
+def _nearby(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    if not names:
+        return "is nothing"
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"are {', '.join(map(escape.name, names[:10]))}{more}"

@@ -1,0 +1,195 @@
+"""a text → its sentences, in order, with nothing but white space lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+
+from ngramloss.data.rows import needed
+from ngramloss.errors import UserError
+
+IN_PROCESS = 200
+"""Fewer texts than this are split here: starting processes would take longer."""
+
+CHUNK = 50
+"""Texts handed to a process at a time."""
+
+_ENDING = re.compile(r"(?<=[.!?…。！？])[\"'”’»)\]]*\s+")
+
+
+LONGEST = 20_000
+"""Characters of a line that pysbd is given at a time."""
+
+
+def sentences(text: str, splitter: str = "pysbd", *, language: str = "en") -> list[str]:
+    """The sentences of a text, white space stripped from both ends of each, empty ones left out.
+
+    Every splitter keeps all characters but white space, in order:
+    ``"".join("".join(sentences(text)).split()) == "".join(text.split())``.
+
+    * ``pysbd``: the rules of the package pysbd, line by line, since a line's end also ends a sentence. pysbd has been
+      seen to lose or repeat characters of odd texts, and to fail on them. Such a line is split after ``. ! ? …`` and
+      closing quotes or brackets, before white space. It wants plain text: in tokenised text the apostrophe of `` 's``
+      looks like an opening quote to it, and whole paragraphs come out as one sentence.
+    * ``newline``: a sentence a line, as CNN/DailyMail's highlights are written.
+    * ``period``: after each full stop, which is how the paper's authors counted sentences of documents.
+
+    Args:
+        text: may be empty, which gives no sentences.
+        splitter: one of ``SPLITTERS``.
+        language: two letters, for pysbd alone.
+
+    Example:
+        >>> sentences("Dr. Who left. He came back!")
+        ['Dr. Who left.', 'He came back!']
+        >>> sentences("Dr. Who left. He came back!", "period")
+        ['Dr.', 'Who left.', 'He came back!']
+    """
+    if splitter not in SPLITTERS:
+        raise UserError(f"unknown splitter {splitter!r}; choose from {list(SPLITTERS)}.")
+    return [piece for piece in (piece.strip() for piece in SPLITTERS[splitter](text, language)) if piece]
+
+
+def split_many(
+    texts: Sequence[str],
+    splitter: str = "pysbd",
+    *,
+    language: str = "en",
+    processes: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[list[str]]:
+    """The sentences of many texts, pysbd's by several processes, for it manages only some 300 short ones a second.
+
+    Processes are spawned, which is safe whatever threads run here; a script that calls this at its top level needs
+    ``if __name__ == "__main__":`` for it, as everywhere in Python. The answer does not depend on their number.
+
+    Args:
+        texts: in any number; fewer than ``IN_PROCESS`` are split without further processes.
+        splitter: one of ``SPLITTERS``.
+        language: two letters, for pysbd alone.
+        processes: how many; None takes as many as this process may use processors.
+        progress: told how many texts are done, now and then and at the end.
+    """
+    split = partial(sentences, splitter=splitter, language=language)
+    split("")                                             # a wrong splitter or a missing package is told here, once
+    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
+    found: list[list[str]] = []
+    for chunk in _chunks_split(chunks, split, _workers(len(texts), splitter, processes)):
+        found += chunk
+        if progress:
+            progress(len(found))
+    return found
+
+
+def _workers(count: int, splitter: str, processes: int | None) -> int:
+    from multiprocessing import parent_process
+
+    if processes is not None and processes < 1:
+        raise UserError(f"processes must be 1 or more, or None for all processors, got {processes}.")
+    if splitter != "pysbd" or count < IN_PROCESS or parent_process():
+        return 1
+    return processes or _processors()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _chunks_split(
+    chunks: Iterable[Sequence[str]], split: Callable[[str], list[str]], workers: int
+) -> Iterator[list[list[str]]]:
+    if workers == 1:
+        yield from map(partial(_each, split), chunks)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    try:
+        with _deaf_to_ctrl_c():
+            begun = [pool.submit(_each, split, chunk) for chunk in chunks]
+        for one in begun:
+            yield one.result()
+    except BaseException:   # Ctrl-C: asked to stop in good order, a pool that is starting may wait for ever
+        for process in list(pool._processes.values()):
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(wait=False)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back: it comes when this ends, and never to processes started meanwhile, which inherit the mask."""
+    if not hasattr(signal, "pthread_sigmask"):   # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _each(split: Callable[[str], list[str]], texts: Sequence[str]) -> list[list[str]]:
+    return [split(text) for text in texts]
+
+
+def _by_rules(text: str, language: str) -> Iterator[str]:
+    pysbd = needed("pysbd", "splitting sentences by rules", "metrics")
+    try:
+        segmenter = pysbd.Segmenter(language=language, clean=False, char_span=False)
+    except ValueError as error:
+        raise UserError(f"pysbd has no rules for the language {language!r}: {error}") from error
+    for line in text.splitlines():
+        for piece in _pieces(line):
+            if piece.strip():
+                yield from _line_by_rules(piece, segmenter.segment)
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """The line whole, or a very long one in pieces that end with a sentence, else with a word: pysbd is quadratic."""
+    while len(line) > LONGEST:
+        ends = [match.end() for match in _ENDING.finditer(line[:LONGEST])]
+        cut = ends[-1] if ends else line[:LONGEST].rfind(" ") + 1 or LONGEST
+        yield line[:cut]
+        line = line[cut:]
+    yield line
+
+
+def _line_by_rules(line: str, segment: Callable[[str], list[str]]) -> list[str]:
+    try:
+        found = [str(piece) for piece in segment(line)]
+    except Exception:     # pysbd makes regular expressions of the text's own characters: anything may come of it
+        return _by_endings(line)
+    return found if _same(found, line) else _by_endings(line)
+
+
+def _same(pieces: Sequence[str], text: str) -> bool:
+    return "".join("".join(pieces).split()) == "".join(text.split())
+
+
+def _by_endings(line: str) -> list[str]:
+    ends = [0, *(match.end() for match in _ENDING.finditer(line)), len(line)]
+    return [line[start:end] for start, end in pairwise(ends)]
+
+
+def _by_lines(text: str, language: str) -> list[str]:
+    return text.splitlines()
+
+
+def _by_periods(text: str, language: str) -> list[str]:
+    return re.findall(r"[^.]*\.|[^.]+", text)
+
+
+SPLITTERS: dict[str, Callable[[str, str], Iterable[str]]] = {
+    "pysbd": _by_rules,
+    "newline": _by_lines,
+    "period": _by_periods,
+}
+"""How a text may be cut into sentences."""

@@ -1,0 +1,325 @@
+"""examples → how long their texts are and how much of a summary is new: the paper's Table 1 for any data set."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from itertools import pairwise
+from math import fsum
+from operator import add
+from typing import NamedTuple
+
+from ngramloss.data.examples import Example, load
+from ngramloss.data.origins import canonical, split_names
+from ngramloss.data.rows import BadRow
+from ngramloss.data.sentences import split_many
+from ngramloss.errors import UserError
+
+WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
+"""A word of the standard rules: a number with its points and commas, or letters and digits with inner ' ’ and -."""
+
+DEFINITIONS = {
+    "standard": [
+        f"words: matches of {WORD.pattern} after NFC and case folding; punctuation is not counted",
+        "sents: sentences by pysbd's English rules; the end of a line ends a sentence too",
+        "bigrams: two neighbouring words of the text, across sentences",
+    ],
+    "released": [
+        "words: len(text.split(' ')), as the paper's authors count; line ends do not part words",
+        "sents: len(text.split('.')) of a source, len(text.split('\\n')) of a summary, empty pieces counted",
+        "bigrams: two neighbouring pieces of text.split(), case and punctuation kept",
+    ],
+}
+NOVEL = [
+    "% novel: distinct bigrams of a summary that its source lacks, of all its distinct ones; mean over examples",
+    "  tokens: the same with repeated bigrams counted each time; mean over examples",
+    "  pooled: all novel distinct bigrams of all summaries, of all their distinct ones",
+]
+
+
+class PaperRow(NamedTuple):
+    """A row of the paper's table as it is printed."""
+
+    sizes: str
+    source_words: float
+    source_sentences: float
+    target_words: float
+    target_sentences: float
+    novel_bigrams: float
+
+
+# Zhu et al. (2022), "Differentiable N-gram objective on abstractive summarization", Table 1. The paper does not say
+# which splits its means are over.
+PAPER = {
+    "cnn_dailymail": PaperRow("287K/13K/11K", 690.90, 42.38, 49.08, 3.81, 62.22),
+    "xsum": PaperRow("204K/11K/11K", 431.07, 19.77, 23.26, 1.00, 88.13),
+}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts over examples, and the means they give. Those of two splits add up to those of both together.
+
+    Percentages are of summaries that have a bigram at all, ``with_bigrams`` of them; without any they are None.
+    """
+
+    examples: int
+    source_words_total: int
+    source_sentences_total: int
+    target_words_total: int
+    target_sentences_total: int
+    with_bigrams: int
+    novel_types_shares: float
+    novel_tokens_shares: float
+    novel_types_total: int
+    types_total: int
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    @property
+    def source_words(self) -> float:
+        """Mean words in a source."""
+        return self.source_words_total / self.examples
+
+    @property
+    def source_sentences(self) -> float:
+        """Mean sentences in a source."""
+        return self.source_sentences_total / self.examples
+
+    @property
+    def target_words(self) -> float:
+        """Mean words in a summary."""
+        return self.target_words_total / self.examples
+
+    @property
+    def target_sentences(self) -> float:
+        """Mean sentences in a summary."""
+        return self.target_sentences_total / self.examples
+
+    @property
+    def novel_bigrams(self) -> float | None:
+        """Per cent of a summary's distinct bigrams that its source lacks, mean over examples."""
+        return _percent(self.novel_types_shares, self.with_bigrams)
+
+    @property
+    def novel_bigram_tokens(self) -> float | None:
+        """The same with each occurrence counted, mean over examples."""
+        return _percent(self.novel_tokens_shares, self.with_bigrams)
+
+    @property
+    def novel_bigrams_pooled(self) -> float | None:
+        """Novel distinct bigrams of all summaries in per cent of their distinct bigrams: long summaries weigh more."""
+        return _percent(self.novel_types_total, self.types_total)
+
+    def record(self) -> dict[str, float | int | None]:
+        """The figures by name, ready for JSON."""
+        return {name: getattr(self, name) for name in ["examples", "with_bigrams", *_MEANS]}
+
+
+_MEANS = [
+    "source_words", "source_sentences", "target_words", "target_sentences",
+    "novel_bigrams", "novel_bigram_tokens", "novel_bigrams_pooled",
+]
+
+
+class Measurement(NamedTuple):
+    """The statistics of a data set, split by split, and which rows they are of."""
+
+    name: str
+    rules: str
+    statistics: dict[str, Statistics]
+    fingerprints: dict[str, str]
+    skipped: dict[str, list[BadRow]]
+
+    def record(self) -> dict[str, object]:
+        """Everything by name, ready for JSON."""
+        return {
+            "name": self.name,
+            "rules": self.rules,
+            "definitions": [*DEFINITIONS[self.rules], *NOVEL],
+            "splits": {
+                split: {
+                    **statistics.record(),
+                    "fingerprint": self.fingerprints[split],
+                    "skipped": [str(row) for row in self.skipped[split]],
+                }
+                for split, statistics in self.statistics.items()
+            },
+        }
+
+    def __str__(self) -> str:
+        return table(self.name, self.statistics, rules=self.rules)
+
+
+def measurement(
+    name: str,
+    *,
+    splits: Sequence[str] = (),
+    rules: str = "standard",
+    source: str | None = None,
+    target: str | None = None,
+    on_bad_row: str = "error",
+    limit: int = 0,
+    seed: int = 0,
+    processes: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Measurement:
+    """Read the splits of a data set, all of them unless some are named, and measure each.
+
+    Args:
+        name: of the data set, as in ``load``.
+        splits: which; none named means all there are.
+        rules: ``standard`` or ``released``; ``DEFINITIONS`` says what they count.
+        source: as in ``load``, and so are target, on_bad_row, limit and seed.
+        target: see source.
+        on_bad_row: see source.
+        limit: see source; it holds for each split.
+        seed: see source.
+        processes: for splitting sentences; None takes all processors.
+        progress: told the split, the texts done and the texts there are.
+    """
+    _check(rules)
+    found: dict[str, Statistics] = {}
+    fingerprints: dict[str, str] = {}
+    skipped: dict[str, list[BadRow]] = {}
+    for wanted in splits or split_names(name):
+        loaded = load(name, wanted, source=source, target=target, on_bad_row=on_bad_row, limit=limit, seed=seed)
+        told = _told(progress, loaded.split, 2 * len(loaded.examples))
+        found[loaded.split] = statistics(loaded.examples, rules=rules, processes=processes, progress=told)
+        fingerprints[loaded.split], skipped[loaded.split] = loaded.fingerprint, loaded.skipped
+    return Measurement(name, rules, found, fingerprints, skipped)
+
+
+def statistics(
+    examples: Sequence[Example],
+    *,
+    rules: str = "standard",
+    processes: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Statistics:
+    """Count words, sentences and novel bigrams.
+
+    Args:
+        examples: one at least.
+        rules: ``standard``, or ``released`` for the way the paper's authors counted.
+        processes: for splitting sentences by the standard rules, nearly all of the time; None takes all processors.
+        progress: told how many texts, sources and targets, have been split into sentences.
+
+    Example:
+        >>> found = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
+        >>> found.source_words, found.source_sentences, found.target_words, found.novel_bigrams
+        (5.0, 2.0, 3.0, 50.0)
+    """
+    _check(rules)
+    if not examples:
+        raise UserError("statistics need at least one example, got none.")
+    sources, targets = [example.source for example in examples], [example.target for example in examples]
+    if rules == "standard":
+        lengths = [len(found) for found in split_many([*sources, *targets], processes=processes, progress=progress)]
+        source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
+        tokens, words = words_of, _length
+    else:
+        source_sentences = sum(len(text.split(".")) for text in sources)
+        target_sentences = sum(len(text.split("\n")) for text in targets)
+        tokens, words = _whole, _pieces
+    source_words = target_words = 0
+    novelty = []
+    for source, target in zip(sources, targets, strict=True):
+        source_tokens, target_tokens = tokens(source), tokens(target)
+        source_words += words(source, source_tokens)
+        target_words += words(target, target_tokens)
+        novelty.append(_novelty(source_tokens, target_tokens))
+    return Statistics(
+        len(examples), source_words, source_sentences, target_words, target_sentences,
+        with_bigrams=sum(found.types > 0 for found in novelty),
+        novel_types_shares=fsum(found.novel_types / found.types for found in novelty if found.types),
+        novel_tokens_shares=fsum(found.novel_tokens / found.tokens for found in novelty if found.types),
+        novel_types_total=sum(found.novel_types for found in novelty),
+        types_total=sum(found.types for found in novelty),
+    )
+
+
+def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard") -> str:
+    """The statistics of each split and of all together, beside the paper's where it has them, and what was counted."""
+    _check(rules)
+    rows = [[split, *_figures(found)] for split, found in splits.items()]
+    if len(splits) > 1:
+        rows.append(["all", *_figures(reduce(add, splits.values()))])
+    paper = PAPER.get(canonical(name))
+    if paper:
+        rows.append(["paper", paper.sizes, *(f"{value:.2f}" for value in paper[1:]), "", ""])
+    over = ["", "", "source", "", "summary", "", "% novel bigrams", "", ""]
+    heads = ["split", "examples", "words", "sents", "words", "sents", "types", "tokens", "pooled"]
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    lines = [_aligned(row, widths) for row in [heads, *rows]]
+    starts = [sum(widths[:column]) + 2 * column for column in range(len(heads))]
+    top = ""
+    for start, head, narrow in zip(starts, over, heads, strict=True):
+        if head:
+            top = top.ljust(start + widths[starts.index(start)] - len(narrow)) + head
+    definitions = [*DEFINITIONS[rules], *NOVEL]
+    if paper:
+        definitions.append("paper: Table 1 of the paper, which does not say over which splits its means are")
+    return "\n".join([f"{name}, {rules} rules", "", top, *lines, "", *definitions])
+
+
+def _figures(found: Statistics) -> list[str]:
+    means = (getattr(found, name) for name in _MEANS)
+    return [f"{found.examples:,}", *("–" if mean is None else f"{mean:.2f}" for mean in means)]
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = row
+    cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+    return "  ".join(cells).rstrip()
+
+
+class _Novelty(NamedTuple):
+    """Of one summary: its bigrams, and those of them that its source lacks."""
+
+    types: int
+    novel_types: int
+    tokens: int
+    novel_tokens: int
+
+
+def _novelty(source: Sequence[str], target: Sequence[str]) -> _Novelty:
+    bigrams = list(pairwise(target))
+    new = set(bigrams).difference(pairwise(source))
+    return _Novelty(len(set(bigrams)), len(new), len(bigrams), sum(bigram in new for bigram in bigrams))
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text by the standard rules, case folded."""
+    return WORD.findall(unicodedata.normalize("NFC", text).casefold())
+
+
+def _whole(text: str) -> list[str]:
+    return text.split()
+
+
+def _length(text: str, tokens: Sequence[str]) -> int:
+    return len(tokens)
+
+
+def _pieces(text: str, tokens: Sequence[str]) -> int:
+    return len(text.split(" "))
+
+
+def _percent(part: float, whole: int) -> float | None:
+    return 100 * part / whole if whole else None
+
+
+def _check(rules: str) -> None:
+    if rules not in DEFINITIONS:
+        raise UserError(f"unknown rules {rules!r}; choose from {list(DEFINITIONS)}.")
+
+
+def _told(
+    progress: Callable[[str, int, int], None] | None, split: str, total: int
+) -> Callable[[int], None] | None:
+    return None if progress is None else lambda done: progress(split, done, total)

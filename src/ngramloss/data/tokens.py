@@ -1,0 +1,204 @@
+"""examples and a tokenizer → tokens on disk, made once → padded batches, always with ``decoder_input_ids``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ngramloss.data import Example, split_many
+from ngramloss.errors import UserError
+from ngramloss.files import cache_folder, whole_folder
+from ngramloss.recipe import Data
+from ngramloss.stats import IGNORE_INDEX
+
+Ids = NDArray[np.int32]
+FORMAT = 1
+"""Part of the cache's key: raised when the same settings give other tokens."""
+CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a text becomes tokens.
+
+    Attributes:
+        separator: token before every source sentence; ``auto`` is the tokenizer's own, ``none`` leaves it out.
+        splitter: what a sentence is.
+        prefix: text before every source.
+        max_source: longest source in tokens, separators and special tokens counted.
+        max_target: longest target in tokens.
+    """
+
+    separator: str = "auto"
+    splitter: str = "pysbd"
+    prefix: str = ""
+    max_source: int = 1024
+    max_target: int = 128
+
+    @classmethod
+    def of(cls, data: Data) -> Shape:
+        """As a recipe says."""
+        return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
+
+
+class Tokens(Dataset[dict[str, Ids]]):
+    """Tokenised examples in a folder, read as they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self._flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("input_ids", "labels")}
+        self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in self._flat}
+
+    def __len__(self) -> int:
+        return len(self._ends["labels"])
+
+    def __getitem__(self, row: int) -> dict[str, Ids]:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        return {name: self._flat[name][(ends[row - 1] if row else 0) : ends[row]] for name, ends in self._ends.items()}
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Source tokens of each row."""
+        lengths: NDArray[np.int64] = np.diff(self._ends["input_ids"], prepend=0)
+        return lengths
+
+
+def tokenised(
+    examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *,
+    cache: Path | None = None, progress: Callable[[int], None] | None = None,
+) -> Tokens:
+    """The examples as tokens, from the cache where the same were made before.
+
+    Args:
+        examples: what to tokenise.
+        fingerprint: of the examples' content.
+        tokenizer: of Hugging Face.
+        shape: how a text becomes tokens.
+        cache: folder for prepared data, :func:`cache_folder` by default.
+        progress: called with the number of examples done since the last call.
+    """
+    if not examples:
+        raise UserError("there are no examples to tokenise, expected at least one.")
+    what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
+    folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+    if not folder.exists():
+        with whole_folder(folder) as partial:
+            _write(partial, examples, tokenizer, shape, progress or (lambda _: None))
+    return Tokens(folder)
+
+
+def _write(
+    folder: Path, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None]
+) -> None:
+    separator = separator_id(tokenizer, shape.separator)
+    pieces: dict[str, list[Ids]] = {"input_ids": [], "labels": []}   # arrays: lists would take ten times the room
+    lengths: dict[str, list[int]] = {"input_ids": [], "labels": []}
+    for start in range(0, len(examples), CHUNK):
+        chunk = examples[start : start + CHUNK]
+        targets = tokenizer(text_target=[example.target for example in chunk], truncation=True,
+                            max_length=shape.max_target)["input_ids"]
+        read = sources([example.source for example in chunk], tokenizer, shape, separator)
+        for name, rows in (("input_ids", read), ("labels", targets)):
+            pieces[name].append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
+            lengths[name] += map(len, rows)
+        progress(len(chunk))
+    for name in pieces:
+        np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
+        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
+
+
+def sources(texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int | None) -> list[list[int]]:
+    """Source ids: separators put in first, then cut, so that no text loses its end to its separators."""
+    before, after = _frame(tokenizer)
+    room = shape.max_source - len(before) - len(after)
+    if room < 1:
+        raise UserError(f"max_source={shape.max_source} leaves no room beside the tokenizer's special tokens.")
+    if separator is None:
+        bodies = _bare(tokenizer, [shape.prefix + text for text in texts])
+    else:
+        split = split_many(texts, shape.splitter)
+        spaced = [[" " * (place > 0) + sentence for place, sentence in enumerate(one)] for one in split]
+        pieces = iter(_bare(tokenizer, [sentence for one in spaced for sentence in one]))
+        prefix = _bare(tokenizer, [shape.prefix])[0] if shape.prefix else []
+        bodies = [prefix + [token for _ in one for token in (separator, *next(pieces))] for one in split]
+    return [[*before, *body[:room], *after] for body in bodies]
+
+
+def separator_id(tokenizer: Any, separator: str) -> int | None:
+    """The id of the token before every source sentence."""
+    if separator == "none":
+        return None
+    token = tokenizer.sep_token or tokenizer.eos_token if separator == "auto" else separator
+    if token is None:
+        raise UserError("this tokenizer has no separator. Name a token with data.separator, or write \"none\".")
+    found = tokenizer.convert_tokens_to_ids(token)
+    if found is None or (found == tokenizer.unk_token_id and token != tokenizer.unk_token):
+        raise UserError(f"the tokenizer does not know the separator {token!r}. Choose a token of its vocabulary.")
+    return int(found)
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A hash of what a tokenizer makes of text, whatever it was used for before."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
+    rules |= {"truncation": None, "padding": None}   # as the last call left them
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    languages = [str(getattr(tokenizer, name, "")) for name in ("src_lang", "tgt_lang")]
+    what = [type(tokenizer).__name__, rules, special, languages]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def _bare(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    return ids
+
+
+def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text."""
+    (bare,), whole = _bare(tokenizer, ["a"]), list(tokenizer("a")["input_ids"])
+    for start in range(len(whole) - len(bare) + 1):
+        if bare and whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    raise UserError(f"{type(tokenizer).__name__} writes a text otherwise between its special tokens than alone.")
+
+
+class Padder:
+    """Rows → a batch: ids padded, labels padded with −100, ``decoder_input_ids`` made of the labels.
+
+    Args:
+        pad: id that fills sources.
+        decoder_inputs: labels [B, T] → what the decoder reads, [B, T].
+        multiple: lengths are rounded up to a multiple of it.
+    """
+
+    def __init__(self, pad: int, decoder_inputs: Callable[[Tensor], Tensor], *, multiple: int = 1) -> None:
+        self.pad, self.decoder_inputs, self.multiple = pad, decoder_inputs, multiple
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """A batch of these rows."""
+        ids, mask = self._padded([row["input_ids"] for row in rows], self.pad)          # [B, S]
+        labels, _ = self._padded([row["labels"] for row in rows], IGNORE_INDEX)          # [B, T]
+        read = self.decoder_inputs(labels)                               # [B, T]
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "decoder_input_ids": read}
+
+    def _padded(self, rows: Sequence[Any], fill: int) -> tuple[Tensor, Tensor]:
+        longest = -(-max(len(row) for row in rows) // self.multiple) * self.multiple
+        padded = torch.full((len(rows), longest), fill)                  # [B, S]
+        mask = torch.zeros_like(padded)                                  # [B, S]
+        for place, row in enumerate(rows):
+            padded[place, : len(row)] = torch.from_numpy(np.array(row, dtype=np.int64))
+            mask[place, : len(row)] = 1
+        return padded, mask

@@ -1,0 +1,107 @@
+"""joint loss, logits and labels → what a practitioner watches while training, without any gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ngramloss.objectives import ngrams
+from ngramloss.objectives.matches import matched
+from ngramloss.objectives.rewards import placed
+from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats
+
+if TYPE_CHECKING:
+    from ngramloss.loss import JointLoss
+
+
+def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Numbers to log beside the loss, as detached 0-d tensors.
+
+    For each n of the objective:
+
+    * ``matched/n``: share of the predicted windows that stand anywhere in the reference;
+    * ``placed/n``: share that stands at its own position;
+    * ``confidence/n``: mean probability of the matched windows, 0 if there is none.
+
+    For each n-gram part, ``floor/part``: the value of a certain and perfect prediction, which is the smallest the
+    part can reach on these references (repeated n-grams keep ``matches`` and ``rewards`` above 0). Only
+    ``precision:released`` can go below it. For each part, ``gradient/part``: its weighted gradient with respect to
+    the logits, as a share of the sum of all parts' norms; this costs one backward of a plain head for each part.
+
+    Example:
+        >>> from ngramloss import JointLoss
+        >>> logits, labels = torch.zeros(1, 4, 9), torch.tensor([[7, 8, 7, 8]])
+        >>> watched = JointLoss("ce + matches(2)").diagnose(logits, labels)
+        >>> {name: round(value.item(), 3) for name, value in watched.items()}   # 7 8 stands twice, so 1 − 2/3 stays
+        {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
+         'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
+    """
+    labels = labels.long()                                               # [B, T]
+    with torch.no_grad():
+        stats = token_stats(logits, labels)
+        lengths = dict.fromkeys(n for term in loss_fn.terms for n in term.n)
+        shares = {name: value for n in lengths for name, value in match_shares(stats, labels, n=n).items()}
+        return shares | floors(loss_fn, labels) | gradient_shares(loss_fn, logits, labels)
+
+
+def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tensor]:
+    """``matched/n``, ``placed/n`` and ``confidence/n`` over all windows of a batch."""
+    windows = ngrams.real(labels, n).sum().clamp_min(1)                  # []
+    hit = matched(stats, labels, n=n).hit                                # [B, S]
+    sure = ngrams.sums(stats.best_logp, n).exp().where(hit, 0.0)         # [B, S]
+    return {
+        f"matched/{n}": hit.sum() / windows,
+        f"placed/{n}": placed(stats, labels, n=n).hit.sum() / windows,
+        f"confidence/{n}": sure.sum() / hit.sum().clamp_min(1),
+    }
+
+
+def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
+    """``floor/part`` of each part but cross-entropy."""
+    values = loss_fn.values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
+    parts = zip(loss_fn.parts, values.unbind(), strict=True)
+    return {f"floor/{part.name}": value for part, value in parts if part.per == "sequence"}
+
+
+def certain(labels: Tensor, *, cross: bool) -> TokenStats:
+    """The statistics of a model that predicts exactly the reference, with certainty."""
+    sure = torch.zeros(labels.shape, device=labels.device)               # [B, T]
+    if not cross:
+        return TokenStats(sure, labels, sure, sure, mean_logp=sure)
+    same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
+    cross_logp = torch.full(same.shape, -1e30, device=labels.device).masked_fill(same, 0.0)   # [B, T, T]
+    return TokenStats(sure, labels, sure, sure, cross_logp, sure)
+
+
+def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """``gradient/part`` of each part."""
+    norms = {}
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = (logits.clone() if logits.is_inference() else logits.detach()).requires_grad_()   # [B, T, V]
+        values = loss_fn.values(token_stats(leaf, labels, needs=loss_fn.needs), labels)   # [parts]
+        for part, value in zip(loss_fn.parts, values.unbind(), strict=True):
+            (gradient,) = torch.autograd.grad(part.weight * value, leaf, retain_graph=True)   # [B, T, V]
+            norms[part.name] = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(leaf.dtype, torch.float32))
+    total = torch.stack(list(norms.values())).sum()                      # []
+    return {f"gradient/{name}": norm / total.clamp_min(torch.finfo(total.dtype).tiny) for name, norm in norms.items()}
+
+
+def raise_unless_finite(stats: TokenStats, labels: Tensor, values: Mapping[str, Tensor]) -> None:
+    """What ``check=True`` adds: name the first place or part that is not finite."""
+    broken = (labels != IGNORE_INDEX) & ~stats.lse.isfinite()            # [B, T]
+    if broken.any():
+        row, position = broken.nonzero()[0].tolist()
+        raise ValueError(
+            f"the logits at row {row}, position {position} hold NaN or infinity (log-sum-exp "
+            f"{stats.lse[row, position].item()}). Look for an overflow before the head: a learning rate too high, "
+            "fp16 without loss scaling, or a fully masked attention row."
+        )
+    for name, value in values.items():
+        if not value.isfinite():
+            raise ValueError(
+                f"{name} is {value.item()} though every row has a finite log-sum-exp: some logit is -inf. A token that "
+                "may be a label must not be masked out of the vocabulary, and with smoothing no token may."
+            )

@@ -1,0 +1,287 @@
+"""a run or a model, and a data set → predictions, with the settings that made them, continued where they stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import recipe
+from ngramloss.data import Example, load, newswire
+from ngramloss.data.origins import canonical
+from ngramloss.data.sentences import sentences
+from ngramloss.data.tokens import Shape, separator_id
+from ngramloss.data.tokens import sources as source_ids
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import appended, fingerprint, whole_rows, write_whole
+from ngramloss.generation.search import Written, loaded, model_of_run, summaries
+from ngramloss.recipe import Data, Generation, Model, Recipe
+from ngramloss.run_folder import RunFolder, weight_files
+from ngramloss.version import __version__, installed
+
+SEEN = 500
+"""Documents of which a run also keeps what its objective sees."""
+SEVERAL_SENTENCES = ("cnn_dailymail",)
+"""Data sets with summaries of several sentences: one is written a line, where ROUGE-Lsum splits."""
+
+
+
+class Writer(NamedTuple):
+    """Who writes.
+
+    Attributes:
+        write: documents → summaries.
+        look: examples → what an objective sees of them; None where there is no run's model.
+        settings: what could change the summaries.
+    """
+
+    write: Callable[[Sequence[Example]], list[Written]]
+    look: Callable[[Sequence[Example]], Iterable[Mapping[str, Any]]] | None
+    settings: dict[str, Any]
+
+
+class Job(NamedTuple):
+    """What is written by what.
+
+    Attributes:
+        model: a run's folder, a model's folder or hub id, ``lead-3``, or ``random-facts``.
+        loading: how a model is loaded.
+        data: which data, and how they become tokens.
+        split: of the data.
+        generation: how to search; None takes the model's own ``generation_config``.
+        preset: whose settings they are.
+        limit: at most so many documents.
+        batch_size: documents at a time.
+        trust_remote_code: whether code that comes with the model may run.
+    """
+
+    model: str
+    loading: Model
+    data: Data
+    split: str
+    generation: Generation | None
+    preset: str | None
+    limit: int
+    batch_size: int
+    trust_remote_code: bool = False
+
+
+def job(
+    model: str, *, data: str | None = None, split: str = "test", preset: str | None = None,
+    overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 16, trust_remote_code: bool = False,
+) -> Job:
+    """The job of a run with its own settings, or of another model with a preset's or its own."""
+    if batch_size < 1:
+        raise UserError(f"--batch-size must be 1 or more, got {batch_size}.")
+    if re.fullmatch("lead-0+", model):
+        raise UserError("lead-0 would write nothing; use lead-1, lead-2, lead-3, ….")
+    run = RunFolder(Path(model))
+    own: Recipe | None = None
+    if run.recipe.is_file():
+        if not run.finished:
+            raise MissingFileError(f"{model} is not finished: the same ngramloss train command continues it.")
+        own = recipe.load(str(run.recipe))
+    for setting in overrides:
+        if not setting.startswith(("generation.", "data.")):
+            raise UserError(f"--set takes generation.* and data.* here, got {setting!r}.")
+    if data is None and own is None and preset is None:
+        raise UserError("say which documents with --data, or choose a --preset.")
+    # A model that was trained elsewhere knows no separators before sentences.
+    base = own or recipe.load(preset or "xsum", ["data.separator=none"])
+    if preset is not None:
+        base = dataclasses.replace(base, generation=recipe.load(preset).generation)
+    settings = recipe.changed(base, overrides)
+    chosen = settings.data if data is None else dataclasses.replace(settings.data, name=data)
+    if model == "random-facts" and chosen.name != "newswire":
+        raise UserError("random-facts knows the templates of newswire alone; use lead-3 for other data.")
+    searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
+    loading = model_of_run(run.path, own.model) if own else Model(name=model)
+    search = settings.generation if searched else None
+    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code)
+
+
+def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
+    """Write predictions, references and the settings of the job into a folder, or go on where this was stopped.
+
+    Under torchrun each process takes its share of the documents. No id is ever written twice: documents that are done
+    are read from the files of the stopped job. A second job in the same folder at the same time is refused.
+
+    Returns:
+        The path of the predictions.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; --out needs a folder, which will be made.")
+    run = RunFolder(folder)
+    made = rank == 0 and not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with nullcontext() if rank else run.lock(option="--out"):
+            return _written(work, run, rank, progress)
+    except BaseException:
+        if made and not any(folder.iterdir()):   # what is wrong was found before anything was written
+            folder.rmdir()
+        raise
+
+
+def _written(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
+    """Write this process's share; the first one also writes what is there once, and puts the shares together."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    split = load(
+        work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
+        on_bad_row=work.data.on_bad_row, limit=work.limit,
+    )
+    examples = split.examples
+    writer = _writer(work)
+    settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
+                "documents": len(examples), "preset": work.preset, "versions": _versions()}
+    begun = _begun(run, settings)
+    if begun and run.predictions.exists():
+        return run.predictions
+    if processes == 1:
+        run.tidy()
+    if rank == 0:
+        if not begun:
+            run.seen.unlink(missing_ok=True)   # of other predictions
+        write_whole(run.generation, json.dumps(settings, indent=1))
+        rows = ({"id": one.id, "reference": one.target, "document": one.source} for one in examples)
+        write_whole(run.references, "".join(_line(row) for row in rows))
+    share = run.share(rank)
+    write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # a line that a kill cut short is cut off
+    done = _done(run)
+    mine = [example for example in examples[rank::processes] if example.id not in done]
+    mine.sort(key=lambda example: len(example.source), reverse=True)   # like lengths together, a lack of memory first
+    with appended(share) as file:
+        for start in range(0, len(mine), work.batch_size):
+            batch = mine[start : start + work.batch_size]
+            pairs = zip(batch, writer.write(batch), strict=True)
+            file.write("".join(_line(_row(one.id, written)) for one, written in pairs))
+            file.flush()
+            if progress is not None:
+                progress(len(batch), len(mine))
+    if rank == 0:
+        if writer.look is not None:
+            shown = examples[:SEEN]
+            rows = ({"id": one.id, **found} for one, found in zip(shown, writer.look(shown), strict=True))
+            write_whole(run.seen, "".join(_line(row) for row in rows))
+        _merge(run, [example.id for example in examples])
+    return run.predictions
+
+
+def _merge(run: RunFolder, ids: Sequence[str]) -> None:
+    """Wait until every document is done, then write them in their order."""
+    while len(done := _done(run)) < len(ids):
+        time.sleep(0.5)
+    write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
+    for path in run.shares():
+        path.unlink()
+
+
+def _begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
+    """Whether this job was begun here. Another one's files are not mixed with it."""
+    if not run.has_predictions:
+        return False
+    if not run.generation.exists() and not run.predictions.exists():
+        return False   # another process was quicker to begin than the first, who writes the settings
+    try:
+        before = dict(json.loads(run.generation.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+        raise UserError(f"{run.path} holds predictions, and no {run.generation.name} tells how they were made. Choose "
+                         "another --out, or delete them.") from None
+    changed = [key for key in settings if before.get(key) != settings[key] and key != "versions"]
+    if changed:
+        told = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
+        raise UserError(f"{run.path} holds predictions made otherwise ({told}). Choose another --out, or delete them.")
+    return True
+
+
+def _done(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """What is written already, by id."""
+    rows = (row for path in run.shares() for row in whole_rows(path))
+    return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
+
+
+def _writer(work: Job) -> Writer:
+    lead = re.fullmatch(r"lead-(\d+)", work.model)
+    if lead:
+        return Writer(partial(_first_sentences, int(lead[1])), None, {"model": work.model, "sentences": "pysbd"})
+    if work.model == "random-facts":
+        return Writer(partial(_random_facts, work.split), None, {"model": work.model})
+    model, tokenizer = loaded(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
+    if work.generation is not None:
+        from ngramloss.training.models import prepare_generation
+
+        prepare_generation(model, work.generation)
+    data = work.data
+    shape = Shape.of(data)
+    separator = separator_id(tokenizer, data.separator)
+    by_line = has_several_sentences(work)
+
+    def ids(examples: Sequence[Example]) -> list[list[int]]:
+        return source_ids([example.source for example in examples], tokenizer, shape, separator)
+
+    def write(examples: Sequence[Example]) -> list[Written]:
+        written = summaries(model, tokenizer, ids(examples), batch_size=len(examples))
+        return [one._replace(text="\n".join(sentences(one.text))) for one in written] if by_line else written
+
+    def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
+        from ngramloss.generation.teacher_forced import seen
+
+        references = [example.target for example in examples]
+        return seen(model, tokenizer, ids(examples), references, max_target=shape.max_target)
+
+    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
+    weights = weight_files(Path(work.loading.name))
+    search = model.generation_config.to_diff_dict()
+    search.pop("transformers_version", None)
+    commit = getattr(model.config, "_commit_hash", None)
+    return Writer(write, look if own else None, {
+        "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": search,
+        "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
+    })  # fmt: skip
+
+
+def has_several_sentences(work: Job) -> bool:
+    """Whether summaries of this data set, or of the preset's, are written one sentence a line."""
+    return not {canonical(name) for name in (work.data.name, work.preset or "")}.isdisjoint(SEVERAL_SENTENCES)
+
+
+def _device() -> str | None:
+    """This process's own GPU under torchrun; None leaves the choice."""
+    import torch
+
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
+
+
+def _first_sentences(count: int, examples: Sequence[Example]) -> list[Written]:
+    return [Written("\n".join(sentences(example.source)[:count]), 0) for example in examples]
+
+
+def _random_facts(split: str, examples: Sequence[Example]) -> list[Written]:
+    """The right template with the wrong facts: what a model earns that never looks at the document's facts."""
+    places = [int(example.id.rpartition("-")[2]) for example in examples]
+    return [Written(newswire.item(split, place, seed=0).decoy, 0) for place in places]
+
+
+def _row(key: str, written: Written) -> dict[str, Any]:
+    counted = {"tokens": written.tokens} if written.tokens else {}   # those who copy write no tokens
+    return {"id": key, "prediction": written.text, **counted}
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _versions() -> dict[str, str]:
+    others = {name: installed(name) for name in ("torch", "transformers", "tokenizers")}
+    own = {"ngramloss": __version__, "python": platform.python_version()}
+    return own | {name: number for name, number in others.items() if number is not None}

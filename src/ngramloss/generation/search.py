@@ -1,0 +1,92 @@
+"""a model and source ids → summaries, by the model's own generation settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ngramloss import recipe
+from ngramloss.data.tokens import Shape, separator_id
+from ngramloss.data.tokens import sources as source_ids
+from ngramloss.errors import MissingFileError
+from ngramloss.recipe import Model
+from ngramloss.run_folder import RunFolder
+from ngramloss.training import models
+
+
+class Written(NamedTuple):
+    """A summary, and how many tokens were written for it: the start token and the end token count, padding does not."""
+
+    text: str
+    tokens: int
+
+
+def loaded(settings: Model, *, device: str | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """A trained model on its device, and its tokenizer."""
+    tokenizer, _ = models.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
+    model = models.load(settings, tokenizer, trust_remote_code=trust_remote_code)
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model, tokenizer
+
+
+def model_of_run(folder: Path, settings: Model) -> Model:
+    """How to load what a finished run trained."""
+    return dataclasses.replace(settings, name=str(RunFolder(folder).model), revision="main")
+
+
+def of_run(
+    folder: Path, texts: Sequence[str], *, device: str | None = None, batch_size: int = 32,
+    progress: Callable[[int], None] | None = None, trust_remote_code: bool = False,
+) -> list[str]:
+    """What a finished run's model writes for each text, prepared as its training data were."""
+    run = RunFolder(folder)
+    if not run.finished:
+        raise MissingFileError(f"there is no {run.model}. Make it with: ngramloss train RECIPE --run {folder}")
+    settings = recipe.load(str(run.recipe))
+    loading = model_of_run(folder, settings.model)
+    model, tokenizer = loaded(loading, device=device, trust_remote_code=trust_remote_code)
+    data = settings.data
+    ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
+    return [one.text for one in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
+
+
+@torch.inference_mode()
+def summaries(
+    model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], *,
+    batch_size: int = 32, progress: Callable[[int], None] | None = None,
+) -> list[Written]:
+    """What the model writes for each source, in their order. Sources of like length go together.
+
+    Args:
+        model: of Hugging Face, an encoder-decoder with its ``generation_config``.
+        tokenizer: of the model.
+        sources: ids with their special tokens.
+        batch_size: sources at a time.
+        progress: called with the number of sources done since the last call.
+    """
+    model.eval()
+    written = [Written("", 0)] * len(sources)
+    order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
+    for start in range(0, len(order), batch_size):
+        places = order[start : start + batch_size]
+        # After the text, whatever side the tokenizer prefers: before it, padding would move the encoder's positions.
+        batch = tokenizer.pad(
+            {"input_ids": [list(sources[place]) for place in places]}, padding_side="right", return_tensors="pt"
+        )
+        inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}   # [B, S]
+        ids = model.generate(**inputs)                                   # [B, T]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        for place, text, row in zip(places, texts, ids.tolist(), strict=True):
+            written[place] = Written(text.strip(), _length(row, tokenizer.pad_token_id))
+        if progress is not None:
+            progress(len(places))
+    return written
+
+
+def _length(ids: Sequence[int], pad: int) -> int:
+    """Tokens before the padding at the end."""
+    return next((place for place in range(len(ids), 0, -1) if ids[place - 1] != pad), 0)

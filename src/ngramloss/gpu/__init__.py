@@ -1,0 +1,1 @@
+"""Formulas and whole losses in few launches, on a GPU."""

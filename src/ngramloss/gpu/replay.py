@@ -1,0 +1,159 @@
+"""joint loss, TokenStats and labels → loss, parts and slopes in few launches, on a GPU.
+
+The n-gram part is a hundred tiny operations on [B, T] tensors: nothing to compute, all launches. Formulas that have a
+kernel use it (:mod:`kernels`), and from the third batch of a shape on the whole part, value and gradient together, is
+replayed as a CUDA graph. What is captured is :meth:`JointLoss.values` itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ngramloss.stats import TokenStats, triton_is_installed
+
+if TYPE_CHECKING:
+    from ngramloss.loss import JointLoss
+
+MOST_GRAPHS = 32
+"""Shapes that are captured for one loss; others run as they are. Capturing one waits for the device, once."""
+MOST_NUMBERS = 2**22
+"""Statistics larger than this are not captured: a graph keeps a copy of them."""
+
+Inputs = dict[str, Tensor]
+Results = list[Tensor]
+
+
+def suits(stats: TokenStats) -> bool:
+    """Whether replaying pays and is allowed: a step with a gradient, on the current GPU, outside other graphs."""
+    return (
+        _on_current_gpu(stats)
+        and torch.is_grad_enabled()
+        and any(x is not None and x.requires_grad for x in stats)
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _on_current_gpu(stats: TokenStats) -> bool:
+    device = stats.lse.device
+    return device.type == "cuda" and not torch.compiler.is_compiling() and device.index == torch.cuda.current_device()
+
+
+def fastest(formula: Callable[..., Tensor], stats: TokenStats) -> Callable[..., Tensor]:
+    """The formula, or the kernel that computes the same where there is one and it may run."""
+    if not (_on_current_gpu(stats) and stats.lse.dtype == torch.float32 and isinstance(formula, partial)):
+        return formula
+    if not triton_is_installed():
+        return formula
+    from ngramloss.gpu import kernels
+
+    kind = kernels.KINDS.get(formula.func)
+    if kind is None or stats.lse.shape[1] > kernels.LONGEST or formula.keywords["n"] > kernels.MOST_N:
+        return formula
+    return partial(kernels.windows, kind=kind, **formula.keywords)
+
+
+def replayed(
+    loss_fn: JointLoss, stats: TokenStats, labels: Tensor, counts: dict[str, Tensor | None]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and its parts, as :meth:`JointLoss.from_stats` gives them."""
+    floats = {name: value for name, value in stats._asdict().items() if value is not None and name != "best_token"}
+    given = {"best_token": stats.best_token, "labels": labels}
+    given |= {name: count for name, count in counts.items() if count is not None}
+    loss, values = _Replayed.apply(loss_fn, given, tuple(floats), *floats.values())  # type: ignore[no-untyped-call]
+    return loss, {part.name: value for part, value in zip(loss_fn.parts, values.unbind(), strict=True)}
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss_fn: JointLoss, given: Inputs, names: tuple[str, ...], *floats: Tensor) -> Any:
+        program = _programs.get(loss_fn) or _programs.setdefault(loss_fn, _Program())
+        inputs = given | {name: x.detach() for name, x in zip(names, floats, strict=True)}
+        loss, values, *slopes = program(loss_fn, inputs, names)
+        ctx.save_for_backward(*slopes)
+        ctx.mark_non_differentiable(values)
+        return loss, values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_loss: Tensor, _: Any) -> Any:
+        return None, None, None, *torch._foreach_mul(ctx.saved_tensors, by_loss)   # one launch
+
+
+class _Program:
+    """The graphs of a joint loss with its gradient, for the shapes that came back.
+
+    It holds nothing of the loss: it is a value in a dictionary that holds the loss weakly.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[Hashable, int] = {}
+        self.graphs: dict[Hashable, Callable[[Inputs], Results]] = {}
+
+    def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
+        shapes = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
+        key = shapes, tuple(part.weight for part in loss_fn.parts), torch.cuda.current_stream().cuda_stream
+        with _alone:   # the graphs share their memory, and each its inputs, with those of other threads
+            return self._results(key, loss_fn, inputs, names)
+
+    def _results(self, key: Hashable, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
+        if key not in self.graphs:
+            self.seen[key] = self.seen.get(key, 0) + 1
+            large = sum(x.numel() for x in inputs.values()) > MOST_NUMBERS
+            if large or self.seen[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
+                return self._run(loss_fn, inputs, names)
+            self.graphs[key] = self._captured(loss_fn, inputs, names)
+        return self.graphs[key](inputs)
+
+    def _run(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
+        """Loss, values of the parts, and the slopes of the statistics named."""
+        with torch.enable_grad():
+            floats = {name: inputs[name].detach().requires_grad_() for name in names}
+            stats = TokenStats(best_token=inputs["best_token"], **floats)
+            counts = {name: inputs.get(name) for name in ("num_tokens", "num_sequences")}
+            values = loss_fn.values(stats, inputs["labels"], **counts)   # [parts]
+            loss = loss_fn.weighted(values)                              # []
+            slopes = torch.autograd.grad(loss, list(floats.values()), materialize_grads=True)
+        return [loss.detach(), values.detach(), *slopes]
+
+    def _captured(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
+        held = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._run(loss_fn, held, names)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):   # others may go on meanwhile
+            results = self._run(loss_fn, held, names)
+        integers = [name for name, x in held.items() if not x.is_floating_point()]
+        floats = [name for name in held if name not in integers]
+
+        def replay(fresh: Inputs) -> Results:
+            for kind in (integers, floats):
+                torch._foreach_copy_([held[name] for name in kind], [fresh[name] for name in kind])
+            graph.replay()
+            # The next replay overwrites these; one launch copies them all.
+            return list(torch._foreach_mul(results, 1.0))
+
+        return replay
+
+
+_programs: WeakKeyDictionary[JointLoss, _Program] = WeakKeyDictionary()
+_pools: dict[tuple[int, int], Any] = {}
+_alone = threading.RLock()
+
+
+def _pool() -> Any:
+    """Memory that all graphs of a stream share: they run one after the other, and their results are copied out."""
+    here = torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
+    if here not in _pools:
+        _pools[here] = torch.cuda.graph_pool_handle()
+    return _pools[here]

@@ -1,0 +1,1 @@
+"""All that reaches into Hugging Face's transformers."""

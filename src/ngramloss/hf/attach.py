@@ -1,0 +1,468 @@
+"""a Hugging Face model and an objective → the same model, whose ``labels`` now give the joint loss."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module
+
+from ngramloss.errors import UserError
+from ngramloss.hf.calls import (
+    REPLACEMENT,
+    AttachedForward,
+    Capture,
+    HeadHook,
+    Ran,
+    hooks_of,
+    loss_made_elsewhere,
+    outputs_are_read,
+)
+from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
+from ngramloss.loss import JointLoss
+from ngramloss.objectives import Term
+from ngramloss.stats import IGNORE_INDEX
+
+ModelT = TypeVar("ModelT", bound=Module)
+Outputs = Any
+"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. transformers itself is never imported here."""
+
+
+def attach(
+    model: ModelT, objective: str | Iterable[Term] | Term, *,
+    logits: bool = False, shift: bool | None = None, **options: Any,
+) -> ModelT:
+    """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
+
+    The model's own forward runs as before, but its head is handed one position, and the loss is computed from
+    the head's whole input. So ``outputs.logits`` is ``None`` where labels are given, unless a Hugging Face trainer
+    reads it. Where the objective cannot run, because a library replaced ``model.forward`` or a trainer makes the loss
+    itself, the call is an error. Attaching again replaces the objective.
+
+    Args:
+        model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
+        objective: as in :class:`JointLoss`.
+        logits: keep ``outputs.logits`` in evaluation, made by the model's own head. A Hugging Face trainer with
+            ``compute_metrics``, or its ``predict``, gets them without asking.
+        shift: whether position t predicts label t + 1. Known from the model by default: no for an
+            encoder-decoder, yes for a decoder-only one.
+        options: of :class:`JointLoss`.
+
+    Returns:
+        The model given. One that cannot be served raises ``TypeError`` or ``ValueError`` with the reason.
+    """
+    inner = bare(model)
+    module = head_module(inner)
+    head_of(inner, module)
+    state = _State(JointLoss(objective, **options), logits=logits, shift=_shifts(inner) if shift is None else shift)
+    if not hasattr(type(inner), "_ngramloss_base"):
+        if "forward" in vars(inner):
+            raise UserError(
+                f"the forward of this {type(inner).__name__} was replaced on the object itself (accelerate does that "
+                "in `prepare` and with a `device_map`, TRL in its trainers), so attach would have no effect. Attach "
+                "first, then prepare; with TRL, pass compute_loss_func=ng.compute_loss_func(...) to the trainer."
+            )
+        inner.__class__ = _attached_class(inner.__class__)
+    previous = _state(inner)
+    if previous is not None:
+        previous.watch(None)
+    state.watch(module)
+    inner._ngramloss = state
+    return model
+
+
+def detach(model: ModelT) -> ModelT:
+    """Give the model its own loss back. One that was never attached is left as it is."""
+    inner = bare(model)
+    state = _state(inner)
+    if state is not None:
+        state.watch(None)
+        del inner._ngramloss
+        # FSDP may have put a class of its own above ours. Without a state ours does nothing, so it may stay.
+        inner.__class__ = vars(type(inner)).get("_ngramloss_base", type(inner))
+        if REPLACEMENT in vars(inner) and not hasattr(type(inner), "_ngramloss_base"):
+            inner.forward = vars(inner).pop(REPLACEMENT)
+    return model
+
+
+def last_parts(model: Module) -> dict[str, Tensor]:
+    """Each term of the last loss, unweighted and detached, as ``{"ce": ..., "matches(2)": ...}``, for a log.
+
+    Under a Trainer they are this micro-batch's share of the step's terms, and add up over the step. They are those of
+    the last call in this thread.
+    """
+    return last_call(model).parts
+
+
+def attached_loss(model: Module) -> JointLoss:
+    """The objective of an attached model."""
+    return _known_state(model).loss.loss_fn
+
+
+def last_call(model: Module) -> LastCall:
+    """What is remembered of the last loss that this thread computed with the model."""
+    return _known_state(model).loss.last
+
+
+def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
+    """The labels of a batch as an attached model reads them, beside the positions that predict them, [B, T]."""
+    given: Tensor | None = inputs.get("shift_labels")                    # [B, T]
+    return _known_state(model).aligned(inputs["labels"]) if given is None else given
+
+
+def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """The model's own logits of a batch with labels, by its own head, [B, T, V]."""
+    inputs = {name: value for name, value in inputs.items() if name != "shift_labels"}
+    labels = inputs.pop("labels")                                        # [B, T]
+    if getattr(bare(model).config, "is_encoder_decoder", False):
+        _add_decoder_inputs(bare(model), inputs, labels)
+    logits: Tensor = model(**inputs, return_dict=True).logits            # [B, T, V]
+    return logits
+
+
+def compute_loss_func(
+    objective: str | Iterable[Term] | Term, *, shift: bool | None = None, **options: Any
+) -> Callable[..., Tensor]:
+    """The ``compute_loss_func=`` of a stock Trainer, for those who keep their model and its logits.
+
+    Args:
+        objective: as in :class:`JointLoss`.
+        shift: whether position t predicts label t + 1. Known from the outputs by default: no for an
+            encoder-decoder, yes for a causal model.
+        options: of :class:`JointLoss`.
+
+    Returns:
+        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``.
+    """
+    return functools.partial(_loss_of_outputs, StepLoss(JointLoss(objective, **options)), shift)
+
+
+def shifted(labels: Tensor) -> Tensor:
+    """Labels for a decoder-only model: position t predicts token t + 1, the last one nothing, [B, T]."""
+    return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+
+
+class LastCall(NamedTuple):
+    """What is remembered of a call.
+
+    Attributes:
+        parts: each term, unweighted and detached.
+        labels: that it was computed for, beside the positions that predict them, [B, T].
+        num_tokens: what token terms were divided by, if it was given: then parts add up over a step's micro-batches.
+        num_sequences: what the other terms were divided by, if it was given.
+    """
+
+    parts: dict[str, Tensor]
+    labels: Tensor | None = None
+    num_tokens: Any = None
+    num_sequences: Any = None
+
+
+class _ThreadsCall(threading.local):
+    """The last call of each thread. A copy, also by pickle, begins anew."""
+
+    call: LastCall | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_ThreadsCall, ())
+
+
+class StepLoss:
+    """A joint loss under a trainer that counts the tokens of a step, and perhaps its sequences."""
+
+    def __init__(self, loss_fn: JointLoss) -> None:
+        self.loss_fn = loss_fn
+        self.warned = all(part.per == "token" for part in loss_fn.parts)
+        self._thread = _ThreadsCall()
+        self._newest, self._newest_was_traced = LastCall({}), False
+
+    @property
+    def last(self) -> LastCall:
+        """The last call in this thread; of compiled code in any, as its writes to a thread's own variables are lost."""
+        return self._newest if self._newest_was_traced or self._thread.call is None else self._thread.call
+
+    def _remember(self, call: LastCall) -> None:
+        self._newest, self._newest_was_traced = call, torch.compiler.is_compiling()
+        if not torch.compiler.is_compiling():
+            self._thread.call = call
+
+    def __call__(
+        self, score: Callable[..., tuple[Tensor, dict[str, Tensor]]], labels: Tensor, *,
+        num_items_in_batch: Any = None, num_tokens: Any = None, num_sequences: Any = None,
+    ) -> Tensor:
+        """The loss that ``score`` gives the labels under the step's denominators. Its parts are remembered.
+
+        Denominators given are used as they are. Else, with N tokens in the step, ``ce`` is divided by N, and the
+        other terms by (sequences here · N / tokens here): they are scaled by this micro-batch's share of the tokens.
+        """
+        if num_items_in_batch is not None and num_sequences is None:
+            self._warn()
+            real = labels != IGNORE_INDEX                                # [B, T]
+            step = num_items_in_batch
+            items = step.to(labels.device) if isinstance(step, Tensor) else step   # []
+            num_sequences = real.any(-1).sum() * items / real.sum().clamp_min(1)   # []
+        num_tokens = num_items_in_batch if num_tokens is None else num_tokens
+        loss, parts = score(labels=labels, num_tokens=num_tokens, num_sequences=num_sequences, return_parts=True)
+        self._remember(LastCall(parts, labels, num_tokens, num_sequences))
+        return loss
+
+    def _warn(self) -> None:
+        if self.warned or torch.compiler.is_compiling():
+            return
+        self.warned = True
+        warnings.warn(
+            "a stock Trainer counts the tokens of a step, not its sequences, so the sequence terms of "
+            f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens: exact where the mean length "
+            "is the same in all of them. NgramTrainer counts both and is always exact; a loop of your own "
+            "can pass num_tokens and num_sequences to the model. Silence this with "
+            "warnings.filterwarnings('ignore', message='a stock Trainer').",
+            stacklevel=2,
+        )
+
+
+def _loss_of_outputs(
+    loss: StepLoss, shift: bool | None, outputs: Outputs, labels: Tensor | None, num_items_in_batch: Any = None
+) -> Tensor:
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits   # [B, T, V]
+    if labels is None or logits.shape[:2] != labels.shape:
+        came = "no labels" if labels is None else f"labels {list(labels.shape)}"
+        raise UserError(
+            f"one label belongs to one position, got logits {list(logits.shape)} and {came}. Trainer takes the labels "
+            "away before the model's forward, so the batch must carry `decoder_input_ids`: use "
+            "DataCollatorForSeq2Seq(tokenizer, model=model)."
+        )
+    kind = type(outputs).__name__
+    if shift is None and "Seq2Seq" not in kind and "Causal" not in kind:
+        raise UserError(
+            f"cannot tell from outputs of type {kind} whether position t predicts label t or t + 1. "
+            "Say compute_loss_func(..., shift=False) or shift=True."
+        )
+    aligned = shifted(labels) if shift or (shift is None and "Causal" in kind) else labels   # [B, T]
+    score: Any = functools.partial(loss.loss_fn, logits)
+    return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)
+
+
+class _State:
+    """What an attached model remembers, in one attribute that is no module, parameter or buffer."""
+
+    def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool) -> None:
+        self.loss = StepLoss(loss_fn)
+        self.logits = logits
+        self.shift = shift
+        self.checked: tuple[object, ...] = ()
+        self.ran, self.hook = Ran(), HeadHook()
+        self.head: Module | None = None
+        self.handle: Any = None
+
+    def aligned(self, labels: Tensor) -> Tensor:
+        """Labels beside the positions that predict them, [B, T]."""
+        return shifted(labels) if self.shift else labels
+
+    def watch(self, head: Module | None) -> None:
+        """Hook this head instead of the last one, after any other hook: what the head is handed is what we capture."""
+        # While torch.compile traces, hooks are as they are: it does not see those that come later either.
+        if head is self.head and (head is None or torch.compiler.is_compiling() or self._is_last_hook(head)):
+            return
+        if self.handle is not None:
+            self.handle.remove()
+        self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
+
+    def _is_last_hook(self, head: Module) -> bool:
+        return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
+
+    def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
+        """The model's own forward, with the joint loss in place of its own."""
+        _refuse_loss_made_elsewhere(self.loss.loss_fn, labels=True)
+        labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
+        counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
+        wants_dict = inputs.pop("return_dict", None)
+        _refuse_router_loss(model, inputs)
+        if aligned is None:
+            aligned = self.aligned(labels)                               # [B, T]
+        if getattr(model.config, "is_encoder_decoder", False):
+            _add_decoder_inputs(model, inputs, labels)
+        if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
+            outputs = forward(model, **inputs, return_dict=True)
+            fields = dict(outputs)
+            score: Any = functools.partial(self.loss.loss_fn, outputs.logits)
+            aligned = aligned.to(outputs.logits.device)                  # [B, T]
+        else:
+            outputs, hidden, head = self._captured(model, forward, inputs)
+            fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
+            score = functools.partial(self.loss.loss_fn.from_hidden, hidden, **head._asdict())
+            aligned = aligned.to(hidden.device)                          # [B, T]
+        replaced = type(outputs)(**{**fields, "loss": self.loss(score, aligned, **counts)})
+        if wants_dict is None:
+            wants_dict = getattr(model.config, "return_dict", True)
+        return replaced if wants_dict else replaced.to_tuple()
+
+    def _captured(
+        self, model: Module, forward: Callable[..., Outputs], inputs: dict[str, Any]
+    ) -> tuple[Outputs, Tensor, Head]:
+        """The model's outputs, with logits of one position only; the head's whole input, [B, T, D]; the head."""
+        if getattr(model, "_is_replica", False):
+            raise UserError(
+                "torch.nn.DataParallel runs copies of the model in threads, which attach does not serve. Start one "
+                "process for each GPU with torchrun, or show the program one GPU (CUDA_VISIBLE_DEVICES=0)."
+            )
+        module = head_module(model)
+        self.watch(module)
+        capture = Capture(module)
+        before = self.hook.begin(capture)
+        try:
+            outputs = forward(model, **inputs, return_dict=True)
+        finally:
+            self.hook.begin(before)
+        hidden = capture.hidden                                          # [B, T, D], ProphetNet's [B, n, T, D]
+        if hidden is None:
+            raise UserError(
+                f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so its "
+                "input was not seen. Keep its logits and use compute_loss_func(...), or JointLoss on them."
+            )
+        head = head_of(model, module)
+        hidden = hidden[:, 0] if hidden.ndim == 4 else hidden            # [B, T, D], ProphetNet's first stream
+        if not torch.compiler.is_compiling():
+            hooks = hooks_of(module)
+            if hooks != self.checked or hooks[-1]:   # a hook on its output may do something else at every call
+                raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
+                self.checked = hooks
+        return outputs, hidden.to(head.weight.device), head
+
+
+def _known_state(model: Module) -> _State:
+    state = _state(bare(model))
+    if state is None:
+        raise UserError(f"this {type(bare(model)).__name__} has no objective. Call attach(model, ...) first.")
+    return state
+
+
+def _state(model: Module) -> _State | None:
+    state = getattr(model, "_ngramloss", None)
+    return state if isinstance(state, _State) else None
+
+
+@functools.cache
+def _attached_class(base: Any) -> Any:
+    """A subclass that passes for the model's own class: the same name, signature of forward, and checkpoints."""
+    names = tuple(inspect.signature(base.forward).parameters)[1:]
+
+    def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(names[: len(args)], args, strict=True)) | kwargs
+
+    def expected(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran | None:
+        state = _state(model)
+        return state.ran if state is not None and named(args, kwargs).get("labels") is not None else None
+
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Outputs:
+        state = _state(self)
+        if state is None:
+            return base.forward(self, *args, **kwargs)
+        if expected(self, args, kwargs) is None:
+            _refuse_loss_made_elsewhere(state.loss.loss_fn, labels=False)
+            return base.forward(self, *args, **kwargs)
+        outputs = state.forward(self, base.forward, named(args, kwargs))
+        state.ran.note()
+        return outputs
+
+    # Not functools.wraps: Accelerate follows __wrapped__ to unwrap a model, and would find the forward below ours.
+    forward.__name__, forward.__qualname__, forward.__doc__ = "forward", base.forward.__qualname__, base.forward.__doc__
+    forward.__module__ = base.forward.__module__
+    forward.__signature__ = inspect.signature(base.forward)  # type: ignore[attr-defined]
+
+    def reduce(self: Module, protocol: Any) -> tuple[Any, ...]:
+        _, (_, *arguments), *state = base.__reduce_ex__(self, 2)
+        return (_unpickled, (base, *arguments), *state)
+
+    return type(base.__name__, (base,), {
+        "forward": AttachedForward(forward, expected), "__reduce_ex__": reduce, "_ngramloss_base": base,
+        "__module__": base.__module__, "__qualname__": base.__qualname__,
+    })
+
+
+def _unpickled(base: Any, *arguments: Any) -> Module:
+    """An empty attached model for pickle and deepcopy to fill: its class cannot be found by its name."""
+    attached = _attached_class(base)
+    empty: Module = attached.__new__(attached, *arguments)
+    return empty
+
+
+def _shifts(model: Any) -> bool:
+    """Whether the model's own loss compares position t with label t + 1."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return False
+    forwards = [inspect.unwrap(vars(kind)["forward"]) for kind in type(model).__mro__
+                if isinstance(vars(kind).get("forward"), FunctionType)]
+    usual = any("loss_function" in forward.__code__.co_names for forward in forwards)
+    if usual and model.loss_type in (None, "ForCausalLM", "ForConditionalGeneration"):
+        return True
+    raise UserError(
+        f"cannot tell whether position t of {type(model).__name__} predicts label t or t + 1: it is neither an "
+        "encoder-decoder nor a causal model with the usual loss. Say attach(..., shift=True) if the labels are the "
+        "input ids, or shift=False if they are aligned with the predictions already."
+    )
+
+
+def _is_ours(function: Any) -> bool:
+    """Whether a ``compute_loss_func`` is one of :func:`compute_loss_func`."""
+    return isinstance(function, functools.partial) and function.func is _loss_of_outputs
+
+
+def _refuse_loss_made_elsewhere(loss_fn: JointLoss, *, labels: bool) -> None:
+    setting = loss_made_elsewhere(labels, _is_ours)
+    if setting == "label_smoothing_factor":
+        raise UserError(
+            f"the trainer's label_smoothing_factor makes the loss from the logits, so the attached objective "
+            f"{str(loss_fn)!r} would not run. Leave it out, and write it in the objective: ce(smoothing=0.1)."
+        )
+    if setting:
+        raise UserError(
+            f"the trainer's {setting} makes the loss from the logits, so the attached objective {str(loss_fn)!r} would "
+            f"not run. Leave {setting} out, or detach(model) and use compute_loss_func=ng.compute_loss_func(...)."
+        )
+
+
+def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
+    asked = inputs.get("output_router_logits")
+    if getattr(model.config, "output_router_logits", False) if asked is None else asked:
+        raise UserError(
+            f"{type(model).__name__} adds the loss of its router to its own where `output_router_logits` is on, and "
+            "attach would drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
+        )
+
+
+def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
+    """The ``decoder_input_ids`` that an encoder-decoder makes of labels, [B, T]."""
+    model = bare(model)
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
+    shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
+    ids: Tensor
+    if prepare is not None:
+        ids = prepare(labels)                                            # [B, T]
+    elif shift is not None and shift.__code__.co_argcount == 3:
+        ids = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)   # [B, T]
+    else:
+        raise UserError(
+            f"{type(model).__name__} does not say how it makes `decoder_input_ids` of labels. Pass them: the labels "
+            "moved right by one, with the start token first and padding in place of -100."
+        )
+    return ids
+
+
+def _add_decoder_inputs(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
+    """Whatever an encoder-decoder makes of its labels besides a loss, as they are not handed to it."""
+    if inputs.get("use_cache") is None:
+        inputs["use_cache"] = False
+    if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
+        return
+    ids = inputs["decoder_input_ids"] = decoder_inputs(model, labels)    # [B, T]
+    if model.config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
+        inputs["decoder_attention_mask"] = (ids != model.config.pad_token_id).to(ids.dtype)   # [B, T]

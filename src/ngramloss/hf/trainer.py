@@ -1,0 +1,380 @@
+"""model, objective and examples → a trained model, by optimiser steps that are exact however they are split."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.utils.data import Sampler
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+
+from ngramloss.errors import UserError
+from ngramloss.hf.attach import aligned_labels, attach, last_parts, logits_of
+from ngramloss.loss import JointLoss
+from ngramloss.objectives import Term
+from ngramloss.stats import IGNORE_INDEX
+
+DIAGNOSED_ROWS = 4
+"""Rows of a batch that diagnostics look at: they need whole logits, which must not fill the memory."""
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written."""
+
+
+class NgramTrainer(Seq2SeqTrainer):
+    """Hugging Face's ``Seq2SeqTrainer`` with a joint objective, its denominators counted over the whole step.
+
+    Tokens *and* sequences are counted over the micro-batches and processes of an optimiser step, so any split of a
+    batch gives the same gradient. Rows that Accelerate repeats to fill the last round of an epoch count for nothing,
+    in training and in evaluation. The log carries every term, match rates, documents a second and memory; evaluation
+    gives ``eval_loss`` (the objective), ``eval_ce`` and every other term as exact means over the data set.
+
+    Args:
+        model: a Hugging Face model. The objective is attached to it.
+        args: ``Seq2SeqTrainingArguments``, or ``TrainingArguments``.
+        objective: as in :class:`JointLoss`.
+        memory: as in :class:`JointLoss`.
+        kwargs: of ``Seq2SeqTrainer``.
+    """
+
+    def __init__(
+        self, model: Any = None, args: Any = None, *, objective: str | Iterable[Term] | Term, memory: str = "fast",
+        **kwargs: Any,
+    ) -> None:
+        self.loss_fn = JointLoss(objective, memory=memory)
+        args = _seq2seq(args)
+        if kwargs.get("compute_loss_func") is not None:
+            raise TypeError("NgramTrainer has its loss from `objective`; leave `compute_loss_func` out.")
+        if args.label_smoothing_factor:
+            raise UserError(
+                f"label_smoothing_factor={args.label_smoothing_factor} would be ignored. Write it in the objective: "
+                f"ce(smoothing={args.label_smoothing_factor})."
+            )
+        if model is not None:
+            self._attach(model)
+        super().__init__(model=model, args=args, **kwargs)
+        if max(self.get_tp_size(), self.get_cp_size(), self.get_sp_size()) > 1:
+            raise UserError(
+                "tensor, context and sequence parallelism split a sequence or the vocabulary over processes, which "
+                "the joint loss does not serve. Use data parallelism (DDP, FSDP)."
+            )
+        self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True   # the second for transformers before 5.20
+        self._evaluated = _Sums()
+        self._last_batch: dict[str, Any] = {}
+        self.also_saved: dict[str, str] = {}
+        self._count_from(0)
+        self.add_callback(_Events(self))
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """The model that ``model_init`` makes, with the objective attached."""
+        return self._attach(super().call_model_init(trial))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As stock, but FSDP asked for on CPU processes is FSDP; Accelerate would silently give DDP instead."""
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp_plugin_args is not None and self.accelerator.distributed_type.value == "MULTI_CPU":
+            from accelerate.state import PartialState
+            from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+            plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            self.accelerator.state.distributed_type = DistributedType.FSDP
+            self.accelerator.state.fsdp_plugin = plugin
+            self.is_fsdp_enabled = True
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """As stock, after sharding the model where FSDP is asked for.
+
+        Accelerate gives the head and the embeddings groups of their own, which fails for an encoder-decoder whose
+        weights are tied; here they stay in the model's own group, and the head is whole where the loss is computed.
+        """
+        if self.is_fsdp_enabled and self.accelerator.is_fsdp2 and self.optimizer is None:
+            _shard(self.model if model is None else model, self.accelerator.state.fsdp_plugin)
+        return super().create_optimizer(model)
+
+    # Steps
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor]:
+        """The micro-batches of a step, and its counts of tokens and sequences over all processes, [2]."""
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        if batches:
+            self._blank_repeated_rows(batches[-1], self.train_dataset)
+        counts = torch.zeros(2, device=device)                           # [2]
+        for batch in batches:
+            counts += _counts(self._labels(batch)).to(device)
+        counts = self.accelerator.reduce(counts, "sum")                  # [2]
+        self._trained.counts = self._trained.counts + counts
+        return batches, counts
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
+        """Nothing: evaluation divides by a batch's own counts, and :meth:`get_batch_samples` counts for a step."""
+        return None
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """This micro-batch's share of the step's joint loss."""
+        if num_items_in_batch is None:
+            outputs = model(**inputs)
+            loss = outputs["loss"]
+        else:
+            outputs = model(**inputs, num_tokens=num_items_in_batch[0], num_sequences=num_items_in_batch[1])
+            loss = outputs["loss"] * self.accelerator.num_processes      # gradients are averaged over processes
+            self._trained.add(last_parts(model))
+            self._last_batch = inputs
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy != "group_by_length" or not hasattr(dataset, "__len__"):
+            return super()._get_train_sampler(train_dataset)
+        lengths = getattr(dataset, "lengths", None)
+        if lengths is None:
+            lengths = [len(dataset[row]["input_ids"]) for row in range(len(dataset))]
+        step = self.get_total_train_batch_size(self.args)
+        return LengthGrouped(lengths, step=step, seed=self.args.data_seed or self.args.seed)
+
+    def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any) -> None:
+        """Take the labels from the rows that Accelerate repeats to give every process a whole last batch."""
+        state, labels, processes = self.accelerator.gradient_state, batch.get("labels"), self.accelerator.num_processes
+        if labels is None or processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:
+            return
+        # Accelerate's own `remainder` is unknown in an epoch that is continued.
+        own = len(dataset) % (len(labels) * processes) if hasattr(dataset, "__len__") else state.remainder
+        if own <= 0:
+            return
+        first = max(0, own - self.accelerator.process_index * len(labels))
+        for name in ("labels", "shift_labels"):
+            if name in batch:
+                batch[name] = batch[name].clone()
+                batch[name][first:] = IGNORE_INDEX
+
+    # Evaluation
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None, **settings: Any
+    ) -> tuple[Any, Any, Any]:
+        """As stock; the terms of the batch are remembered with their weights in the whole."""
+        self._blank_repeated_rows(inputs, getattr(self.callback_handler.eval_dataloader, "dataset", None))
+        result: tuple[Any, Any, Any] = super().prediction_step(
+            model, inputs, prediction_loss_only, ignore_keys, **settings
+        )
+        if inputs.get("labels") is not None:
+            counts = _counts(self._labels(inputs)).to(self.args.device)  # [2]
+            weight = dict(zip(("token", "sequence"), counts.unbind(), strict=True))
+            parts = last_parts(model)
+            self._evaluated.add({part.name: parts[part.name] * weight[part.per] for part in self._watched.parts})
+            self._evaluated.counts = self._evaluated.counts + counts
+        return result
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """As stock, with every term an exact mean over the data set."""
+        self._evaluated = _Sums()
+        self.gather_function = self.accelerator.gather_for_metrics   # drops repeated rows; stock keeps them
+        output: Any = super().evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+        if self._evaluated.parts:
+            sums, (tokens, sequences) = self._evaluated.totals(self.accelerator)
+            per = {"token": max(tokens, 1), "sequence": max(sequences, 1)}
+            means = {part.name: sums[part.name] / per[part.per] for part in self._watched.parts}
+            loss = sum(part.weight * means[part.name] for part in self._watched.parts)
+            exact = {"loss": loss, **means}
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
+        return output
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As stock, with ``also_saved``. What cannot be written is a :class:`CheckpointError`."""
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        try:
+            super()._save_checkpoint(model, trial)
+            for name, text in self.also_saved.items() if self.args.should_save else ():
+                (folder / name).write_text(text, encoding="utf-8")
+        except (OSError, RuntimeError, SafetensorError) as reason:
+            raise CheckpointError(f"{folder} could not be written: {' '.join(str(reason).split())}.") from reason
+
+    # The log
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As stock, with every term, diagnostics, documents a second and memory beside the loss."""
+        steps = self.state.global_step - self._trained.since
+        if "loss" in logs and self._trained.parts and steps > 0:
+            parts, (_, sequences) = self._trained.totals(self.accelerator, over_processes=False)
+            seconds = time.perf_counter() - self._logged_at - self._paused
+            watched = self._diagnostics()
+            logs |= {name: value / steps for name, value in parts.items()}
+            logs |= {"docs_per_second": sequences / max(seconds, 1e-9), "memory_gib": _memory(self.args.device)}
+            logs |= watched
+            self._count_from(self.state.global_step)
+        super().log(logs, start_time)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """As stock. Its time counts in no documents a second."""
+        began = time.perf_counter()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._paused += time.perf_counter() - max(began, self._logged_at)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """As stock; of weights that are one, as FSDP hands them over several times, only one is written."""
+        if state_dict is not None:
+            tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", None) or {}
+            state_dict = {name: value for name, value in state_dict.items() if tied.get(name) not in state_dict}
+        super()._save(output_dir, state_dict)
+
+    def _diagnostics(self) -> dict[str, float]:
+        """What ``JointLoss.diagnose`` says of a few rows of the last micro-batch, without dropout."""
+        rows = {
+            name: value[:DIAGNOSED_ROWS] if isinstance(value, Tensor) else value
+            for name, value in self._last_batch.items()
+        }
+        model: Any = self.model
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                watched = self.loss_fn.diagnose(logits_of(model, rows).float(), aligned_labels(model, rows))
+        finally:
+            model.train(was_training)
+        return {name: value.item() for name, value in watched.items()}
+
+    def _count_from(self, step: int) -> None:
+        """Begin the sums and the clock of the next log."""
+        self._trained = _Sums(since=step)
+        self._logged_at, self._paused = time.perf_counter(), 0.0
+
+    def _labels(self, batch: Any) -> Tensor:
+        model: Any = self.model
+        return aligned_labels(model, batch)
+
+    def _attach(self, model: Any) -> Any:
+        """Attach the objective, with cross-entropy watched if it is not in it, so that validation always has it."""
+        self._watched = self.loss_fn
+        if all(part.name != "ce" for part in self.loss_fn.parts):
+            self._watched = JointLoss(f"{self.loss_fn} + 0*ce")
+        return attach(model, self._watched.terms, memory=self.loss_fn.memory)
+
+
+class LengthGrouped(Sampler[int]):
+    """Row numbers in a random order in which the rows of a step are of similar length.
+
+    The order depends on the seed, the epoch and the rows in an optimiser step, not on how the step is split into
+    micro-batches and processes. Within a pool of 50 steps rows are sorted by length, longest first.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, step: int, seed: int) -> None:
+        self.lengths = torch.as_tensor(lengths)                          # [rows]
+        self.step, self.seed, self.epoch = step, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        source = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=source)      # [rows]
+        pools = [pool[self.lengths[pool].argsort(descending=True, stable=True)] for pool in order.split(50 * self.step)]
+        steps = list(torch.cat(pools).split(self.step)) if pools else []
+        # A short last step stays last: a sampler that put it elsewhere would shift the rows of every later step.
+        whole = [rows for rows in steps if len(rows) == self.step]
+        rest = [rows for rows in steps if len(rows) < self.step]
+        for index in torch.randperm(len(whole), generator=source).tolist():
+            yield from whole[index].tolist()
+        for rows in rest:
+            yield from rows.tolist()
+
+
+class _Events(TrainerCallback):
+    """Tells the trainer where it begins, and the sampler the epoch; Accelerate forgets to where it skips batches."""
+
+    def __init__(self, trainer: NgramTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._count_from(state.global_step)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        loader = kwargs.get("train_dataloader")
+        sampler = getattr(loader, "batch_sampler", None)
+        while sampler is not None:
+            if isinstance(sampler, LengthGrouped):
+                sampler.set_epoch(int(state.epoch or 0))
+            sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+
+
+class _Sums:
+    """Sums of terms, and of the tokens and sequences they were taken over, kept on the device until they are read."""
+
+    def __init__(self, since: int = 0) -> None:
+        self.since = since
+        self.parts: dict[str, Tensor] = {}
+        self.counts: Any = 0
+
+    def add(self, parts: dict[str, Tensor]) -> None:
+        self.parts = {name: value + self.parts.get(name, 0) for name, value in parts.items()}
+
+    def totals(self, accelerator: Any, over_processes: bool = True) -> tuple[dict[str, float], list[float]]:
+        """The sums as numbers: terms always over all processes, counts where they are not already."""
+        parts = accelerator.reduce(torch.stack(list(self.parts.values())), "sum")   # [parts]
+        counts = accelerator.reduce(self.counts, "sum") if over_processes else self.counts   # [2]
+        return dict(zip(self.parts, parts.tolist(), strict=True)), counts.tolist()
+
+
+def _seq2seq(args: Any) -> Any:
+    """Arguments with what ``Seq2SeqTrainer`` asks of them, whichever class they are of."""
+    if args is None:
+        return Seq2SeqTrainingArguments(output_dir="tmp_trainer")
+    for name in ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"):
+        if not hasattr(args, name):
+            setattr(args, name, None if name != "predict_with_generate" else False)
+    return args
+
+
+def _shard(model: Any, plugin: Any) -> None:
+    """Shard each layer, and whatever is left with the model itself."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    if isinstance(model, FSDPModule):
+        return
+    options = {
+        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+        "offload_policy": plugin.cpu_offload,
+        "reshard_after_forward": plugin.reshard_after_forward,
+    }
+    layers = set(plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ())
+    for module in reversed(list(model.modules())):   # inner ones first, as fully_shard asks
+        if type(module).__name__ in layers:
+            fully_shard(module, **options)
+    fully_shard(model, **options)
+    plugin.auto_wrap_policy = None   # nothing is left for Accelerate, which would look for the layers by name
+
+
+def _counts(labels: Tensor) -> Tensor:
+    """Labels that count, and rows that have one, [2]."""
+    real = labels != IGNORE_INDEX                                        # [B, T]
+    return torch.stack([real.sum(), real.any(-1).sum()]).float()
+
+
+def _memory(device: torch.device) -> float:
+    """Peak memory of this process so far in GiB: on the GPU, or resident where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)

@@ -1,0 +1,227 @@
+"""terms, with logits, hidden states or TokenStats, and labels → one differentiable scalar, and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from ngramloss import diagnostics
+from ngramloss.errors import UserError
+from ngramloss.gpu import replay
+from ngramloss.objectives.parser import parse
+from ngramloss.objectives.term import Part, Term
+from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats, token_stats_from_hidden
+
+Count = int | float | Tensor
+
+
+class JointLoss(torch.nn.Module):
+    """A weighted sum of objectives, as it is written.
+
+    ``ce`` is averaged over tokens and every other term over sequences. Both denominators are arguments: they
+    default to this batch's own counts, and a trainer passes those of the whole optimiser step, so that
+    micro-batches and processes add up to the loss of the whole. A row of padding alone is no sequence: it
+    counts in no denominator and adds nothing. NaN goes through to the loss, as in ``F.cross_entropy``.
+
+    Args:
+        objective: the written form, such as ``"ce + 0.5*matches(2,3,4)"``, or :class:`Term` objects.
+        check: raise where a logit is not finite or a label out of range, on any device, at the price of a
+            synchronisation. For debugging, in eager mode.
+        backend: how :meth:`from_hidden` sweeps the vocabulary, ``"auto"`` or one of ``ngramloss.stats.BACKENDS``.
+        memory: ``"fast"``, or ``"lean"`` for the least memory at one more matrix product; for :meth:`from_hidden`.
+
+    Example:
+        >>> loss_fn = JointLoss("ce + matches(2,3,4)")
+        >>> logits, labels = torch.zeros(1, 5, 10, requires_grad=True), torch.tensor([[3, 1, 4, 1, 5]])
+        >>> loss, parts = loss_fn(logits, labels, return_parts=True)
+        >>> loss.backward()
+        >>> {name: round(value.item(), 4) for name, value in parts.items()}
+        {'ce': 2.3026, 'matches(2)': 1.0, 'matches(3)': 1.0, 'matches(4)': 1.0}
+        >>> loss_fn
+        ce + matches(2,3,4)
+    """
+
+    def __init__(
+        self, objective: str | Iterable[Term] | Term, *, check: bool = False, backend: str = "auto",
+        memory: str = "fast",
+    ) -> None:
+        super().__init__()
+        self.terms = _terms(objective)
+        self.check, self.backend, self.memory = check, backend, memory
+        self.parts: tuple[Part, ...] = tuple(part for term in self.terms for part in term.parts)
+        names = [part.name for part in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"{name} is given twice in {str(self)!r}. Write it once, with the sum of the weights.")
+        self.needs = frozenset(need for term in self.terms for need in term.needs)
+
+    def __repr__(self) -> str:
+        return " + ".join(str(term) for term in self.terms)
+
+    __str__ = __repr__
+
+    @overload
+    def forward(
+        self, logits: Tensor, labels: Tensor, *,
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[False] = ...,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self, logits: Tensor, labels: Tensor, *,
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[True],
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def forward(
+        self, logits: Tensor, labels: Tensor, *,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, return_parts: bool = False,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """The loss of logits [B, T, V] under labels [B, T].
+
+        Args:
+            logits: scores before the softmax.
+            labels: reference ids, −100 where they do not count. Not shifted here.
+            num_tokens: what ``ce`` is divided by; this batch's labels that count, by default.
+            num_sequences: what the other terms are divided by; this batch's rows with such a label, by default.
+            return_parts: also return each part, unweighted and detached, by name.
+        """
+        stats = token_stats(logits, labels, needs=self.needs, check=self.check)
+        loss, parts = self.from_stats(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)
+        return (loss, parts) if return_parts else loss
+
+    @overload
+    def from_hidden(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
+        bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[False] = ...,
+    ) -> Tensor: ...
+    @overload
+    def from_hidden(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
+        bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[True],
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def from_hidden(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
+        bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, return_parts: bool = False,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """The loss of hidden states [B, T, D] under a head of weight [V, D]: same value as from its logits.
+
+        Args:
+            hidden: the head's input.
+            weight: the head's weight.
+            labels: as in :meth:`forward`.
+            bias: added to the logits, V numbers.
+            scale: multiplies the hidden states.
+            softcap: bounds the logits by ``softcap·tanh(logits / softcap)``.
+            num_tokens: as in :meth:`forward`.
+            num_sequences: as in :meth:`forward`.
+            return_parts: as in :meth:`forward`.
+        """
+        stats = token_stats_from_hidden(
+            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
+            backend=self.backend, memory=self.memory,
+        )  # fmt: skip
+        loss, parts = self.from_stats(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)
+        return (loss, parts) if return_parts else loss
+
+    def from_stats(
+        self, stats: TokenStats, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and its parts, unweighted and detached, of statistics made elsewhere."""
+        labels = labels.long()                                           # [B, T]
+        counts = {
+            "num_tokens": _count("num_tokens", num_tokens, stats.lse),
+            "num_sequences": _count("num_sequences", num_sequences, stats.lse),
+        }
+        if not self.check and replay.suits(stats):
+            return replay.replayed(self, stats, labels, counts)
+        values = self.values(stats, labels, **counts)                    # [parts]
+        parts = zip(self.parts, values.detach().unbind(), strict=True)
+        return self.weighted(values), {part.name: value for part, value in parts}
+
+    def values(
+        self, stats: TokenStats, labels: Tensor, *,
+        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
+    ) -> Tensor:
+        """Each part's value, unweighted, with its gradient, [parts]. Counts are numbers beside the statistics, []."""
+        real = labels != IGNORE_INDEX                                    # [B, T]
+        sequence = real.any(-1)                                          # [B]
+        divisors = {
+            "token": _divisor(num_tokens, real, stats.lse.dtype),
+            "sequence": _divisor(num_sequences, sequence, stats.lse.dtype),
+        }
+        each = torch.stack([replay.fastest(part.function, stats)(stats, labels) for part in self.parts])   # [parts, B]
+        divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
+        # Zero, but an objective that looks at matched windows alone would hide a NaN elsewhere, and a gradient scaler
+        # must see it.
+        zero = (stats.lse.detach() * 0).where(real, 0.0).sum()           # []
+        values = each.where(sequence, 0.0).sum(-1) / divisor + zero      # [parts]
+        if not values.requires_grad:   # no position was looked at: leave backward() something to walk
+            values = values + stats.lse[:0].sum()
+        if self.check:
+            names = [part.name for part in self.parts]
+            diagnostics.raise_unless_finite(stats, labels, dict(zip(names, values.unbind(), strict=True)))
+        return values
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """The loss of the parts' values, []. A part of weight 0 is only watched: it adds nothing, not even NaN."""
+        weights = tuple(part.weight for part in self.parts)
+        weight = _numbers(weights, values.dtype, values.device)          # [parts]
+        return (values * weight if all(weights) else (values * weight).masked_fill(weight == 0, 0.0)).sum()   # []
+
+    def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """What a practitioner watches, without touching any gradient: see :func:`diagnostics.diagnose`."""
+        return diagnostics.diagnose(self, logits, labels)
+
+
+def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
+    if isinstance(objective, str):
+        return tuple(parse(objective))
+    if isinstance(objective, Term):
+        return (objective,)
+    terms = tuple(objective) if isinstance(objective, Iterable) else ()
+    if not terms or not all(isinstance(term, Term) for term in terms):
+        raise TypeError(f"objective must be text such as 'ce + matches(2)' or Terms, got {objective!r}.")
+    return terms
+
+
+def _numbers(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return _sent_once(numbers, dtype, device)
+
+
+@lru_cache(64)
+def _sent_once(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A graph that is being captured may not copy from the host, and a step should not."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
+    """A count as a number beside the statistics, []."""
+    if given is None:
+        return None
+    if not isinstance(given, Tensor):
+        if not 0 <= given < float("inf"):
+            raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
+        return torch.full((), float(given), dtype=like.dtype, device=like.device)   # a launch, not a copy that waits
+    if given.numel() != 1:
+        raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
+    if torch.compiler.is_compiling() or given.device.type != "cpu":   # looking at the value would wait for the device
+        torch._assert_async(given.detach().reshape(()) >= 0, f"{name} must be a count of 0 or more")
+    elif not 0 <= given.item() < float("inf"):
+        raise ValueError(f"{name} must be a count of 0 or more, got {given.item()!r}.")
+    to_gpu = like.device.type != "cpu"   # towards a CPU a copy must be waited for
+    return given.detach().reshape(()).to(like.device, like.dtype, non_blocking=to_gpu)
+
+
+def _divisor(count: Tensor | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
+    """The count, or this batch's own, [], 1 where it is 0."""
+    if count is None:
+        count = counted.sum().to(dtype)                                  # []
+    return count.where(count != 0, 1.0)

@@ -1,0 +1,1 @@
+"""Texts aligned by id → scores, tests and tables."""

@@ -1,0 +1,76 @@
+"""a system's texts, and the limits it was to keep → what is odd about them, as sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ngramloss.errors import UserError
+
+
+class Limits(NamedTuple):
+    """Fewest and most tokens that a text was to have; 0 is no limit."""
+
+    least: int = 0
+    most: int = 0
+
+
+def limits(written: str) -> Limits:
+    """Read ``56:142``; either end may be left out.
+
+    >>> limits("11:62"), limits(":62")
+    (Limits(least=11, most=62), Limits(least=0, most=62))
+    """
+    least, colon, most = written.partition(":")
+    if not colon or not all(part == "" or part.isdecimal() for part in (least, most)) or not least + most:
+        raise UserError(f"limits are written MIN:MAX, such as 56:142, got {written!r}.")
+    found = Limits(int(least or 0), int(most or 0))
+    if found.most and found.least > found.most:
+        raise UserError(f"limits are written MIN:MAX, and {found.least} is above {found.most}.")
+    return found
+
+
+def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed: Limits | None = None) -> list[str]:
+    """Empty texts, the same text for several documents, and those outside their limits.
+
+    Args:
+        texts: of the system.
+        lengths: tokens of each; without them words are counted, and said to be: a text has at least as many tokens.
+        allowed: fewest and most tokens.
+    """
+    told = []
+    empty = sum(not text.strip() for text in texts)
+    if empty:
+        told.append(f"{empty} empty")
+    shared = sum(count - 1 for text, count in Counter(texts).items() if text.strip())
+    if shared:
+        told.append(f"{shared} that another document has word for word")
+    if allowed is None:
+        return told
+    unit = "words" if lengths is None else "tokens"
+    counts = [len(text.split()) for text in texts] if lengths is None else lengths
+    short = sum(count < allowed.least for count in counts)
+    long = sum(count > allowed.most for count in counts) if allowed.most else 0
+    full = sum(count == allowed.most for count in counts) if allowed.most and lengths is not None else 0
+    note = " (words are counted: a text has more tokens)" if lengths is None else ""
+    if short:
+        told.append(f"{short} shorter than the {allowed.least} {unit} allowed{note}")
+    if long:
+        told.append(f"{long} longer than the {allowed.most} {unit} allowed")
+    if full:
+        told.append(f"{full} that fill the {allowed.most} tokens allowed, and may be cut off")
+    return told
+
+
+def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:
+    """Texts → their tokens' numbers with special tokens, by a tokenizer of Hugging Face: a folder or hub id."""
+    from ngramloss.data.rows import needed
+
+    package = needed("transformers", "counting tokens", "hf")
+    try:
+        loaded = package.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"there is no tokenizer {tokenizer}: {reason} Give a folder or a hub id.") from None
+    return lambda texts: [len(ids) for ids in loaded(list(texts))["input_ids"]]

@@ -1,0 +1,254 @@
+"""a file or folder of summaries that others released → predictions with the references' ids, one sentence a line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ngramloss.data.statistics import words_of
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import write_whole
+from ngramloss.scoring.systems import lines, listed, table
+
+MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
+"""What parts sentences in released files: BertSum, UniLM and ProphetNet, Pegasus; the last is a backslash and an n."""
+
+UNLIKE = 0.01
+"""Of released references, the share that may lack a text of the same letters and digits among ours."""
+
+LOOKED_AT = 20
+"""From so many summaries on, their words are compared with the references', to see whether the order can be right."""
+
+_BRACKETS = {"lrb": "(", "rrb": ")", "lsb": "[", "rsb": "]", "lcb": "{", "rcb": "}"}
+_BRACKET = re.compile(rf"-({'|'.join(_BRACKETS)})-", re.IGNORECASE)
+_REWRITTEN = [
+    (re.compile(r"\s+([,.;:!?%]+)(?!\S)"), r"\1"),
+    (re.compile(r"(?<!\S)``(?:\s+|$)"), '"'),                           # opens, so it stands at the next word
+    (re.compile(r"(?<!\S)`(?:\s+|$)"), "'"),
+    (re.compile(r"(?:\s+|^)''(?![^\s,.;:!?%)\]}])"), '"'),              # closes, so it stands at the last one
+    (re.compile(r"\s+'(?![^\s,.;:!?%)\]}])"), "'"),                     # closes too, or the players ' union
+    (re.compile(r"\s+(n't|'(?:s|m|d|re|ve|ll))\b", re.IGNORECASE), r"\1"),
+    (re.compile(r"\b(can) (not)\b", re.IGNORECASE), r"\1\2"),
+    (re.compile(r"([(\[{])\s+"), r"\1"),
+    (re.compile(r"\s+([)\]}])"), r"\1"),
+    (re.compile(r"(?<!\S)([$£€#])\s+(?=[\d.])"), r"\1"),
+    (re.compile(r"\\([/*])"), r"\1"),
+]
+
+
+class Imported(NamedTuple):
+    """Predictions by id in the order of the references, how often each mark was seen, and what a person should know."""
+
+    predictions: dict[str, str]
+    marks: dict[str, int]
+    notes: list[str]
+
+
+def imported(
+    path: Path, references: Path, *, marks: Sequence[str] | None = None, ptb: bool = False,
+    order: Path | None = None, gold: Path | None = None,
+) -> Imported:
+    """Read released summaries and give each the id of its reference.
+
+    Args:
+        path: a summary a line, JSONL as ``ngramloss score`` reads it, or a folder with one numbered file for each
+            document and a sentence a line.
+        references: what ``ngramloss score`` will be given; its ids are taken.
+        marks: what parts sentences; None looks for those of ``MARKS``.
+        ptb: undo the Penn Treebank's tokens, see ``plain_text``.
+        order: a file of ids, one a line, in the order of the summaries; None means the references' own order.
+        gold: the references that were released with the summaries, in the same order; ids are found by their texts.
+
+    Raises:
+        ValueError: there are not as many summaries as references, or ids do not fit.
+    """
+    if order and gold:
+        raise UserError("order and gold both say whose summary a line is. Give one of them.")
+    if marks is not None and not all(marks):
+        raise UserError("a mark that parts sentences has a character at least; for no mark at all say none.")
+    ours, _ = table(references, "reference")
+    texts, has_ids = _texts(path)
+    notes: list[str] = []
+    if has_ids and not order and not gold:
+        ids = list(texts)
+    elif gold:
+        released = [_split(text, _seen([text], MARKS)) for text in _texts(gold)[0].values()]
+        ids = _ids_by_text(released, {key: _first(value) for key, value in ours.items()}, gold, references, notes)
+    else:
+        ids = _ids_in(order) if order else list(ours)
+    texts = _as_many(texts, len(ids), path, order or gold or references, notes)
+    _check_ids(ids, ours, path if has_ids and not order else order or references, references)
+    found = _seen(list(texts.values()), MARKS if marks is None else marks)
+    split = dict(zip(ids, (_split(text, found) for text in texts.values()), strict=True))
+    predictions = {key: plain_text(split[key]) if ptb else split[key] for key in ours}
+    notes += _oddities(predictions, {key: _first(value) for key, value in ours.items()})
+    return Imported(predictions, found, notes)
+
+
+def write(found: Imported, path: Path) -> None:
+    """Write predictions as JSONL, whole or not at all."""
+    rows = ({"id": key, "prediction": text} for key, text in found.predictions.items())
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def plain_text(text: str) -> str:
+    r"""Undo the Penn Treebank's tokens: brackets, quotes, split contractions, spaces before punctuation.
+
+    Lost capitals stay lost. ``#`` stays too, although it often stands for £. ROUGE's default tokenizer keeps letters
+    and digits alone, so quotes and spaces before punctuation do not change it; brackets do, for ``-lrb-`` becomes the
+    word ``lrb``, and so does ``do n't``, which has other words than ``don't``. Metrics that read characters, case or
+    word pieces see every one of these. Undo them where the references are plain text; where the references have such
+    tokens as well, leave them.
+
+    Example:
+        >>> plain_text("`` it ca n't be '' , said mr smith -lrb- 42 -rrb- .")
+        '"it can\'t be", said mr smith (42).'
+    """
+    return "\n".join(_plain_line(line) for line in text.split("\n"))
+
+
+def _plain_line(line: str) -> str:
+    line = _BRACKET.sub(lambda match: _BRACKETS[match[1].lower()], line)
+    for pattern, replacement in _REWRITTEN:
+        line = pattern.sub(replacement, line)
+    return line.strip()
+
+
+def _texts(path: Path) -> tuple[dict[str, str], bool]:
+    """Texts by id or number, and whether they have ids."""
+    if path.is_dir():
+        return _documents(path), False
+    found, numbered = table(path, "prediction")
+    return found, not numbered
+
+
+def _documents(folder: Path) -> dict[str, str]:
+    """The texts of a folder with a numbered file for each document, by number."""
+    numbered: dict[int, Path] = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        number = re.search(r"\d+", path.name)
+        if number is None:
+            raise UserError(f"{path} has no number in its name. A folder has one numbered file for each document.")
+        if int(number[0]) in numbered:
+            raise UserError(f"{numbered[int(number[0])]} and {path} have the same number. Leave one of them out.")
+        numbered[int(number[0])] = path
+    if not numbered:
+        raise UserError(f"{folder} has no files. A folder has one numbered file for each document.")
+    places = sorted(numbered)
+    lost = sorted(set(range(places[0], places[-1] + 1)).difference(places))
+    if lost:
+        raise UserError(f"{folder} lacks {len(lost)} numbers between {places[0]} and {places[-1]}, first {lost[0]}.")
+    return {str(place): "\n".join(lines(numbered[place])) for place in places}
+
+
+def _ids_in(path: Path) -> list[str]:
+    if not path.is_file():
+        raise MissingFileError(f"there is no file {path} with ids, one a line.")
+    ids = [line.strip() for line in lines(path) if line.strip()]
+    twice = [key for key, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise UserError(f"{path} has {len(twice)} ids more than once ({listed(twice)}).")
+    return ids
+
+
+def _as_many(texts: dict[str, str], wanted: int, path: Path, other: Path, notes: list[str]) -> dict[str, str]:
+    """The texts, less empty ones at the end where those are too many."""
+    kept = dict(list(texts.items())[:wanted])
+    rest = [text for text in list(texts.values())[wanted:] if text.strip()]
+    if len(kept) < wanted or rest:
+        raise UserError(
+            f"{path} has {len(texts)} summaries and {other} {wanted}. The usual causes: another split or version of "
+            "the data set, documents that were left out, or sentences on lines of their own. Nothing was written."
+        )
+    if len(texts) > wanted:
+        notes.append(f"{len(texts) - wanted} empty lines at the end were left out.")
+    return kept
+
+
+def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, references: Path) -> None:
+    known = set(ids)
+    wrong = {"missing": [key for key in ours if key not in known], "extra": [key for key in ids if key not in ours]}
+    told = ", ".join(f"{len(those)} {kind} ({listed(those)})" for kind, those in wrong.items() if those)
+    if told:
+        raise UserError(f"{path} does not have the ids of {references}: {told}.")
+
+
+def _seen(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:
+    """How often each mark stands in the texts; those that do not are left out."""
+    counts = {mark: sum(text.count(mark) for text in texts) for mark in marks}
+    return {mark: count for mark, count in counts.items() if count}
+
+
+def _split(text: str, marks: Mapping[str, int]) -> str:
+    """The sentences of a text, one a line, empty ones left out."""
+    for mark in marks:
+        text = text.replace(mark, "\n")
+    return "\n".join(sentence for sentence in (line.strip() for line in text.split("\n")) if sentence)
+
+
+def _first(reference: object) -> str:
+    return str(reference[0] if isinstance(reference, list) else reference)
+
+
+def _ids_by_text(
+    released: Sequence[str], ours: Mapping[str, str], gold: Path, references: Path, notes: list[str]
+) -> list[str]:
+    """The ids of released references: those of the same letters and digits, then of the most shared words."""
+    places: dict[str, list[str]] = {}
+    for key, text in ours.items():
+        places.setdefault(_letters(text), []).append(key)
+    twice = sum(len(keys) for keys in places.values() if len(keys) > 1)
+    found = [places[text].pop(0) if places.get(text) else None for text in map(_letters, released)]
+    unlike = [place for place, key in enumerate(found) if key is None]
+    if len(released) != len(ours) or len(unlike) > UNLIKE * len(ours):
+        raise UserError(
+            f"{gold} has {len(released)} references, of which {len(released) - len(unlike)} are among the {len(ours)} "
+            f"of {references}. Both should hold the same test set; otherwise give the ids with --order."
+        )
+    left = {key: set(words_of(ours[key])) for keys in places.values() for key in keys}
+    for place in unlike:
+        words = set(words_of(released[place]))
+        nearest = max(left, key=lambda key: _overlap(words, left[key]))
+        found[place] = nearest
+        del left[nearest]
+    if unlike:
+        notes.append(f"{len(unlike)} released references are not written as ours; each got the id of the nearest.")
+    if twice:
+        notes.append(f"{twice} references share their text with another; among those the order of the file was taken.")
+    return [key for key in found if key is not None]
+
+
+def _overlap(one: set[str], other: set[str]) -> float:
+    return len(one & other) / (len(one | other) or 1)
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in _BRACKET.sub(" ", text).casefold() if character.isalnum())
+
+
+def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """What may have gone wrong: empty texts, and texts no nearer to their own reference than to the next one."""
+    notes = []
+    empty = [key for key, text in predictions.items() if not text]
+    if empty:
+        notes.append(f"{len(empty)} summaries are empty ({listed(empty)}).")
+    if len(predictions) >= LOOKED_AT:
+        texts = [set(words_of(text)) for text in predictions.values()]
+        golds = [set(words_of(ours[key])) for key in predictions]
+        own, other = _shared(texts, golds), _shared(texts, golds[1:] + golds[:1])
+        if own < 1.5 * other:
+            notes.append(
+                f"the order looks wrong: of a summary's words its own reference has {own:.0%}, the next one "
+                f"{other:.0%}. Say the order with --order or --gold."
+            )
+    return notes
+
+
+def _shared(texts: Sequence[set[str]], golds: Sequence[set[str]]) -> float:
+    """The mean share of a text's words that the other has."""
+    pairs = zip(texts, golds, strict=True)
+    return sum(len(text & gold) / (len(text) or 1) for text, gold in pairs) / len(texts)

@@ -1,0 +1,1 @@
+"""A recipe → a trained run."""

@@ -1,0 +1,76 @@
+"""a finished run → ``card.md``: what was trained, on what, with which versions, and where it leaves the paper."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ngramloss import recipe
+from ngramloss.data.origins import canonical
+from ngramloss.escape import as_code, in_markdown
+from ngramloss.recipe import Recipe
+from ngramloss.training import checkpoints
+from ngramloss.version import __version__, installed
+
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "pysbd")
+
+ALWAYS = (
+    "Cross-entropy is the mean over tokens, as in the authors' code; the paper's equation 2 prints a sum.",
+    "N-gram terms follow the paper's equations; the authors' code departs from them (docs/objectives.md).",
+    "Sources of like length share an optimiser step where `train.group_by_length` is on; the paper does not say how it "
+    "makes batches.",
+    "Denominators are counted over the whole optimiser step; the authors' code averages the means of micro-batches.",
+)
+
+
+def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], chosen: Path) -> str:
+    """The card as Markdown.
+
+    Args:
+        settings: the recipe, resolved.
+        prepared: what is known of the data.
+        facts: of the newest checkpoint.
+        chosen: the checkpoint that became the model.
+    """
+    step = checkpoints.step(chosen)
+    why = f"lowest validation {settings.train.best}, {facts['best']:.4f}" if facts["best_step"] == step else "the last"
+    versions = {"ngramloss": __version__, **{name: installed(name) or 'not installed' for name in PACKAGES}}
+    versions["Python"] = platform.python_version()
+    left = deviations(settings, prepared["machine"]["precision"])
+    lines = [
+        f"# {in_markdown(settings.slug)}", "",
+        f"{as_code(settings.objective)} on {as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
+        f"Weights of step {step} ({why}) of {facts['step']}.", "",
+        "## Data", "", "| split | examples | left out | fingerprint |", "|---|---|---|---|",
+        *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
+          for name, split in prepared["splits"].items()),
+        "", "## Deviations from the paper", "", *(f"* {line}" for line in left),
+        "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
+        *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
+        "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()), "",
+        f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def deviations(settings: Recipe, precision: str) -> list[str]:
+    """Every setting that is not the paper's, and what the paper leaves open."""
+    paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
+    silent = ("objective", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
+    lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(silent)]
+    given = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
+    model = settings.model
+    if model.name != paper.model.name:
+        given.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
+    if model.name == "scratch":
+        given.insert(1, f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
+                     f"{model.decoder_layers} layers, {model.vocabulary:,} pieces, init_std {model.init_std:g}.")
+        if model.copying:
+            given.insert(2, "A path for copying is built in, not learned: the value and output projections of "
+                         "cross-attention start at the identity, positions as sinusoids.")
+    if precision == "fp32":
+        given.append("Trained in fp32; the paper trains in mixed precision.")
+    return [*given, *ALWAYS, "Gradients are clipped at norm "
+            f"{settings.train.clip:g}; the paper does not say, its authors' code had 1."]

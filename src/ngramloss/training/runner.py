@@ -1,0 +1,389 @@
+"""a recipe and a folder → a trained run in it, continued where it was stopped, whatever stopped it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import recipe
+from ngramloss.data import load
+from ngramloss.data.tokens import Padder, Shape, Tokens, tokenised
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import whole_folder, write_whole
+from ngramloss.recipe import Recipe
+from ngramloss.run_folder import RunFolder
+from ngramloss.training import card, checkpoints, models
+
+Say = Callable[[str], None]
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    folder: Path
+    finished: bool
+    step: int
+    continued_from: int
+
+
+class Diverged(Exception):
+    """The loss is no number any more."""
+
+
+class Stopped(Exception):
+    """Another process of this run reported why it cannot go on."""
+
+
+def train(
+    settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False
+) -> Outcome:
+    """Train, or go on from the last whole checkpoint. Every process of torchrun calls this.
+
+    Args:
+        settings: the recipe, resolved.
+        folder: of the run.
+        fresh: delete an earlier run in this folder and start over.
+        say: takes one sentence at a time for the user; only the first process speaks.
+        trust_remote_code: whether code that comes with the model may run, this time.
+    """
+    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    say = say if rank == 0 else lambda _: None
+    run = RunFolder(folder)
+    with _held(run, rank):
+        found = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
+        arguments = _arguments(settings, run, processes)
+        _wait(processes)
+        if run.finished:
+            say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
+            return Outcome(folder, True, 0, 0)
+        if rank == 0:
+            _report_to_others(run, lambda: _prepare(settings, arguments, run, found, say, trust_remote_code),
+                              alone=processes == 1)
+        prepared = _prepared(run)
+        outcome = _trained(settings, run, arguments, prepared, say, trust_remote_code)
+        if outcome.finished and rank == 0:
+            _finish(settings, run, prepared, say)
+            say(f"finished at step {outcome.step}: {run.model}")
+        _wait(processes)
+        return outcome
+
+
+# Before training
+
+
+@contextmanager
+def _held(run: RunFolder, rank: int) -> Iterator[None]:
+    """Make the folder, and hold its lock to the end: the first process does, for all."""
+    if rank:
+        yield
+        return
+    if run.path.is_file():
+        raise UserError(f"{run.path} is a file; --run needs a folder, which will be made.")
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.lock(option="--run"):
+        yield
+
+
+def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkpoints.Found:
+    """Make the folder this run's, or say why it cannot be; the checkpoints that are there.
+
+    ``recipe.toml`` is the first file that is written, so a folder without it that holds anything is not a run's.
+    """
+    if not run.recipe.exists() and (there := run.content()):
+        what = "holds predictions and no run" if run.has_predictions else "is not a run's folder"
+        raise UserError(
+            f"{run.path} {what} (it holds {', '.join(there[:3])}); nothing in it was touched. Choose another --run."
+        )
+    if fresh and run.recipe.exists():
+        say(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
+        run.clear()
+    found = checkpoints.find(run.checkpoints)
+    if run.recipe.exists() and (run.finished or found.newest or run.has_predictions):   # else there is nothing to lose
+        changed = recipe.differences(recipe.load(str(run.recipe)), settings)
+        if changed:
+            raise UserError(
+                f"{run.path} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
+                "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
+            )
+    if run.finished:
+        return found
+    run.tidy()
+    write_whole(run.recipe, recipe.dump(settings))
+    run.checkpoints.mkdir(exist_ok=True)
+    run.prepared.unlink(missing_ok=True)
+    return found
+
+
+def _prepare(
+    settings: Recipe, arguments: Any, run: RunFolder, found: checkpoints.Found, say: Say, trust_remote_code: bool
+) -> dict[str, Any]:
+    """Read and tokenise the data once for all processes, and say where to go on from."""
+    from tqdm.auto import tqdm
+
+    data = settings.data
+    read = partial(
+        load, data.name, source=data.source or None, target=data.target or None, on_bad_row=data.on_bad_row
+    )
+    train_split = read("train", limit=data.limit)
+    splits = {"train": train_split}
+    if settings.train.eval_every:
+        splits["validation"] = read("validation", limit=data.validation_limit)
+    for split in splits.values():
+        for bad in split.skipped:
+            say(f"skipped {bad}")
+    tokenizer, tokenizer_folder = models.load_tokenizer(
+        settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint,
+        trust_remote_code=trust_remote_code,
+    )
+    shape = Shape.of(data)
+    described = {}
+    for name, split in splits.items():
+        with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=" documents", leave=False) as bar:
+            tokens = tokenised(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update)
+        described[name] = {
+            "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
+            "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
+        }
+    for checkpoint, why in found.broken.items():
+        say(f"{checkpoint.name} is not whole ({why}) and is left out.")
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    if found.newest is not None:
+        _raise_unless_same_data(run.path, found.newest, described)
+    return {
+        "splits": described, "tokenizer": str(tokenizer_folder or settings.model.name),
+        "continue": str(found.newest) if found.newest else None, "trust_remote_code": trust_remote_code,
+        "machine": {
+            "processes": arguments.world_size, "device": _device_name(arguments.device),
+            "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
+        },
+    }
+
+
+def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, Any]) -> None:
+    before = json.loads((checkpoint / "data.json").read_text(encoding="utf-8"))
+    for name, split in splits.items():
+        if before.get(name) != split["fingerprint"]:
+            raise UserError(
+                f"the {name} data are not those that {folder} was begun with (fingerprint {split['fingerprint']}, not "
+                f"{before.get(name)}). Bring them back to continue, or start over with --fresh."
+            )
+
+
+def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, alone: bool) -> None:
+    """Write what was prepared, or why it was not, where the other processes look for it."""
+    try:
+        prepared = prepare()
+    except BaseException as reason:
+        if not alone:
+            write_whole(run.prepared, json.dumps({"error": str(reason)}))
+        raise
+    write_whole(run.prepared, json.dumps(prepared, indent=1))
+
+
+def _prepared(run: RunFolder) -> dict[str, Any]:
+    """Wait for the first process: it may read and tokenise for longer than a collective operation waits."""
+    while not run.prepared.exists():
+        time.sleep(0.2)
+    prepared: dict[str, Any] = json.loads(run.prepared.read_text(encoding="utf-8"))
+    if "error" in prepared:
+        raise Stopped(prepared["error"])
+    return prepared
+
+
+# Training
+
+
+def _trained(
+    settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[str, Any], say: Say, trust_remote_code: bool
+) -> Outcome:
+    from transformers import PrinterCallback, ProgressCallback, set_seed
+    from transformers.utils import logging as hf_logging
+
+    from ngramloss.hf.attach import decoder_inputs
+    from ngramloss.hf.trainer import CheckpointError, NgramTrainer
+    from ngramloss.training.callbacks import Finite, Log, Patience, Progress, Sealing, Stopping, discard_unsealed
+
+    quiet: Any = hf_logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    newest = Path(prepared["continue"]) if prepared["continue"] else None
+    began = checkpoints.step(newest) if newest else 0
+    if newest is not None and checkpoints.facts(newest)["finished"]:
+        return Outcome(run.path, True, began, began)
+
+    tokenizer, _ = models.load_tokenizer(
+        dataclasses.replace(settings.model, name=prepared["tokenizer"]), lambda: (), "",
+        trust_remote_code=trust_remote_code,
+    )
+    set_seed(settings.train.seed)
+    model = models.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    _raise_unless_it_fits(model, tokenizer, settings)
+    models.prepare_generation(model, settings.generation)
+    stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
+    patience = Patience(settings.train.early_stopping)
+    sealing = Sealing(
+        run.checkpoints, keep=settings.train.keep, wait=partial(_wait, arguments.world_size),
+        ended=lambda: patience.ended,
+    )
+    splits = {name: Tokens(_present(Path(split["tokens"]))) for name, split in prepared["splits"].items()}
+    trainer = NgramTrainer(
+        model, arguments, objective=settings.objective, memory=settings.train.memory,
+        train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
+        data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=_multiple(arguments)),
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    if arguments.should_save:
+        trainer.add_callback(Log(run.log, began))
+    for callback in (Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
+        trainer.add_callback(callback)
+    fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
+    trainer.also_saved = {"data.json": json.dumps(fingerprints)}
+    if newest is not None:
+        say(f"continuing {run.path} from step {began}.")
+    try:
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    except FloatingPointError as reason:
+        raise Diverged(str(reason)) from reason
+    except pickle.UnpicklingError as reason:   # torch unpickles nothing else
+        raise UserError(
+            f"{newest} holds more than tensors and plain numbers in its optimiser, schedule or random state, and was "
+            "not read. Delete it to go on from the checkpoint before it, or start over with --fresh."
+        ) from reason
+    except CheckpointError as reason:
+        if arguments.should_save:
+            discard_unsealed(run.checkpoints)
+        left = checkpoints.find(run.checkpoints).newest
+        rest = f"continue from step {checkpoints.step(left)}" if left else "start again: no checkpoint was written yet"
+        raise OSError(f"{reason} Make room there; the same command will then {rest}.") from reason
+    finally:
+        stopping.restore()
+    step = trainer.state.global_step
+    finished = step >= trainer.state.max_steps or patience.ended
+    if not finished:
+        say(f"stopped at step {step} of {trainer.state.max_steps}; the same command continues it.")
+    return Outcome(run.path, finished, step, began)
+
+
+def _present(folder: Path) -> Path:
+    if not folder.exists():
+        raise MissingFileError(
+            f"the prepared data are not at {folder} on this machine. Set NGRAMLOSS_CACHE to a folder that all see."
+        )
+    return folder
+
+
+def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"the tokenizer of {settings.model.name} has no padding token, which batches need.")
+    positions = getattr(model.config, "max_position_embeddings", None)
+    longest = max(settings.data.max_source, settings.data.max_target, settings.generation.max_length)
+    if positions is not None and positions < longest:
+        raise UserError(
+            f"{settings.model.name} has {positions} positions, fewer than the {longest} tokens asked for. Lower "
+            "data.max_source, data.max_target and generation.max_length to fit."
+        )
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings: they do not belong together."
+        )
+
+
+def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
+    import torch
+    from transformers import Seq2SeqTrainingArguments
+
+    train = settings.train
+    has_gpu = torch.cuda.is_available()
+    precision = train.precision
+    if precision == "auto":
+        precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if has_gpu else "fp32"
+    if precision == "fp16" and not has_gpu:
+        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
+    if train.fsdp and processes == 1:
+        raise UserError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m -- ngramloss")
+    sharded: Any = {"fsdp": True, "fsdp_config": {"version": 2}} if train.fsdp else {}
+    for tracker in train.report_to:
+        if find_spec(tracker) is None:
+            raise UserError(f"train.report_to: {tracker} is not installed. Install it with: pip install {tracker}")
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.tensorboard)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(run.checkpoints),
+        per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
+        per_device_eval_batch_size=_each("train.eval_batch_size", train.eval_batch_size or train.batch_size, processes),
+        gradient_accumulation_steps=train.accumulate,
+        num_train_epochs=train.epochs, max_steps=train.max_steps or -1,
+        learning_rate=train.learning_rate, warmup_steps=train.warmup_steps, lr_scheduler_type=train.schedule,
+        weight_decay=train.weight_decay, adam_beta1=train.beta1, adam_beta2=train.beta2, adam_epsilon=train.epsilon,
+        max_grad_norm=train.clip, bf16=precision == "bf16", fp16=precision == "fp16",
+        gradient_checkpointing=train.gradient_checkpointing, torch_compile=train.compile,
+        logging_steps=train.log_every, logging_nan_inf_filter=False, logging_first_step=True,
+        save_strategy="steps", save_steps=train.save_every, save_total_limit=None,
+        eval_strategy="steps" if train.eval_every else "no", eval_steps=train.eval_every or None,
+        metric_for_best_model=train.best if train.eval_every else None, greater_is_better=False,
+        seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
+        train_sampling_strategy="group_by_length" if train.group_by_length else "random",
+        remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
+        ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None, **sharded,
+    )
+    _ = arguments.device   # starts the processes' group
+    return arguments
+
+
+def _multiple(arguments: Any) -> int:
+    return 8 if arguments.device.type == "cuda" else 1   # round lengths suit a GPU's matrix units
+
+
+def _each(key: str, rows: int, processes: int) -> int:
+    """Rows for each process of a batch that all share."""
+    if rows % processes:
+        raise UserError(f"{key} is over all processes together: {rows} cannot be shared by {processes}.")
+    return rows // processes
+
+
+def _wait(processes: int) -> None:
+    if processes > 1:
+        import torch
+
+        torch.distributed.barrier()
+
+
+# After training
+
+
+def _device_name(device: Any) -> str:
+    import platform
+
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
+
+
+def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say) -> None:
+    """Write the card, then the model: its folder says that the run is done."""
+    newest = checkpoints.find(run.checkpoints).newest
+    assert newest is not None, "a finished run has a checkpoint"
+    facts = checkpoints.facts(newest)
+    chosen = newest
+    if facts["best_step"] is not None:
+        best = run.checkpoints / f"checkpoint-{facts['best_step']}"
+        damage = checkpoints.fault(best) if best.exists() else "it is missing"
+        if damage:
+            say(f"the best checkpoint, {best.name}, is not whole ({damage}); the last weights become the model.")
+        chosen = newest if damage else best
+    write_whole(run.card, card.write(settings, prepared, facts, chosen))
+    with whole_folder(run.model) as partial_folder:
+        checkpoints.copy_model(chosen, partial_folder)
+        run.record_weights(partial_folder)
+

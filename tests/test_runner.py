@@ -1,0 +1,584 @@
+"""Runs: what a recipe leaves in its folder, and what is left of it after a kill, a full disk or Ctrl-C."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ngramloss import cli, recipe
+from ngramloss.data import newswire
+from ngramloss.training import checkpoints
+
+STEPS = 16
+RECIPE = f"""
+objective = "ce + matches(2) + bag(2)"
+[data]
+name = "{{data}}"
+max_source = 96
+max_target = 32
+[model]
+name = "scratch"
+width = 16
+encoder_layers = 1
+decoder_layers = 1
+heads = 2
+feed_forward = 32
+vocabulary = 400
+dropout = 0.1
+[train]
+max_steps = {STEPS}
+batch_size = 4
+accumulate = 2
+learning_rate = 1e-2
+warmup_steps = 4
+log_every = 2
+eval_every = 6
+save_every = 3
+[generation]
+num_beams = 1
+max_length = 32
+"""
+
+SABOTAGE = """
+import os, shutil, signal, sys
+import torch
+from ngramloss import cli
+from ngramloss.training import card, checkpoints
+
+where, at = sys.argv[1].split(":")
+here = f"checkpoint-{at}"
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def before(module, name, when):
+    whole = getattr(module, name)
+    def broken(*args, **kwargs):
+        if when(*args):
+            die()
+        return whole(*args, **kwargs)
+    setattr(module, name, broken)
+
+def half_saved(thing, path, *args, whole=torch.save, **kwargs):
+    if str(path).endswith(f"{here}/optimizer.pt"):
+        open(path, "wb").write(b"half")
+        die()
+    return whole(thing, path, *args, **kwargs)
+
+def half_deleted(path, *args, whole=shutil.rmtree, **kwargs):
+    if str(path).endswith(here):
+        os.unlink(os.path.join(path, "model.safetensors"))
+        die()
+    return whole(path, *args, **kwargs)
+
+def half_sealed(path, text, whole=checkpoints.write_whole):
+    if str(path).endswith(f"{here}/whole.json"):
+        path.with_name("whole.json.partial-0").write_text(text[:20])
+        die()
+    return whole(path, text)
+
+if where == "saving":
+    torch.save = half_saved
+elif where == "sealing":
+    checkpoints.write_whole = half_sealed
+elif where == "pruning":
+    shutil.rmtree = half_deleted
+elif where == "sealed":
+    before(checkpoints, "prune", lambda folder: (folder / here / "whole.json").exists())
+elif where == "card":
+    before(card, "write", lambda *_: True)
+elif where == "model":
+    whole = checkpoints.copy_model
+    checkpoints.copy_model = lambda *args: (whole(*args), die())
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def write_split(path, split, count):
+    lines = [json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items(split, count)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with data and a recipe."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "data").mkdir()
+    write_split(folder / "data" / "train.jsonl", "train", 60)
+    write_split(folder / "data" / "validation.jsonl", "validation", 10)
+    (folder / "tiny.toml").write_text(RECIPE.format(data=folder / "data"))
+    return folder
+
+
+def command(place, run, *more):
+    return ["train", str(place / "tiny.toml"), "--run", str(run), *more]
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def started(arguments, *, sabotage=None, limit=None):
+    program = ["-c", SABOTAGE, sabotage] if sabotage else ["-m", "ngramloss"]
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None,
+    )
+
+
+def finished(arguments, **options):
+    process = started(arguments, **options)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def weights(run):
+    return load_file(run / "model" / "model.safetensors")
+
+
+def assert_equal_runs(one, other):
+    """The same weights bit for bit, and the same log but for times."""
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert log(one) == log(other)
+
+
+def log(run):
+    timed = ("docs_per_second", "memory_gib", "runtime", "per_second")
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.endswith(timed)} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place):
+    code, _, err = finished(command(place, place / "undisturbed"))
+    assert code == 0, err[-2000:]
+    return place / "undisturbed"
+
+
+def test_a_run_folder_holds_what_it_says(undisturbed):
+    lines = log(undisturbed)
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 6, 8, 9, 10, 12, 14, 15, 16]   # each second, and where it is saved
+    assert {"loss", "ce", "matches(2)", "bag(2)", "learning_rate", "matched/2", "grad_norm"} <= steps[0].keys()
+    assert '"docs_per_second"' in (undisturbed / "log.jsonl").read_text().splitlines()[0]
+    assert [line["step"] for line in lines if "eval_ce" in line] == [6, 12, STEPS]
+    assert {"eval_loss", "eval_ce", "eval_matches(2)", "eval_bag(2)"} <= lines[-1].keys()
+
+    settings = recipe.load(str(undisturbed / "recipe.toml"))
+    assert settings.train.max_steps == STEPS
+    card = (undisturbed / "card.md").read_text()
+    assert "ce + matches(2) + bag(2)" in card
+    assert "`train.batch_size: 16`, here `4`" in card
+    assert "| train | 60 | 0 |" in card
+    assert "From scratch: bart, width 16" in card
+    assert "Trained in fp32; the paper trains in mixed precision" in card
+    assert "* processes: 1" in card
+
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(undisturbed / "model")
+    assert model.generation_config.max_length == 32
+    assert AutoTokenizer.from_pretrained(undisturbed / "model").decode([0]) == "<s>"
+    assert sorted(path.name for path in (undisturbed / "model").iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]
+
+
+def test_the_model_is_the_checkpoint_with_the_lowest_validation_cross_entropy(undisturbed):
+    evaluated = {line["step"]: line["eval_ce"] for line in log(undisturbed) if "eval_ce" in line}
+    best = min(evaluated, key=evaluated.get)
+    chosen = load_file(undisturbed / "checkpoints" / f"checkpoint-{best}" / "model.safetensors")
+    assert all(torch.equal(chosen[name], value) for name, value in weights(undisturbed).items())
+    assert f"Weights of step {best} " in (undisturbed / "card.md").read_text()
+
+
+def test_only_the_newest_and_the_best_checkpoints_are_kept(undisturbed):
+    kept = sorted(checkpoints.step(path) for path in (undisturbed / "checkpoints").iterdir())
+    assert kept[-2:] == [15, STEPS]
+    assert len(kept) <= 3
+
+
+@pytest.mark.parametrize(
+    "sabotage", ["saving:9", "sealing:9", "sealed:9", "pruning:3", "card:0", "model:0"],
+)
+def test_a_kill_at_the_worst_moment_loses_nothing(place, undisturbed, sabotage):
+    run = place / sabotage.replace(":", "-")
+    code, _, _ = finished(command(place, run), sabotage=sabotage)
+    assert code == -signal.SIGKILL
+    assert not (run / "model").exists()
+    code, _, err = finished(command(place, run))
+    assert code == 0, err[-2000:]
+    assert_equal_runs(run, undisturbed)
+    assert "continuing" in err or sabotage.endswith(":0")
+    assert not list(run.glob("model.partial-*"))
+    if sabotage in ("saving:9", "sealing:9"):
+        assert "checkpoint-9 is not whole (its writing did not end) and is left out" in err
+
+
+def test_kills_at_random_moments_lose_nothing(place, undisturbed):
+    run, chance, kills = place / "random", random.Random(), 0
+    for _ in range(3):
+        process = started(command(place, run))
+        wait_for((run / "log.jsonl").exists, process)
+        time.sleep(chance.uniform(0, 1.5))
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+        process.communicate()
+    assert kills
+    code, _, err = finished(command(place, run))
+    assert code == 0, err[-2000:]
+    assert_equal_runs(run, undisturbed)
+
+
+def test_a_truncated_newest_checkpoint_is_recognised_and_the_one_before_used(place, undisturbed):
+    run = place / "truncated"
+    finished(command(place, run), sabotage="saving:9")
+    newest = run / "checkpoints" / "checkpoint-6"
+    with (newest / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    code, _, err = finished(command(place, run))
+    assert code == 0, err[-2000:]
+    assert "checkpoint-6 is not whole (model.safetensors has 1000 bytes of" in err
+    assert "continuing" in err
+    assert "from step 3" in err
+    assert_equal_runs(run, undisturbed)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(place, undisturbed):
+    run = place / "interrupted"
+    process = started(command(place, run))
+    wait_for(lambda: (run / "log.jsonl").exists() and '"step": 1,' in (run / "log.jsonl").read_text(), process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    if process.returncode == 0:
+        pytest.skip("training ended before the signal came")
+    assert process.returncode == 130, err[-2000:]
+    assert "the same command continues it" in err
+    assert "Traceback" not in err
+    stopped = checkpoints.step(checkpoints.find(run / "checkpoints").newest)
+    assert f"stopped at step {stopped} of {STEPS}" in err
+    code, _, err = finished(command(place, run))
+    assert code == 0, err[-2000:]
+    assert f"from step {stopped}" in err
+    ours, theirs = weights(run), weights(undisturbed)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_second_training_in_the_same_folder_is_refused_and_the_first_goes_on(place, undisturbed, capsys):
+    run = place / "twice"
+    process = started(command(place, run))
+    wait_for((run / "recipe.toml").exists, process)
+    process.send_signal(signal.SIGSTOP)   # it does not end while the others are refused
+    try:
+        for more in ([], ["--fresh"], ["--set", "train.seed=7"]):
+            assert train(place / "tiny.toml", "--run", run, *more) == 2
+            sentence = f"another process is training, generating or scoring in {run}. Wait for it to end, or choose another --run."
+            assert capsys.readouterr().err == f"error: {sentence}\n"
+    finally:
+        process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-2000:]
+    assert_equal_runs(run, undisturbed)
+
+
+def wait_for(happened, process, seconds=100):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "nothing happened"
+        assert process.poll() is None, process.stderr.read()[-2000:]
+        time.sleep(0.02)
+
+
+def test_a_full_disk_is_a_sentence_and_loses_no_earlier_checkpoint(place, undisturbed):
+    run = place / "full"
+    finished(command(place, run), sabotage="saving:9")
+    before = checkpoints.find(run / "checkpoints").newest
+    code, _, err = finished(command(place, run), limit=30_000)   # bytes a file may have; the weights need more
+    assert code == 1
+    assert "Traceback" not in err
+    assert "error: " in err
+    assert "could not be written" in err
+    assert "the same command will then continue from step 6" in err
+    assert checkpoints.find(run / "checkpoints") == (before, {})
+    code, _, err = finished(command(place, run))
+    assert code == 0, err[-2000:]
+    assert_equal_runs(run, undisturbed)
+
+
+def train(*arguments):
+    return cli.main(["train", *map(str, arguments)])
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(place, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert train(place / "tiny.toml", "--run", tmp_path / "file" / "run") == 1
+    assert "error: Not a directory" in capsys.readouterr().err
+    assert train(place / "tiny.toml", "--run", tmp_path / "file") == 2
+    assert "is a file; --run needs a folder, which will be made" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, capsys):
+    before = {path: path.read_bytes() for path in undisturbed.rglob("*") if path.is_file()}
+    assert train(place / "tiny.toml", "--run", undisturbed) == 0
+    assert "is finished. Start over with --fresh" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in undisturbed.rglob("*") if path.is_file()} == before
+
+    short = ["--set", "train.max_steps=2"]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *short) == 0
+    first = (tmp_path / "a" / "log.jsonl").read_text()
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *short, "--set", "train.seed=7", "--fresh") == 0
+    assert (tmp_path / "a" / "log.jsonl").read_text() != first
+    assert recipe.load(str(tmp_path / "a" / "recipe.toml")).train.seed == 7
+
+
+def test_fresh_deletes_no_folder_that_is_not_a_runs(place, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert train(place / "tiny.toml", "--run", tmp_path, "--fresh") == 2
+    assert "is not a run's folder (it holds thesis.txt); nothing in it was touched" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").exists()
+    (tmp_path / "thesis.txt").rename(tmp_path / "model")   # named like a part of a run, and still not one
+    for fresh in ([], ["--fresh"]):
+        assert train(place / "tiny.toml", "--run", tmp_path, *fresh) == 2
+    assert (tmp_path / "model").read_text() == "years of work"
+
+
+def test_a_loss_that_is_no_number_ends_the_run(place, tmp_path, capsys):
+    changes = ["--set", "train.learning_rate=1e30", "--set", "train.clip=0", "--set", "train.early_stopping=1"]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 1
+    err = capsys.readouterr().err
+    assert "error: the loss is no number any more at step" in err
+    assert "Lower train.learning_rate" in err
+    assert not (tmp_path / "a" / "model").exists()
+    for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_damaged_best_checkpoint_does_not_become_the_model(place, tmp_path):
+    """lr 0: the first validation stays the best, and is older than what is kept anyway."""
+    settings = ["train.learning_rate=0", "train.eval_every=2", "train.save_every=2", "train.max_steps=10"]
+    changes = [word for one in settings for word in ("--set", one)]
+    assert finished(command(place, tmp_path / "a", *changes), sabotage="card:0")[0] == -signal.SIGKILL
+    with (tmp_path / "a" / "checkpoints" / "checkpoint-2" / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    code, _, err = finished(command(place, tmp_path / "a", *changes))
+    assert code == 0, err[-2000:]
+    assert "the best checkpoint, checkpoint-2, is not whole (model.safetensors has 1000 bytes of" in err
+    assert "Weights of step 10 (the last)" in (tmp_path / "a" / "card.md").read_text()
+    assert weights(tmp_path / "a")
+
+
+def test_saving_and_sealing_count_in_no_documents_a_second(place, tmp_path, monkeypatch):
+    late, clock, seal = [0.0], time.perf_counter, checkpoints.seal
+
+    def slow(*args, **facts):
+        late[0] += 1000   # by the clock, saving takes long
+        seal(*args, **facts)
+
+    monkeypatch.setattr(checkpoints, "seal", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
+    changes = ["--set", "train.save_every=1", "--set", "train.log_every=1", "--set", "train.max_steps=4", "--set", "train.eval_every=0"]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 0
+    speeds = [json.loads(line)["docs_per_second"] for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
+    assert late[0] >= 4000
+    assert min(speeds[1:]) > 0.1   # with the saving counted 8 documents would take 1,000 seconds
+
+
+def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
+    assert train(place / "tiny.toml", "--run", undisturbed, "--set", "train.learning_rate=1e-3") == 2
+    err = capsys.readouterr().err
+    assert "was begun with other settings:\n  train.learning_rate: 0.01 → 0.001\n" in err
+    assert "start over with --fresh" in err
+
+
+def test_a_run_that_never_began_may_begin_with_other_settings(place, tmp_path, capsys):
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "model.name=nowhere/nothing") == 2
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1") == 0
+    assert recipe.load(str(tmp_path / "a" / "recipe.toml")).model.name == "scratch"
+
+
+def test_other_data_do_not_continue_a_run(place, tmp_path):
+    (tmp_path / "data").mkdir()
+    write_split(tmp_path / "data" / "train.jsonl", "train", 40)
+    write_split(tmp_path / "data" / "validation.jsonl", "validation", 5)
+    (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "data"))
+    finished(command(tmp_path, tmp_path / "run"), sabotage="saving:6")
+    write_split(tmp_path / "data" / "train.jsonl", "train", 41)
+    code, _, err = finished(command(tmp_path, tmp_path / "run"))
+    assert code == 2
+    assert "the train data are not those that" in err
+    assert "Traceback" not in err
+
+
+def test_without_validation_the_last_weights_are_the_model(place, tmp_path):
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.eval_every=0", "--set", "train.max_steps=4") == 0
+    last = load_file(tmp_path / "a" / "checkpoints" / "checkpoint-4" / "model.safetensors")
+    assert all(torch.equal(last[name], value) for name, value in weights(tmp_path / "a").items())
+    assert "Weights of step 4 (the last) of 4" in (tmp_path / "a" / "card.md").read_text()
+
+
+def test_early_stopping_ends_a_run_that_no_longer_improves(place, tmp_path):
+    settings = ["train.learning_rate=0", "train.early_stopping=1", "train.eval_every=2", "train.save_every=100"]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in settings for word in ("--set", one))) == 0
+    assert [line["step"] for line in log(tmp_path / "a") if "eval_ce" in line] == [2, 4]
+    assert "Weights of step 2 (lowest validation ce" in (tmp_path / "a" / "card.md").read_text()
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in settings for word in ("--set", one))) == 0
+
+
+def test_a_continued_run_goes_on_counting_validations_without_a_new_best(place, tmp_path):
+    settings = ["train.learning_rate=0", "train.early_stopping=3", "train.eval_every=2", "train.save_every=1"]
+    changes = [word for one in settings for word in ("--set", one)]
+    assert finished(command(place, tmp_path / "a", *changes), sabotage="saving:5")[0] == -signal.SIGKILL
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 0
+    assert [line["step"] for line in log(tmp_path / "a") if "eval_ce" in line] == [2, 4, 6, 8]
+
+
+def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    write_split(tmp_path / "data" / "train.jsonl", "train", 20)
+    write_split(tmp_path / "data" / "validation.jsonl", "validation", 5)
+    with (tmp_path / "data" / "train.jsonl").open("a") as file:
+        file.write('{"document": "cut sh\n')
+    (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "data"))
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1") == 2
+    assert "train.jsonl:21" in capsys.readouterr().err
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", "--set", "train.max_steps=1", "--on-bad-row", "skip") == 0
+    assert "skipped" in (err := capsys.readouterr().err)
+    assert "train.jsonl:21" in err
+    assert "| train | 20 | 1 |" in (tmp_path / "b" / "card.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["xsum", "cnndm"])
+def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, tmp_path, name):
+    """A stand-in for BART-base and the data set, neither of which can be fetched here; all other settings are the paper's."""
+    changes = [
+        f"data.name={place / 'data'}", f"model.name={undisturbed / 'model'}", "train.max_steps=3", "train.eval_every=2",
+        "train.log_every=1",
+    ]
+    assert train(name, "--run", tmp_path / "a", *(word for one in changes for word in ("--set", one))) == 0
+    lines = log(tmp_path / "a")
+    assert {"ce", "matches(2)", "matches(3)", "matches(4)"} <= lines[0].keys()
+    assert lines[1]["learning_rate"] == pytest.approx(3e-5 * 1 / 1000)   # warming up from 0
+    prepared = json.loads((tmp_path / "a" / "prepared.json").read_text())
+    from ngramloss.data.tokens import Tokens
+
+    separators = (Tokens(Path(prepared["splits"]["train"]["tokens"]))[0]["input_ids"] == 2).sum()
+    assert separators >= 5   # one for each sentence, and the end
+    from transformers import GenerationConfig
+
+    written = GenerationConfig.from_pretrained(tmp_path / "a" / "model")
+    beams = {"xsum": (6, 1.0, 11, 62), "cnndm": (4, 2.0, 56, 142)}[name]
+    assert (written.num_beams, written.length_penalty, written.min_length, written.max_length) == beams
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp"])
+def test_two_processes_of_torchrun_train_one_run(place, tmp_path, fsdp):
+    """mBART names its attentions as units too, so that sharding meets units within units."""
+    still = ["--set", "model.dropout=0", "--set", "train.max_steps=6", "--set", "model.architecture=mbart"]
+    two = [*command(place, tmp_path / "two", *still), *(["--set", "train.fsdp=true"] if fsdp else [])]
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
+    refuse = (   # only the first process may read the data
+        "import os, sys\nfrom ngramloss import cli\nfrom ngramloss.training import runner\n"
+        "if os.environ['RANK'] == '1':\n    runner.load = None\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    (tmp_path / "worker.py").write_text(refuse)
+    done = subprocess.run(
+        [sys.executable, *launcher, str(tmp_path / "worker.py"), *two], capture_output=True, text=True, check=False,
+        env=environment(), timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("finished at step 6") == 1
+    code, _, err = finished(command(place, tmp_path / "one", *still))
+    assert code == 0, err[-2000:]
+    ours, theirs = weights(tmp_path / "two"), weights(tmp_path / "one")
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0)
+    again = subprocess.run(
+        [sys.executable, *launcher, str(tmp_path / "worker.py"), *two], capture_output=True, text=True, check=False,
+        env=environment(), timeout=300,
+    )
+    assert again.returncode == 0
+    assert "is finished" in again.stderr
+
+
+def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):
+    from types import SimpleNamespace
+
+    from ngramloss.training import runner
+
+    with pytest.raises(ValueError, match=r"train\.batch_size is over all processes together: 5 cannot be shared by 2"):
+        runner._each("train.batch_size", 5, 2)
+    with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all see"):
+        runner._present(tmp_path / "elsewhere")
+    settings = recipe.load(str(place / "tiny.toml"))
+    model = SimpleNamespace(config=SimpleNamespace(), get_input_embeddings=lambda: SimpleNamespace(num_embeddings=3))
+    for tokenizer, sentence in ((Pieces("abcd", 1), "4 tokens and the model 3 embeddings"), (Pieces("ab", None), "no padding token")):
+        with pytest.raises(ValueError, match=sentence):
+            runner._raise_unless_it_fits(model, tokenizer, settings)
+
+
+class Pieces(str):
+    def __new__(cls, pieces, pad):
+        made = super().__new__(cls, pieces)
+        made.pad_token_id = pad
+        return made
+
+
+def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, tmp_path):
+    """61 rows: in the epoch that is continued the last round has repeated rows, which must count for nothing."""
+    (tmp_path / "data").mkdir()
+    write_split(tmp_path / "data" / "train.jsonl", "train", 61)
+    (tmp_path / "worker.py").write_text(SABOTAGE)
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
+
+    def run(folder, where):
+        changes = [f"data.name={tmp_path / 'data'}", "train.eval_every=0", "train.max_steps=10"]
+        arguments = command(place, folder, *(word for one in changes for word in ("--set", one)))
+        return subprocess.run(
+            [sys.executable, *launcher, str(tmp_path / "worker.py"), where, *arguments], capture_output=True, text=True,
+            check=False, env=environment(), timeout=300,
+        )
+
+    assert run(tmp_path / "killed", "saving:6").returncode != 0
+    assert not (tmp_path / "killed" / "model").exists()
+    again = run(tmp_path / "killed", "nowhere:0")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "from step 3" in again.stderr
+    assert run(tmp_path / "whole", "nowhere:0").returncode == 0
+    assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["model.name=nowhere/nothing"], "could not be loaded"),
+        (["data.name=nowhere.jsonl"], "nowhere.jsonl"),
+        (["data.separator=<gap>"], "does not know the separator '<gap>'"),
+        (["data.max_source=2000"], "has 1024 positions, fewer than the 2000 tokens asked for"),
+        (["train.fsdp=true"], "shards over processes: start it with torchrun"),
+        (["train.precision=fp16"], "fp16 needs a GPU"),
+        (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
+        (["train.best=rouge"], "train.best: must be one of loss, ce, matches(2), bag(2), got 'rouge'"),
+        (["objective=ce + matchs(2)"], "Did you mean 'matches'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_wrong_gets_a_sentence(place, tmp_path, capsys, changes, sentence):
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in changes for word in ("--set", one))) == 2
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert "Traceback" not in err

@@ -1,0 +1,217 @@
+"""Writing summaries, scoring them, and the floors they are shown beside."""
+
+import sys
+import types
+
+import pytest
+import tiny_tokenizers
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ngramloss import floors, recipe
+from ngramloss.data import newswire
+from ngramloss.data.tokens import Shape, separator_id, sources
+from ngramloss.generation import search
+from ngramloss.metrics.rouge import rouge as rouge_of_many
+from ngramloss.recipe import Generation, Model
+from ngramloss.training import models
+
+DOCUMENTS = ["The cat sat on the mat. It slept.", "Dogs ran.", "Nobody came to the café. Rain is expected in the north. Wind.", "A dog!", "Mats. Mats. Mats.", "Dr. Who left."]
+
+
+def rouge(references, predictions, **options):
+    """Scores of documents with one reference each."""
+    return rouge_of_many([[reference] for reference in references], predictions, **options).values
+
+
+class Echo(torch.nn.Module):
+    """A model that writes what it reads, to whom only what is attended to counts."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def generate(self, input_ids, attention_mask):
+        assert not self.training
+        assert torch.is_inference_mode_enabled()
+        assert attention_mask.shape == input_ids.shape
+        assert attention_mask[:, 0].all(), "padding stands after the text"
+        self.seen.append([int(length) for length in attention_mask.sum(1)])
+        return input_ids.where(attention_mask.bool(), 1)
+
+
+def ids(texts=DOCUMENTS, **shape):
+    tokenizer = tiny_tokenizers.ours()
+    return sources(texts, tokenizer, Shape(**shape), separator_id(tokenizer, shape.get("separator", "auto")))
+
+
+# Writing
+
+
+@given(st.lists(st.text("abc de", min_size=1).map(str.strip), max_size=9), st.integers(1, 10))
+def test_summaries_come_in_the_order_of_the_sources_whatever_the_batch(texts, batch_size):
+    written = search.summaries(Echo(), tiny_tokenizers.ours(), ids(texts, separator="none"), batch_size=batch_size)
+    assert [one.text for one in written] == texts
+
+
+def test_sources_of_like_length_go_together_and_are_counted():
+    model, counted = Echo(), []
+    search.summaries(model, tiny_tokenizers.ours(), [[0] * length for length in (9, 2, 7, 3, 8)], batch_size=2, progress=counted.append)
+    assert model.seen == [[2, 3], [7, 8], [9]]
+    assert counted == [2, 2, 1]
+
+
+def test_padding_stands_after_the_text_even_for_a_tokenizer_that_pads_before_it():
+    tokenizer = tiny_tokenizers.bart_like()
+    tokenizer.padding_side = "left"
+    assert search.summaries(Echo(), tokenizer, [[5, 6, 7], [5]]) == [(tokenizer.decode([5, 6, 7]), 3), (tokenizer.decode([5]), 1)]
+
+
+def real_model(architecture="bart"):
+    torch.manual_seed(0)
+    settings = Model(name="scratch", architecture=architecture, width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, dropout=0.5, init_std=0.5)
+    model = models.from_scratch(settings, tiny_tokenizers.ours())
+    models.prepare_generation(model, Generation(num_beams=2, min_length=4, max_length=12))
+    return model
+
+
+@pytest.mark.parametrize("architecture", ["bart", "t5"])
+def test_a_model_writes_the_same_whatever_the_batch_and_without_dropout(architecture):
+    model = real_model(architecture).train()
+    alone = [text for row in ids() for text in search.summaries(model, tiny_tokenizers.ours(), [row])]
+    assert len(set(alone)) > 1
+    for batch_size in (2, 5):
+        assert search.summaries(model, tiny_tokenizers.ours(), ids(), batch_size=batch_size) == alone
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run, as training leaves it."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    real_model().save_pretrained(folder / "model")
+    tiny_tokenizers.ours().save_pretrained(folder / "model")
+    settings = recipe.load("demo", ["data.separator=<s>", "data.splitter=period", "data.prefix=summarize: ", "data.max_source=20"])
+    (folder / "recipe.toml").write_text(recipe.dump(settings))
+    return folder
+
+
+def test_a_run_writes_for_texts_prepared_as_its_training_data_were(finished, monkeypatch):
+    asked = {}
+
+    def remember(model, tokenizer, sources, **options):
+        asked.update(sources=sources, **options)
+        return [search.Written("written", 7)]
+
+    monkeypatch.setattr(search, "summaries", remember)
+    assert search.of_run(finished, DOCUMENTS, batch_size=3) == ["written"]
+    prepared = ids(separator="<s>", splitter="period", prefix="summarize: ", max_source=20)
+    assert asked["sources"] == prepared
+    assert max(map(len, prepared)) == 20
+    assert asked["batch_size"] == 3
+
+
+def test_a_run_writes_by_its_models_own_settings(finished):
+    counted = []
+    written = search.of_run(finished, DOCUMENTS, device="cpu", progress=counted.append)
+    prepared = ids(separator="<s>", splitter="period", prefix="summarize: ", max_source=20)
+    assert written == [one.text for one in search.summaries(real_model(), tiny_tokenizers.ours(), prepared)]
+    assert counted == [6]
+
+
+def test_a_run_that_is_not_finished_says_how_to_finish_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*model\. Make it with: ngramloss train RECIPE --run .*mine"):
+        search.of_run(tmp_path / "mine", ["a"])
+
+
+# Floors
+
+
+def test_a_system_stands_beside_two_floors():
+    items = newswire.items("test", 20)
+    rows = floors.rows(items, [item.summary for item in items], "ce + bag(2)")
+    assert [row.system for row in rows] == ["lead-2", "right template, random facts", "ce + bag(2)"]
+    lead, template, perfect = rows
+    assert perfect[1:] == (100, 100, 100, 100, 100)
+    assert 0 < lead.rouge1 < 100
+    assert template.rouge1 > lead.rouge1
+    assert template.names < 20
+    assert lead.rouge1 == pytest.approx(sum(rouge([item.summary for item in items], [newswire.lead(item.document, 2) for item in items])["rouge1"]) / 20)
+    assert template.rouge2 == pytest.approx(sum(rouge([item.summary for item in items], [item.decoy for item in items])["rouge2"]) / 20)
+    assert lead.rougeL == pytest.approx(sum(rouge([item.summary for item in items], [newswire.lead(item.document, 2) for item in items])["rougeL"]) / 20)
+    assert lead.rougeL < lead.rouge1
+    assert lead.names == newswire.right(items, [newswire.lead(item.document, 2) for item in items])["names"]
+    assert template.figures == newswire.right(items, [item.decoy for item in items])["figures"]
+
+
+def test_rouge_l_is_of_the_whole_summary_and_not_line_by_line():
+    (item,) = newswire.items("test", 1)
+    words = item.summary.split()
+    swapped = " ".join(words[len(words) // 2 :]) + "\n" + " ".join(words[: len(words) // 2])
+    scores = rouge([item.summary], [swapped])
+    assert scores["rougeL"][0] < scores["rougeLsum"][0]
+    assert floors.rows([item], [swapped], "mine")[-1].rougeL == scores["rougeL"][0]
+
+
+def test_the_table_has_a_line_for_every_row():
+    lines = floors.table([floors.Row("lead-2", 1.04, 2, 3, 4, 5), floors.Row("mine", 99.96, 0, 0, 0, 0)])
+    assert lines[0].split("  ")[-1].strip() == "figures right"
+    assert lines[1].split() == ["lead-2", "1.0", "2.0", "3.0", "4.0", "5.0"]
+    assert lines[2].split() == ["mine", "100.0", "0.0", "0.0", "0.0", "0.0"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_a_run_is_looked_at_on_test_items(finished):
+    counted = []
+    items, predictions = floors.looked_at(finished, count=3, progress=counted.append)
+    assert items == newswire.items("test", 3)
+    assert predictions == search.of_run(finished, [item.document for item in items])
+    assert sum(counted) == 3
+
+
+# ROUGE
+
+
+@pytest.mark.parametrize(
+    ("reference", "prediction", "scores"),
+    [
+        ("the cat sat on the mat", "the cat sat on the mat", (1, 1, 1, 1)),
+        ("a b c d", "e f g", (0, 0, 0, 0)),
+        ("a b c d", "a c", (2 * 2 / 6, 0, 2 * 2 / 6, 2 * 2 / 6)),                # 2 of 4 and 2 of 2
+        ("a b c d", "d c b a", (1, 0, 1 / 4, 1 / 4)),
+        ("a a b", "a b b", (2 / 3, 1 / 2, 2 / 3, 2 / 3)),                        # counts are clipped
+        ("The CATS, running!", "the cat runs", (1, 1, 1, 1)),                    # case, punctuation, stems
+        ("a b\nc d", "c d\na b", (1, 2 / 3, 1 / 2, 1)),                          # Lsum takes lines by themselves
+        ("", "a", (0, 0, 0, 0)),
+        ("a", "", (0, 0, 0, 0)),
+        ("", "", (0, 0, 0, 0)),
+    ],
+)
+def test_rouge_is_what_one_counts_by_hand(reference, prediction, scores):
+    found = rouge([reference], [prediction])
+    assert list(found) == ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    assert [values[0] for values in found.values()] == pytest.approx([100 * score for score in scores])
+
+
+def test_rouge_without_stems():
+    assert rouge(["cats"], ["cat"])["rouge1"] == [100]
+    assert rouge(["cats"], ["cat"], stemmer=False)["rouge1"] == [0]
+
+
+def test_rouge_scores_each_document_by_itself():
+    found = rouge(["a b", "a b", "a b"], ["a b", "x", "a"])
+    assert found["rouge1"] == pytest.approx([100, 0, 200 / 3])
+    assert rouge([], []) == {name: [] for name in found}
+
+
+def test_rouge_needs_a_prediction_for_each_reference():
+    with pytest.raises(ValueError, match=r"one for each document: got 2 references, 1 predictions"):
+        rouge(["a", "b"], ["a"])
+
+
+def test_rouge_says_which_package_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score_rs", types.ModuleType("rouge_score_rs"))
+    with pytest.raises(ValueError, match=r"ROUGE needs the package rouge-score-rs: pip install 'ngramloss\[\w+\]'\."):
+        rouge(["a"], ["a"])
