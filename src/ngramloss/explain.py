@@ -146,7 +146,7 @@ def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _B
 
 def _matches(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
-        most = 3 if term.variant == "released" and n >= 3 else None
+        most = matches.most_counted(n) if term.variant == "released" else None
         earned = matches.matched(sentence.stats, sentence.labels, n=n, most=most)
         yield _earning(sentence, n, earned, "in reference")
 

@@ -154,7 +154,7 @@ class JointLoss(torch.nn.Module):
             "token": _divisor(num_tokens, real, stats.lse.dtype),
             "sequence": _divisor(num_sequences, sequence, stats.lse.dtype),
         }
-        each = torch.stack([replay.fastest(part.function, stats)(stats, labels) for part in self.parts])   # [parts, B]
+        each = torch.stack([replay.fastest(part, stats)(stats, labels) for part in self.parts])   # [parts, B]
         divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
         # Zero, but an objective that looks at matched windows alone would hide a NaN elsewhere, and a gradient scaler
         # must see it.

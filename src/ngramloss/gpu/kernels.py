@@ -7,7 +7,6 @@ pairwise, so this is for T of at most :data:`LONGEST` and n of at most :data:`MO
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ngramloss.objectives.matches import matches, matches_released
-from ngramloss.objectives.precision import precision, precision_released
-from ngramloss.objectives.rewards import rewards
+from ngramloss.objectives.matches import most_counted
 from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 LONGEST = 512
@@ -27,32 +24,33 @@ MOST_N = 16
 IGNORE = tl.constexpr(IGNORE_INDEX)
 
 
-class Kind(NamedTuple):
-    """Which of the formulas."""
+class Kernel(NamedTuple):
+    """One of the formulas."""
 
     placed: bool = False
     precise: bool = False
     released: bool = False
 
+    def serves(self, stats: TokenStats, *, n: int) -> bool:
+        """Whether the kernel is made for rows and windows of this length."""
+        return stats.lse.shape[1] <= LONGEST and n <= MOST_N
 
-KINDS: dict[Callable[..., Tensor], Kind] = {
-    matches: Kind(),
-    matches_released: Kind(released=True),
-    rewards: Kind(placed=True),
-    precision: Kind(precise=True),
-    precision_released: Kind(precise=True, released=True),
-}
+    def __call__(self, stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
+        """The value of the formula, [B], with its gradient."""
+        value: Tensor = _Windows.apply(stats.best_logp, stats.best_token, labels, n, self)
+        return value
 
 
-def windows(stats: TokenStats, labels: Tensor, *, n: int, kind: Kind) -> Tensor:
-    """The value of one formula, [B], with its gradient."""
-    value: Tensor = _Windows.apply(stats.best_logp, stats.best_token, labels, n, kind)
-    return value
+matches = Kernel()
+matches_released = Kernel(released=True)
+rewards = Kernel(placed=True)
+precision = Kernel(precise=True)
+precision_released = Kernel(precise=True, released=True)
 
 
 class _Windows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kind: Kind) -> Tensor:
+    def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kind: Kernel) -> Tensor:
         B, T = labels.shape
         value = best_logp.new_empty(B)                                   # [B]
         slope, earned = torch.empty_like(best_logp), torch.empty_like(best_logp)   # [B, T] each
@@ -63,7 +61,7 @@ class _Windows(torch.autograd.Function):
             _windows[(B,)](
                 best_logp.contiguous(), best_token.contiguous(), labels.contiguous(), value, slope, earned, T,
                 N=n, PLACED=kind.placed, PRECISE=kind.precise, RELEASED=kind.released,
-                MOST=3 if kind.released and n >= 3 else 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
+                MOST=(kind.released and most_counted(n)) or 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
                 num_warps=8,
             )  # fmt: skip
         ctx.save_for_backward(slope)

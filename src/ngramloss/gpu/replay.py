@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from ngramloss.stats import TokenStats, triton_is_installed
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
+    from ngramloss.objectives.term import Part
 
 MOST_GRAPHS = 32
 """Shapes that are captured for one loss; others run as they are. Capturing one waits for the device, once."""
@@ -46,18 +48,19 @@ def _on_current_gpu(stats: TokenStats) -> bool:
     return device.type == "cuda" and not torch.compiler.is_compiling() and device.index == torch.cuda.current_device()
 
 
-def fastest(formula: Callable[..., Tensor], stats: TokenStats) -> Callable[..., Tensor]:
-    """The formula, or the kernel that computes the same where there is one and it may run."""
-    if not (_on_current_gpu(stats) and stats.lse.dtype == torch.float32 and isinstance(formula, partial)):
-        return formula
-    if not triton_is_installed():
-        return formula
-    from ngramloss.gpu import kernels
+def fastest(part: Part, stats: TokenStats) -> Callable[..., Tensor]:
+    """The part's formula, or the kernel that computes the same, where its objective names one and it may run."""
+    if not (part.kernel and _on_current_gpu(stats) and stats.lse.dtype == torch.float32 and triton_is_installed()):
+        return part.function
+    kernel, n = _kernel(part.kernel), part.function.keywords["n"]  # type: ignore[attr-defined]
+    return partial(kernel, n=n) if kernel.serves(stats, n=n) else part.function
 
-    kind = kernels.KINDS.get(formula.func)
-    if kind is None or stats.lse.shape[1] > kernels.LONGEST or formula.keywords["n"] > kernels.MOST_N:
-        return formula
-    return partial(kernels.windows, kind=kind, **formula.keywords)
+
+@cache
+def _kernel(path: str) -> Any:
+    """The kernel at ``module:name``, imported when it is first used: it needs Triton."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def replayed(
@@ -99,7 +102,7 @@ class _Program:
 
     def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         shapes = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
-        key = shapes, tuple(part.weight for part in loss_fn.parts), torch.cuda.current_stream().cuda_stream
+        key = shapes, tuple(part.weight for part in loss_fn.parts), _stream()
         with _alone:   # the graphs share their memory, and each its inputs, with those of other threads
             return self._results(key, loss_fn, inputs, names)
 
@@ -151,9 +154,13 @@ _pools: dict[tuple[int, int], Any] = {}
 _alone = threading.RLock()
 
 
+def _stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream) if torch.cuda.is_initialized() else 0
+
+
 def _pool() -> Any:
     """Memory that all graphs of a stream share: they run one after the other, and their results are copied out."""
-    here = torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
+    here = torch.cuda.current_device(), _stream()
     if here not in _pools:
         _pools[here] = torch.cuda.graph_pool_handle()
     return _pools[here]

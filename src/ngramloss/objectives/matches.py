@@ -55,7 +55,12 @@ def matches_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
     So does the authors' published code; neither the paper's text nor its algorithms do.
     """
-    return 1 - matched(stats, labels, n=n, most=3 if n >= 3 else None).amount.sum(-1)   # [B]
+    return 1 - matched(stats, labels, n=n, most=most_counted(n)).amount.sum(-1)   # [B]
+
+
+def most_counted(n: int) -> int | None:
+    """How many windows of one n-gram the published code counts: the first three for n of 3 or more; None for all."""
+    return 3 if n >= 3 else None
 
 
 def matched(stats: TokenStats, labels: Tensor, *, n: int, most: int | None = None) -> Earned:

@@ -39,6 +39,9 @@ class Objective:
     """The optional statistics it reads."""
     per: Literal["sequence", "token"] = "sequence"
     """What the joint loss divides the sum over the batch by."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Variant, or "" for the formula itself → ``module:name`` of a kernel that computes the same on a GPU. A kernel
+    is called as the function is, and says by ``serves(stats, n=n)`` whether it can be."""
 
 
 MOST_N = 1024
@@ -46,11 +49,19 @@ MOST_N = 1024
 
 ONE_TOKEN = "a reward for single tokens repeats what cross-entropy does. Use matches(1), or raise n."
 
+_KERNELS = "ngramloss.gpu.kernels"
+
 OBJECTIVES: dict[str, Objective] = {
     "ce": Objective(ce, least_n=None, options={"smoothing": "mean_logp"}, per="token"),
-    "matches": Objective(matches, {"released": matches_released}),
-    "rewards": Objective(rewards, least_n=2, why_least=ONE_TOKEN),
-    "precision": Objective(precision, {"released": precision_released}),
+    "matches": Objective(
+        matches, {"released": matches_released},
+        kernels={"": f"{_KERNELS}:matches", "released": f"{_KERNELS}:matches_released"},
+    ),
+    "rewards": Objective(rewards, least_n=2, why_least=ONE_TOKEN, kernels={"": f"{_KERNELS}:rewards"}),
+    "precision": Objective(
+        precision, {"released": precision_released},
+        kernels={"": f"{_KERNELS}:precision", "released": f"{_KERNELS}:precision_released"},
+    ),
     "bag": Objective(bag, {"released": bag_released, "original": bag_original}, needs=("cross_logp",)),
     "bleu": Objective(bleu, joint=True, needs=("cross_logp",)),
     "lcs": Objective(lcs, least_n=None, needs=("cross_logp",)),

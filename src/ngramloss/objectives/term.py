@@ -25,6 +25,8 @@ class Part:
     """``(stats, labels) → [B]``."""
     weight: float
     per: Literal["sequence", "token"]
+    kernel: str = ""
+    """``module:name`` of a kernel that computes the same on a GPU, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Term:
             return [Part(self._unweighted(()), function, self.weight, spec.per)]
         if spec.joint:
             return [Part(self._unweighted(self.n), partial(function, n=self.n), self.weight, spec.per)]
-        return [Part(self._unweighted((n,)), partial(function, n=n), self.weight, spec.per) for n in self.n]
+        kernel = spec.kernels.get(self.variant or "", "")
+        return [Part(self._unweighted((n,)), partial(function, n=n), self.weight, spec.per, kernel) for n in self.n]
 
     def _unweighted(self, n: tuple[int, ...]) -> str:
         inside = [str(length) for length in n] + [f"{name}={_number(value)}" for name, value in self.options.items()]
