@@ -37,7 +37,7 @@ def system(name, label, rouge1, rougeL, wmd, words, **more):
     scores = {"rouge1": rouge1, "rougeL": rougeL, "rougeLsum": rougeL, "wmd": wmd, "words": words}
     intervals = {figure: [value - 0.5, value + 0.5] for figure, value in scores.items()}
     return {"name": name, "label": label, "scores": scores, "intervals": intervals, "docs_per_second": None,
-            "floor": False, "audit": [], "settings": {}, **more}
+            "baseline": False, "audit": [], "settings": {}, **more}
 
 
 def against(difference, bootstrap, randomisation):
@@ -59,10 +59,10 @@ def log(seed, steps=60):
 
 
 def sample(count=60):
-    """Three systems and a floor, all parts of the page filled."""
+    """Three systems and a baseline, all parts of the page filled."""
     rng = random.Random(0)
     systems = [
-        system("lead", "lead-3", 16.3, 11.95, 6.16, 60.0, floor=True),
+        system("lead", "lead-3", 16.3, 11.95, 6.16, 60.0, baseline=True),
         system("base", "ce", 41.57, 33.68, 4.52, 18.6, docs_per_second=29.0,
                settings={"recipe": {"train": {"seed": 1, "rate": 3e-5}}, "generation": {"beams": 6}}),
         system("m2", "ce + matches(2)", 41.87, 34.13, 4.51, 18.2, docs_per_second=26.1, audit=["2 empty"],

@@ -278,7 +278,7 @@ def training(monkeypatch):
 def test_a_runs_folder_is_named_after_the_recipe_unless_told_otherwise(training, capsys):
     assert main(["train", "xsum", "--set", "objective=ce"]) == 0
     assert (training["folder"], training["fresh"], training["settings"].objective) == (Path("runs/xsum-ce"), False, "ce")
-    assert capsys.readouterr() == ("", "a sentence\n")
+    assert capsys.readouterr() == ("", "a sentence\nnext: ngramloss generate runs/xsum-ce\n")
     assert main(["train", "xsum", "--run", "there", "--fresh"]) == 0
     assert (training["folder"], training["fresh"]) == (Path("there"), True)
 
@@ -314,22 +314,36 @@ def test_a_bug_of_ours_shows_its_traceback_and_is_not_blamed_on_the_user(trainin
                          "what `ngramloss doctor` prints.\n")
 
 
-def test_a_finished_demo_shows_its_scores_beside_the_floors(training, capsys, monkeypatch):
-    from ngramloss import floors
-
-    def looked_at(folder, *, progress, trust_remote_code):
-        progress(floors.ITEMS)
-        items = floors.newswire.items("test", 4)
-        return items, [item.summary for item in items]
-
-    monkeypatch.setattr(floors, "looked_at", looked_at)
-    assert main(["train", "demo"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "200 test items of newswire; on text made of templates read ROUGE against the floors:"
-    assert [line[:30].strip() for line in lines[1:]] == ["", "lead-2", "right template, random facts", "ce + matches(2,3,4)"]
+def test_a_finished_training_names_the_next_command(training, capsys, monkeypatch):
+    assert main(["train", "demo", "--run", "my runs/x"]) == 0
+    assert capsys.readouterr().err == "a sentence\nnext: ngramloss generate 'my runs/x'\n"
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "demo"]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == "a sentence\n"
+
+
+# list
+
+
+@pytest.mark.parametrize(("what", "line"), [
+    ("objectives", "matches(2)"), ("objectives", "bag(2):original"), ("metrics", "rouge"), ("recipes", "xsum"), ("baselines", "lead-N"), ("baselines", "random-facts"),
+])
+def test_list_has_a_line_for_each_name(what, line, capsys):
+    assert main(["list", what]) == 0
+    rows = dict(row.split("  ", 1) for row in capsys.readouterr().out.splitlines())
+    about = {name.strip(): text.strip() for name, text in rows.items()}[line]
+    assert len(about.split()) > 3
+
+
+def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
+    from ngramloss import OBJECTIVES, recipe
+    from ngramloss.generation.baselines import BASELINES
+    from ngramloss.scoring.results import METRICS
+
+    for what, names in {"objectives": OBJECTIVES, "metrics": METRICS, "recipes": recipe.builtin(), "baselines": BASELINES}.items():
+        assert main(["list", what]) == 0
+        listed = [row.split()[0].split("(")[0] for row in capsys.readouterr().out.splitlines()]
+        assert set(listed) == set(names)
 
 
 # data stats

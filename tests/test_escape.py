@@ -207,7 +207,7 @@ def test_a_bug_that_quotes_hostile_text_is_shown_as_text(monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError(HOSTILE)
 
-    monkeypatch.setattr(cli, "_doctor", broken)
+    monkeypatch.setattr("ngramloss.cli.doctor.run", broken)
     assert cli.main(["doctor"]) == 1
     assert r"RuntimeError: a\x1b[2J" in printed(capsys)[1]
 
@@ -226,7 +226,7 @@ def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
             if isinstance(function, ast.FunctionDef):
                 calls += [f"{path.name}:{function.name}" for node in ast.walk(function)
                           if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
-    assert sorted(calls) == ["cli.py:_print", "cli.py:_show_progress", "cli.py:_tell"]
+    assert sorted(calls) == ["output.py:print_result", "output.py:show_progress", "output.py:tell"]
 
 
 # Files

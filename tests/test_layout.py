@@ -13,7 +13,7 @@ ROOT = Path(ngramloss.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
     "version", "errors", "escape", "files", "run_folder", "stats", "objectives", "gpu", "diagnostics", "loss", "hf", "explain",
-    "recipe", "data", "metrics", "training", "generation", "scoring", "floors", "paper", "report", "bench", "doctor", "reproduce",
+    "recipe", "data", "metrics", "training", "generation", "scoring", "paper", "report", "bench", "doctor", "reproduce",
     "cli", "__init__", "__main__",
 ]
 """The rooms: whoever stands before knows nothing of those behind."""

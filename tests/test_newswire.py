@@ -143,7 +143,7 @@ def test_documents_hold_names_and_figures_beside_the_point(many):
     assert mean(beside) > 1
 
 
-# Two floors
+# Two baselines
 
 
 def test_the_first_sentences_seldom_hold_what_the_summary_needs():

@@ -43,14 +43,14 @@ def test_a_mark_stands_only_where_both_tests_agree(bootstrap, randomisation, mar
     assert tables.mark(against(0.3, bootstrap, randomisation)) == mark
 
 
-def test_floors_stand_apart_and_are_never_the_best():
+def test_baselines_stand_apart_and_are_never_the_best():
     data = sample(0)
     data["systems"][0]["scores"]["rouge1"] = 99.0
     table = results(data)
-    assert [row.name for row in table.floors] == ["lead"]
+    assert [row.name for row in table.baselines] == ["lead"]
     assert [row.name for row in table.systems] == ["base", "m2", "r2"]
     assert [row.cells[0].best for row in table.systems] == [False, True, False]
-    assert not table.floors[0].cells[0].best
+    assert not table.baselines[0].cells[0].best
 
 
 def test_the_best_distance_is_the_lowest_and_no_length_is_best():
@@ -100,7 +100,7 @@ def test_markdown_is_one_table():
 
 def test_csv_reads_back_with_every_figure_in_full():
     rows = list(csv.DictReader(joined("csv").splitlines()))
-    assert [(row["name"], row["kind"]) for row in rows] == [("lead", "floor"), ("base", "system"), ("m2", "system"), ("r2", "system"), ("BART-base", "paper")]
+    assert [(row["name"], row["kind"]) for row in rows] == [("lead", "baseline"), ("base", "system"), ("m2", "system"), ("r2", "system"), ("BART-base", "paper")]
     assert (rows[2]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"]) == ("41.87", "0.50", "**")
     assert rows[3]["label"] == "ce + rewards(2) & 50%_x"
     assert rows[2]["docs_per_second"] == "26.1"
@@ -121,7 +121,7 @@ def joined(form):
 
 def test_settings_are_parted_into_shared_and_different():
     data = sample(0)
-    assert [name for name, _ in page.settings(data)["different"]] == ["recipe.train.seed"]   # a floor has none of them
+    assert [name for name, _ in page.settings(data)["different"]] == ["recipe.train.seed"]   # a baseline has none of them
     data["systems"] = data["systems"][1:3]
     assert page.settings(data) == {"shared": [("recipe.train.rate", ["3e-05"]), ("generation.beams", ["6"])], "different": [("recipe.train.seed", ["1", "2"])]}
 

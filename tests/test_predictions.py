@@ -14,6 +14,7 @@ from ngramloss.data.sentences import sentences
 from ngramloss.files import held
 from ngramloss.generation import predictions
 from ngramloss.generation import search as generate_room
+from ngramloss.generation.baselines import BASELINES
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -26,9 +27,7 @@ def run(tmp_path_factory):
         "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
         "generation.max_length=12", "model.feed_forward=16",
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_print_floors", lambda *_: None)
-        assert cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
+    assert cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
     return folder
 
 
@@ -65,14 +64,15 @@ def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
     assert predictions.job(str(run)).generation is None
 
 
-def test_who_writes_is_said_once(capsys):
-    assert generate("--data", "newswire") == 2
-    assert generate("lead-3", "--model", "lead-3", "--data", "newswire") == 2
-    assert capsys.readouterr().err.count("say once who writes") == 2
+def test_who_writes_must_be_said(capsys):
+    with pytest.raises(SystemExit) as stop:
+        generate("--data", "newswire")
+    assert stop.value.code == 2
+    assert "the following arguments are required: MODEL" in capsys.readouterr().err
 
 
 def test_lead_3_is_a_generator(tmp_path):
-    assert generate("--model", "lead-3", "--data", "newswire", "--limit", 4, "--out", tmp_path) == 0
+    assert generate("lead-3", "--data", "newswire", "--limit", 4, "--out", tmp_path) == 0
     for row, item in zip(rows(tmp_path / "predictions.jsonl"), newswire.items("test", 4), strict=True):
         assert row["prediction"] == "\n".join(sentences(item.document)[:3])
 
@@ -142,6 +142,14 @@ def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments,
     assert not (tmp_path / "x").exists()
 
 
+def listened(monkeypatch):
+    """Every example that lead-N is asked for, in order."""
+    asked, whole = [], BASELINES["lead-N"]
+    heard = whole._replace(write=lambda number, split, examples: asked.extend(examples) or whole.write(number, split, examples))
+    monkeypatch.setitem(BASELINES, "lead-N", heard)
+    return asked
+
+
 def test_a_continued_job_writes_only_what_is_missing_whatever_the_versions(tmp_path, monkeypatch):
     arguments = ["lead-3", "--data", "newswire", "--limit", 4, "--out", tmp_path]
     assert generate(*arguments) == 0
@@ -150,8 +158,7 @@ def test_a_continued_job_writes_only_what_is_missing_whatever_the_versions(tmp_p
     (tmp_path / "predictions.jsonl").unlink()
     about = json.loads((tmp_path / "generation.json").read_text())
     (tmp_path / "generation.json").write_text(json.dumps(about | {"versions": {"python": "3.9"}}))
-    asked, first = [], predictions._first_sentences
-    monkeypatch.setattr(predictions, "_first_sentences", lambda count, examples: asked.extend(examples) or first(count, examples))
+    asked = listened(monkeypatch)
     assert generate(*arguments) == 0
     assert [example.id for example in asked] == [newswire.items("test", 4)[3].id]
     assert (tmp_path / "predictions.jsonl").read_text() == whole
@@ -164,8 +171,7 @@ def test_who_copies_tells_no_tokens_and_letters_stay_readable(tmp_path):
 
 
 def test_the_longest_documents_come_first(tmp_path, monkeypatch):
-    asked, first = [], predictions._first_sentences
-    monkeypatch.setattr(predictions, "_first_sentences", lambda count, examples: asked.extend(examples) or first(count, examples))
+    asked = listened(monkeypatch)
     assert generate("lead-3", "--data", "newswire", "--limit", 6, "--out", tmp_path, "--batch-size", 2) == 0
     lengths = [len(example.source) for example in asked]
     assert lengths == sorted(lengths, reverse=True), "a lack of memory shows at once"
@@ -282,14 +288,14 @@ def test_models_that_were_not_trained_here_have_nothing_to_be_seen(run, tmp_path
     assert not (tmp_path / "seen.jsonl").exists()
 
 
-def test_the_floors_of_newswire_are_generators(tmp_path, capsys):
+def test_the_baselines_of_newswire_are_generators(tmp_path, capsys):
     assert generate("random-facts", "--data", "newswire", "--limit", 4, "--out", tmp_path / "facts") == 0
     assert generate("lead-2", "--data", "newswire", "--limit", 4, "--out", tmp_path / "lead") == 0
     items = newswire.items("test", 4)
     assert [row["prediction"] for row in rows(tmp_path / "facts" / "predictions.jsonl")] == [item.decoy for item in items]
     assert [row["prediction"] for row in rows(tmp_path / "lead" / "predictions.jsonl")] == ["\n".join(sentences(item.document)[:2]) for item in items]
     assert generate("random-facts", "--data", "xsum", "--out", tmp_path / "x") == 2
-    assert "knows the templates of newswire alone" in capsys.readouterr().err
+    assert "random-facts knows newswire alone, not xsum; use lead-3 for other data." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "several"), [

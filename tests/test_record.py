@@ -22,7 +22,7 @@ def test_the_record_is_whole_and_json(tmp_path):
     found = record(folder, title="T", deviations=["less"])
     json.dumps(found, allow_nan=False)
     system, = found["systems"]
-    assert (system["name"], system["label"], system["docs_per_second"], system["floor"]) == ("a", "ce + matches(2)", 8.0, False)
+    assert (system["name"], system["label"], system["docs_per_second"], system["baseline"]) == ("a", "ce + matches(2)", 8.0, False)
     assert system["settings"]["written by"].startswith("generation|model:")
     assert system["settings"]["recipe"]["train"]["seed"] == 1
     assert found["training"] == [{"system": "a", "label": "ce + matches(2)", "rows": [{"step": 1, "ce": 2.0, "docs_per_second": 8.0}]}]

@@ -61,7 +61,7 @@ def test_a_plan_for_the_papers_data_is_the_papers_recipe(tmp_path):
     assert [one.folder.name for one in plan.trainings[:3]] == ["ce-1", "ce-2", "bag2-1"]
     apart = recipe.differences(recipe.load("xsum"), plan.trainings[1].settings)
     assert apart == ["objective: 'ce + matches(2,3,4)' → 'ce'", "train.seed: 42 → 2"]
-    assert (plan.floors, plan.metrics) == (("lead-3",), ("rouge", "bleu", "chrf", "shape"))
+    assert (plan.baselines, plan.metrics) == (("lead-3",), ("rouge", "bleu", "chrf", "shape"))
     assert reproduce.deviations(plan) == []
     assert reproduce.planned("table3", tmp_path, data="cnndm").trainings[0].settings.data.name == "cnn_dailymail"
 
@@ -70,7 +70,7 @@ def test_a_small_plan_trains_its_own_model_first(tmp_path):
     plan = reproduce.planned("cases", tmp_path, data="newswire", objectives=["ce", "ce + matches(2)"], limit=7)
     assert plan.base.objective == "ce"
     assert {one.settings.model.name for one in plan.trainings} == {str(tmp_path / "base" / "model")}
-    assert plan.floors == ("lead-2", "random-facts")
+    assert plan.baselines == ("lead-2", "random-facts")
     assert plan.note.startswith("A small scale, not the paper's")
     assert "scored on the first 7 test documents" in reproduce.deviations(plan)
     assert reproduce.deviations(plan)[0] == "settings are told as the paper's for xsum → here"
@@ -139,7 +139,7 @@ def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, bas
     assert "was trained with other settings (train.max_steps: 3 → 2" in capsys.readouterr().err
 
 
-def test_a_folder_here_that_is_called_like_a_floor_is_no_model(tmp_path, base, monkeypatch):
+def test_a_folder_here_that_is_called_like_a_baseline_is_no_model(tmp_path, base, monkeypatch):
     (tmp_path / "lead-2").mkdir()
     monkeypatch.chdir(tmp_path)
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0

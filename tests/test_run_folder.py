@@ -28,9 +28,7 @@ CUT = "0123456789abcdef"
 
 def train(folder, *more):
     settings = [word for one in SETTINGS for word in ("--set", one)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_print_floors", lambda *_: None)
-        return cli.main(["train", "demo", "--run", str(folder), *settings, *more])
+    return cli.main(["train", "demo", "--run", str(folder), *settings, *more])
 
 
 def generate(*arguments):
@@ -218,7 +216,7 @@ def test_predictions_of_another_system_in_a_runs_folder_have_its_name(ours, caps
     assert score(ours) == 0
     assert label(capsys) == "lead-3"
     found = provenance.run(ours)
-    assert (found.seed, found.kind, found.recipe, found.floor, found.own) == (None, "", {}, True, False)
+    assert (found.seed, found.kind, found.recipe, found.is_baseline, found.own) == (None, "", {}, True, False)
 
 
 def test_the_page_shows_no_training_beside_predictions_of_another_system(ours):

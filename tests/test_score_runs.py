@@ -496,16 +496,16 @@ def test_a_folder_says_what_it_knows(tmp_path):
     folder = run(tmp_path / "x", objective="ce + rewards(2)", seed=7)
     (folder / "log.jsonl").write_text('{"step": 1, "docs_per_second": 10.0}\n{"step": 2, "docs_per_second": 30.0}\n{"step": 2, "eval_ce": 1}\n{"st')
     found = provenance.run(folder)
-    assert (found.label, found.seed, found.floor) == ("ce + rewards(2)", 7, False)
+    assert (found.label, found.seed, found.is_baseline) == ("ce + rewards(2)", 7, False)
     assert provenance.docs_per_second(folder) == 20.0
     assert len(provenance.log(folder)) == 3
     (tmp_path / "bare").mkdir()
     bare = provenance.run(tmp_path / "bare")
     assert (bare.label, bare.seed, bare.kind, provenance.written_by(bare), provenance.docs_per_second(tmp_path / "bare")) == ("bare", None, "", "", None)
     (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3"}')
-    assert provenance.run(tmp_path / "bare").floor
+    assert provenance.run(tmp_path / "bare").is_baseline
     (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3-large"}')
-    assert not provenance.run(tmp_path / "bare").floor
+    assert not provenance.run(tmp_path / "bare").is_baseline
     (tmp_path / "bare" / "generation.json").write_text("{")
     with pytest.raises(ValueError, match=r"generation\.json is not JSON"):
         provenance.run(tmp_path / "bare")

@@ -1,4 +1,4 @@
-"""Writing summaries, scoring them, and the floors they are shown beside."""
+"""Writing summaries and scoring them."""
 
 import sys
 import types
@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramloss import floors, recipe
-from ngramloss.data import newswire
+from ngramloss import recipe
 from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation import search
 from ngramloss.metrics.rouge import rouge as rouge_of_many
@@ -124,51 +123,6 @@ def test_a_run_writes_by_its_models_own_settings(finished):
 def test_a_run_that_is_not_finished_says_how_to_finish_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no .*model\. Make it with: ngramloss train RECIPE --run .*mine"):
         search.of_run(tmp_path / "mine", ["a"])
-
-
-# Floors
-
-
-def test_a_system_stands_beside_two_floors():
-    items = newswire.items("test", 20)
-    rows = floors.rows(items, [item.summary for item in items], "ce + bag(2)")
-    assert [row.system for row in rows] == ["lead-2", "right template, random facts", "ce + bag(2)"]
-    lead, template, perfect = rows
-    assert perfect[1:] == (100, 100, 100, 100, 100)
-    assert 0 < lead.rouge1 < 100
-    assert template.rouge1 > lead.rouge1
-    assert template.names < 20
-    assert lead.rouge1 == pytest.approx(sum(rouge([item.summary for item in items], [newswire.lead(item.document, 2) for item in items])["rouge1"]) / 20)
-    assert template.rouge2 == pytest.approx(sum(rouge([item.summary for item in items], [item.decoy for item in items])["rouge2"]) / 20)
-    assert lead.rougeL == pytest.approx(sum(rouge([item.summary for item in items], [newswire.lead(item.document, 2) for item in items])["rougeL"]) / 20)
-    assert lead.rougeL < lead.rouge1
-    assert lead.names == newswire.right(items, [newswire.lead(item.document, 2) for item in items])["names"]
-    assert template.figures == newswire.right(items, [item.decoy for item in items])["figures"]
-
-
-def test_rouge_l_is_of_the_whole_summary_and_not_line_by_line():
-    (item,) = newswire.items("test", 1)
-    words = item.summary.split()
-    swapped = " ".join(words[len(words) // 2 :]) + "\n" + " ".join(words[: len(words) // 2])
-    scores = rouge([item.summary], [swapped])
-    assert scores["rougeL"][0] < scores["rougeLsum"][0]
-    assert floors.rows([item], [swapped], "mine")[-1].rougeL == scores["rougeL"][0]
-
-
-def test_the_table_has_a_line_for_every_row():
-    lines = floors.table([floors.Row("lead-2", 1.04, 2, 3, 4, 5), floors.Row("mine", 99.96, 0, 0, 0, 0)])
-    assert lines[0].split("  ")[-1].strip() == "figures right"
-    assert lines[1].split() == ["lead-2", "1.0", "2.0", "3.0", "4.0", "5.0"]
-    assert lines[2].split() == ["mine", "100.0", "0.0", "0.0", "0.0", "0.0"]
-    assert len({len(line) for line in lines}) == 1
-
-
-def test_a_run_is_looked_at_on_test_items(finished):
-    counted = []
-    items, predictions = floors.looked_at(finished, count=3, progress=counted.append)
-    assert items == newswire.items("test", 3)
-    assert predictions == search.of_run(finished, [item.document for item in items])
-    assert sum(counted) == 3
 
 
 # ROUGE

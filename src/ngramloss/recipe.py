@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import json
 import math
 import re
@@ -191,6 +192,14 @@ def builtin() -> list[str]:
     """The recipes that come with the package."""
     names = (entry.name for entry in files("ngramloss").joinpath("recipes").iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def about(name: str) -> str:
+    """The first sentence of a built-in recipe's comment."""
+    lines = files("ngramloss").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    text = " ".join(line.removeprefix("#").strip() for line in comment)
+    return re.split(r"(?<=\.)\s", text)[0]
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Recipe:

@@ -35,8 +35,8 @@ FIGURES = ("rouge1", "rouge2", "rougeL", "rougeLsum", "names_right", "figures_ri
 
 SMALL_NOTE = (
     "A small scale, not the paper's: a small model, trained here with cross-entropy on text made of templates and then "
-    "fine-tuned with each objective for the same number of steps. Read scores against the two floors. Gains or losses "
-    "here say nothing about real news."
+    "fine-tuned with each objective for the same number of steps. Read scores against the two baselines. Gains "
+    "or losses here say nothing about real news."
 )
 
 
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
         folder: where everything is kept.
         base: settings of the model that is trained first; None where one is given.
         trainings: in the paper's order, cross-entropy first.
-        floors: systems without a model.
+        baselines: systems without a model.
         metrics: what is scored.
         limit: at most so many test documents.
     """
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     folder: Path
     base: recipe.Recipe | None
     trainings: list[Training]
-    floors: tuple[str, ...]
+    baselines: tuple[str, ...]
     metrics: tuple[str, ...]
     limit: int
 
@@ -120,9 +120,9 @@ def planned(
             for objective in objectives or paper.objectives(table)]
     trainings = [Training(row.objective, seed, recipe.changed(row, [f"train.seed={seed}"]), _folder(folder, row, seed))
                  for row in rows for seed in range(1, seeds + 1)]
-    floors = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
+    baselines = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
     own = ("rouge", "bleu", "chrf", "shape", *(("facts",) if name == SMALL else ()))
-    return Plan(table, name, folder, base, trainings, floors, tuple(dict.fromkeys([*own, *metrics])), limit)
+    return Plan(table, name, folder, base, trainings, baselines, tuple(dict.fromkeys([*own, *metrics])), limit)
 
 
 def chosen_data() -> str:
@@ -145,7 +145,7 @@ def reproduced(
         trust_remote_code: whether code that comes with the model may run.
     """
     _claim(plan)
-    steps = len(plan.trainings) + len(plan.floors) + 2 + (plan.base is not None)
+    steps = len(plan.trainings) + len(plan.baselines) + 2 + (plan.base is not None)
     at = 0
 
     def begin(what: str) -> None:
@@ -165,12 +165,12 @@ def reproduced(
             str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code
         )
         _written(work, training.folder, progress)
-    for floor in plan.floors:
-        begin(f"{floor}, which needs no training")
-        work = predictions.job(floor, data=plan.data, limit=plan.limit, batch_size=BATCH)
-        _written(work, plan.folder / floor, progress)
+    for baseline in plan.baselines:
+        begin(f"{baseline}, which needs no training")
+        work = predictions.job(baseline, data=plan.data, limit=plan.limit, batch_size=BATCH)
+        _written(work, plan.folder / baseline, progress)
     begin("scores, intervals and tests")
-    folders = [training.folder for training in plan.trainings] + [plan.folder / floor for floor in plan.floors]
+    folders = [training.folder for training in plan.trainings] + [plan.folder / baseline for baseline in plan.baselines]
     texts = systems.aligned(None, folders)
     result = results.scored(texts, plan.metrics, options=options)
     begin("the page")
@@ -206,7 +206,7 @@ def seen(result: results.Result, figure: str = "rouge2") -> str:
     each = []
     for place, one in enumerate(result.runs):
         found = result.figures[figure][place]
-        if one is not None and not one.floor and found.difference is not None:
+        if one is not None and not one.is_baseline and found.difference is not None:
             each.append(f"{one.label} {found.difference:+.2f}{tables.mark(found.p_holm)}")
     return (f"Seen here, {label} against {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
             "about variation between runs.")
@@ -237,7 +237,7 @@ def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int
 
 def cases(result: results.Result, texts: systems.Aligned, *, count: int = 3) -> str:
     """The cases where the systems differ most in ROUGE-2: reference and every system's text, for a terminal."""
-    trained = [place for place, one in enumerate(result.runs) if one is not None and not one.floor]
+    trained = [place for place, one in enumerate(result.runs) if one is not None and not one.is_baseline]
     scores = [result.documents[place]["rouge2"] for place in trained]
     apart = [max(each) - min(each) for each in zip(*scores, strict=True)]
     lines = []
@@ -265,7 +265,7 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
         lines = [(row.label, row.objective, row.scores[:3]) for row in theirs if row.objective]
     known = [objective for _, objective, _ in lines]
     nothing = (None, None, None)
-    return [*(("", floor, nothing) for floor in plan.floors), *(line for line in lines if line[1] in trained),
+    return [*(("", baseline, nothing) for baseline in plan.baselines), *(line for line in lines if line[1] in trained),
             *(("", objective, nothing) for objective in trained if objective not in known)]
 
 

@@ -6,22 +6,21 @@ import dataclasses
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data import Example, load, newswire
+from ngramloss.data import Example, load
 from ngramloss.data.origins import canonical
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import appended, fingerprint, whole_rows, write_whole
+from ngramloss.generation.baselines import baseline_writer
 from ngramloss.generation.search import Written, loaded, model_of_run, summaries
 from ngramloss.recipe import Data, Generation, Model, Recipe
 from ngramloss.run_folder import RunFolder, weight_files
@@ -52,7 +51,7 @@ class Job(NamedTuple):
     """What is written by what.
 
     Attributes:
-        model: a run's folder, a model's folder or hub id, ``lead-3``, or ``random-facts``.
+        model: a run's folder, a model's folder or hub id, or a baseline such as ``lead-3``.
         loading: how a model is loaded.
         data: which data, and how they become tokens.
         split: of the data.
@@ -81,8 +80,6 @@ def job(
     """The job of a run with its own settings, or of another model with a preset's or its own."""
     if batch_size < 1:
         raise UserError(f"--batch-size must be 1 or more, got {batch_size}.")
-    if re.fullmatch("lead-0+", model):
-        raise UserError("lead-0 would write nothing; use lead-1, lead-2, lead-3, ….")
     run = RunFolder(Path(model))
     own: Recipe | None = None
     if run.recipe.is_file():
@@ -100,8 +97,7 @@ def job(
         base = dataclasses.replace(base, generation=recipe.load(preset).generation)
     settings = recipe.changed(base, overrides)
     chosen = settings.data if data is None else dataclasses.replace(settings.data, name=data)
-    if model == "random-facts" and chosen.name != "newswire":
-        raise UserError("random-facts knows the templates of newswire alone; use lead-3 for other data.")
+    baseline_writer(model, chosen.name, split)   # raises where the baseline does not know the data
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
     search = settings.generation if searched else None
@@ -210,11 +206,11 @@ def _done(run: RunFolder) -> dict[str, dict[str, Any]]:
 
 
 def _writer(work: Job) -> Writer:
-    lead = re.fullmatch(r"lead-(\d+)", work.model)
-    if lead:
-        return Writer(partial(_first_sentences, int(lead[1])), None, {"model": work.model, "sentences": "pysbd"})
-    if work.model == "random-facts":
-        return Writer(partial(_random_facts, work.split), None, {"model": work.model})
+    baseline = baseline_writer(work.model, work.data.name, work.split)
+    if baseline is not None:
+        splits = {"sentences": "pysbd"} if work.model.startswith("lead-") else {}
+        return Writer(lambda examples: [Written(text, 0) for text in baseline(examples)], None,
+                      {"model": work.model, **splits})
     model, tokenizer = loaded(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
     if work.generation is not None:
         from ngramloss.training.models import prepare_generation
@@ -260,16 +256,6 @@ def _device() -> str | None:
 
     rank = os.environ.get("LOCAL_RANK")
     return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
-
-
-def _first_sentences(count: int, examples: Sequence[Example]) -> list[Written]:
-    return [Written("\n".join(sentences(example.source)[:count]), 0) for example in examples]
-
-
-def _random_facts(split: str, examples: Sequence[Example]) -> list[Written]:
-    """The right template with the wrong facts: what a model earns that never looks at the document's facts."""
-    places = [int(example.id.rpartition("-")[2]) for example in examples]
-    return [Written(newswire.item(split, place, seed=0).decoy, 0) for place in places]
 
 
 def _row(key: str, written: Written) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def written(data: Mapping[str, Any], folder: Path, *, budget: int = BUDGET) -> P
     * ``title``, ``notes`` (plain sentences, the first stands out), ``version``, ``made``;
     * ``figures``: name → ``label``, ``lower_is_better``, ``metric``, ``help``, in the order of the columns;
     * ``systems``: each with ``name``, ``label``, ``scores`` and ``intervals`` by figure, ``against_first`` (figure →
-      ``difference``, ``interval``, ``p_bootstrap``, ``p_randomisation``, ``p_holm``), ``docs_per_second``, ``floor``,
-      ``audit``, ``settings``; the first is what others are compared with;
+      ``difference``, ``interval``, ``p_bootstrap``, ``p_randomisation``, ``p_holm``), ``docs_per_second``,
+      ``baseline``, ``audit``, ``settings``; the first is what others are compared with;
     * ``over_seeds``: each with ``label``, ``runs``, ``scores`` (figure → ``mean``, ``spread``, ``low``, ``high``),
       ``against_first`` (figure → ``difference``, ``low``, ``high``, ``p``, ``p_holm``);
     * ``signatures`` and ``absent`` by metric, ``deviations``;
@@ -182,8 +182,8 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
 
 
 def _pair(systems: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The two systems that are compared at first: those first given that are no floors."""
-    places = sorted(range(len(systems)), key=lambda place: bool(systems[place].get("floor")))
+    """The two systems that are compared at first: those first given that are no baselines."""
+    places = sorted(range(len(systems)), key=lambda place: bool(systems[place].get("baseline")))
     return [*places[:2], *places[:1], 0][:2]
 
 

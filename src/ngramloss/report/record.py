@@ -115,7 +115,7 @@ def _system(system: Mapping[str, Any], label: str, run: Run | None) -> dict[str,
         "intervals": {name: None if None in ends else ends for name, ends in system["intervals"].items()},
         "against_first": system.get("against_first", {}), "audit": system["audit"],
         "docs_per_second": provenance.docs_per_second(run.folder) if run and run.own else None,
-        "floor": run.floor if run else False,
+        "baseline": run.is_baseline if run else False,
         "settings": {name: value for name, value in settings.items() if value},
     }  # fmt: skip
 

@@ -49,7 +49,7 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """Floors stand above the rule, systems below it, the paper's rows last."""
 
-    floors: list[Row]
+    baselines: list[Row]
     systems: list[Row]
     paper: list[Row]
     has_speed: bool
@@ -65,14 +65,14 @@ def parted(figures: Figures) -> tuple[Figures, Figures]:
 def results(data: Mapping[str, Any], figures: Figures) -> Table:
     """The table of these figures."""
     everything = data.get("systems") or []
-    systems = [system for system in everything if not system.get("floor")]
+    systems = [system for system in everything if not system.get("baseline")]
     decimals = {name: places(name, figures[name], everything) for name in figures}
     base = _number(systems[0].get("docs_per_second")) if systems else None
-    floors = [_row(system, figures, decimals, base) for system in everything if system.get("floor")]
+    baselines = [_row(system, figures, decimals, base) for system in everything if system.get("baseline")]
     rows = _with_best([_row(system, figures, decimals, base) for system in systems], figures)
     printed = [_paper_row(row, figures, decimals) for row in (data.get("paper") or {}).get("rows") or []]
     paper = _with_best(printed, figures)
-    return Table(floors, rows, paper, any(row.speed.text for row in [*floors, *rows, *paper]))
+    return Table(baselines, rows, paper, any(row.speed.text for row in [*baselines, *rows, *paper]))
 
 
 def places(name: str, figure: Mapping[str, Any], systems: Sequence[Mapping[str, Any]]) -> int:
@@ -275,7 +275,7 @@ def _latex(table: Table, figures: Figures) -> dict[str, Any]:
     rule = [r"\midrule"]
     return {
         "before": [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", *rule,
-                   *[line(row) for row in table.floors], *(rule if table.floors else [])],
+                   *[line(row) for row in table.baselines], *(rule if table.baselines else [])],
         "rows": [line(row) for row in table.systems],
         "after": [*(rule if table.paper else []), *[line(row) for row in table.paper],
                   r"\bottomrule", r"\end{tabular}"],
@@ -295,7 +295,7 @@ def _markdown(table: Table, figures: Figures) -> dict[str, Any]:
 
     return {
         "before": [f"| {' | '.join(map(in_markdown, heads))} |", "|" + "---|" + "---:|" * (len(heads) - 1),
-                   *[line(row) for row in table.floors]],
+                   *[line(row) for row in table.baselines]],
         "rows": [line(row) for row in table.systems],
         "after": [line(row, " (paper)") for row in table.paper],
     }  # fmt: skip
@@ -315,7 +315,7 @@ def _csv(table: Table, figures: Figures) -> dict[str, Any]:
     heads = [part for name in figures for part in (name, f"{name} ±", f"{name} mark")]
     return {
         "before": [line(["name", "label", "kind", *heads, *(["docs_per_second"] if table.has_speed else [])]),
-                   *[row("floor", one) for one in table.floors]],
+                   *[row("baseline", one) for one in table.baselines]],
         "rows": [row("system", one) for one in table.systems],
         "after": [row("paper", one) for one in table.paper],
     }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import tomllib
 from pathlib import Path
@@ -12,12 +11,9 @@ from typing import Any, NamedTuple
 from ngramloss import escape
 from ngramloss.errors import UserError
 from ngramloss.files import whole_rows
+from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
 from ngramloss.run_folder import RunFolder
-
-FLOORS = re.compile(r"lead-\d+|random-facts")
-"""Systems without a model, which any other must stand above."""
-
 
 SEARCH = (
     "num_beams", "length_penalty", "min_length", "max_length", "min_new_tokens", "max_new_tokens", "early_stopping",
@@ -50,9 +46,9 @@ class Run(NamedTuple):
     own: bool = True
 
     @property
-    def floor(self) -> bool:
+    def is_baseline(self) -> bool:
         """Whether a system without a model wrote this."""
-        return FLOORS.fullmatch(str(self.generation.get("model", ""))) is not None
+        return is_baseline(str(self.generation.get("model", "")))
 
     @property
     def search(self) -> dict[str, Any]:

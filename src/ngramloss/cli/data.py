@@ -1,0 +1,69 @@
+"""arguments of ``ngramloss data stats`` → statistics of a data set, printed."""
+
+from __future__ import annotations
+
+import argparse
+
+from ngramloss import escape
+from ngramloss.cli.options import Verbs, verb
+from ngramloss.cli.output import print_result, tell
+
+DATA = "Look at data sets."
+
+STATS = """\
+Count words, sentences and novel bigrams of a data set: the paper's Table 1.
+
+NAME is newswire, xsum, cnn_dailymail, a hub id, a file (.jsonl .csv .parquet, also .gz .xz) or a folder of splits."""
+
+STATS_EXAMPLES = """\
+examples:
+  ngramloss data stats newswire --split test
+  ngramloss data stats newswire --split test --rules released
+  ngramloss data stats xsum
+  ngramloss data stats my/folder --source article --target headline --on-bad-row skip --json
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    data = verbs.add_parser("data", help="look at data sets", description=DATA)
+    looks = data.add_subparsers(required=True, metavar="WHAT", title="what to look at")
+    stats = verb(looks, "stats", "words, sentences, novel bigrams", STATS, STATS_EXAMPLES)
+    stats.add_argument("name", metavar="NAME", help="of the data set")
+    stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="default: all there are")
+    stats.add_argument("--rules", choices=["standard", "released"], default="standard",
+                       help="how to count: ours, or as the paper's authors did (default: %(default)s)")
+    stats.add_argument("--source", metavar="COLUMN", help="of documents (default: found)")
+    stats.add_argument("--target", metavar="COLUMN", help="of summaries (default: found)")
+    stats.add_argument("--on-bad-row", choices=["error", "skip"], default="error", help="default: %(default)s")
+    stats.add_argument("--limit", type=int, default=0, metavar="N", help="at most N examples of a split")
+    stats.add_argument("--json", action="store_true", help="print JSON")
+    stats.set_defaults(run_verb=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say."""
+    import json
+
+    from tqdm import tqdm
+
+    from ngramloss.data import measurement
+
+    bars: dict[str, tqdm[object]] = {}
+
+    def show(split: str, done: int, total: int) -> None:
+        if split not in bars:
+            bars[split] = tqdm(total=total, desc=f"counting {escape.name(split)}", unit=" texts", leave=False)
+        bars[split].update(done - bars[split].n)
+
+    found = measurement(
+        options.name, splits=options.split, rules=options.rules, source=options.source, target=options.target,
+        on_bad_row=options.on_bad_row, limit=options.limit, progress=show,
+    )  # fmt: skip
+    for bar in bars.values():
+        bar.close()
+    for rows in found.skipped.values():
+        for bad in rows:
+            tell(f"skipped {bad}")
+    print_result(escape.in_json(json.dumps(found.record(), indent=1, ensure_ascii=False)) if options.json else found)
+    return 0

@@ -1,0 +1,74 @@
+"""arguments of ``ngramloss generate`` → a folder with predictions."""
+
+from __future__ import annotations
+
+import argparse
+
+from ngramloss.cli.options import Verbs, add_trust, verb
+from ngramloss.cli.output import print_result
+from ngramloss.errors import UserError
+
+GENERATE = """\
+Write a summary for every document of a split: predictions.jsonl, references.jsonl, and the settings in generation.json.
+
+MODEL is a run's folder, a model's folder or hub id, or a baseline such as lead-3 (the first three sentences; ngramloss
+list baselines names all). The same command continues a stopped job; no id is written twice. Under torchrun each process
+takes its share."""
+
+GENERATE_EXAMPLES = """\
+examples:
+  ngramloss generate runs/demo-matches234
+  ngramloss generate facebook/bart-large-cnn --data cnn_dailymail --preset cnndm --out bart-large
+  ngramloss generate lead-3 --data newswire --out lead
+  ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    generate = verb(verbs, "generate", "write summaries of a split", GENERATE, GENERATE_EXAMPLES)
+    generate.add_argument("model", metavar="MODEL", help="a run's folder, a model's folder or hub id, or a baseline")
+    generate.add_argument("--data", metavar="NAME", help="default: the run's own, or the preset's")
+    generate.add_argument("--split", default="test", metavar="SPLIT", help="default: %(default)s")
+    generate.add_argument("--preset", choices=["cnndm", "xsum"], help="the paper's settings for beam search")
+    generate.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of generation.* or data.*; repeatable"
+    )
+    generate.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
+    generate.add_argument("--limit", type=int, default=0, metavar="N", help="at most N documents")
+    generate.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: %(default)s")
+    generate.add_argument("--out", metavar="DIR", help="default: the run's folder")
+    add_trust(generate)
+    generate.set_defaults(run_verb=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say."""
+    from pathlib import Path
+
+    from tqdm import tqdm
+
+    from ngramloss.generation import predictions
+    from ngramloss.run_folder import RunFolder
+
+    model = options.model
+    overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
+    work = predictions.job(
+        model, data=options.data, split=options.split, preset=options.preset, overrides=overrides,
+        limit=options.limit, batch_size=options.batch_size, trust_remote_code=options.trust_remote_code,
+    )  # fmt: skip
+    if options.out is None and not RunFolder(Path(model)).recipe.exists():
+        raise UserError("say where to write with --out DIR; only a run's folder is its own place.")
+    bars: list[tqdm[object]] = []   # none until something is written, so that an error has a line of its own
+
+    def show(done: int, total: int) -> None:
+        bars.extend([] if bars else [tqdm(unit=" documents", desc="writing", total=total)])
+        bars[0].update(done)
+
+    try:
+        path = predictions.write_predictions(work, Path(options.out or model), progress=show)
+    finally:
+        for bar in bars:
+            bar.close()
+    print_result(path)
+    return 0

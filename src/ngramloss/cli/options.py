@@ -1,0 +1,127 @@
+"""options that several verbs share → their parsers, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from ngramloss.cli.output import show_progress, tell
+from ngramloss.errors import MissingFileError, UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ngramloss.scoring import results, systems
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Where a verb adds its parser."""
+
+
+def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> argparse.ArgumentParser:
+    """The parser of a verb: a line for the list of verbs, its text, and examples that can be pasted."""
+    return verbs.add_parser(
+        name, help=summary, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
+    """Options of the verbs that score."""
+    verb.add_argument(
+        "predictions", nargs="+", metavar="RUN_OR_FILE", help="one for each system; the first is compared with"
+    )
+    verb.add_argument("--references", metavar="FILE", help="what should have been written (default: the runs' own)")
+    verb.add_argument("--documents", metavar="FILE", help="what was summarised, for the metrics that read it")
+    verb.add_argument("--metrics", default=metrics, metavar="NAMES", help="with commas between (default: %(default)s)")
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="an option of a metric; repeatable"
+    )
+    verb.add_argument("--sentences", metavar="SPLITTER", help="the same as --set rouge.sentences=… (default: newline)")
+    verb.add_argument("--limits", metavar="MIN:MAX", help="flag texts outside; default: what a run states")
+    verb.add_argument("--tokenizer", metavar="NAME", help="count tokens for --limits with this (default: words)")
+    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap (default: %(default)s)")
+    verb.add_argument("--shuffles", type=int, default=10000, metavar="N", help="default: %(default)s")
+    verb.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
+
+
+def add_trust(verb: argparse.ArgumentParser) -> None:
+    """The option by which a person lets a model's own code run."""
+    verb.add_argument(
+        "--trust-remote-code", action="store_true",
+        help="run code that comes with the model, this time; no file can give this consent",
+    )
+
+
+def add_device(verb: argparse.ArgumentParser) -> None:
+    """The option that chooses CPU or GPU."""
+    verb.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+
+
+def scored(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
+    """What the options of score and report ask for, with a line that tells what is being done."""
+    from pathlib import Path
+
+    from ngramloss.scoring import audit, results, systems
+
+    chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
+    settings = metric_options(options.set, chosen)
+    if options.sentences:
+        settings.setdefault("rouge", {})["sentences"] = options.sentences
+    limits = audit.limits(options.limits) if options.limits else None
+    count = audit.counter(options.tokenizer) if options.tokenizer else None
+    references, documents = (Path(given) if given else None for given in (options.references, options.documents))
+    texts = systems.aligned(references, [Path(path) for path in options.predictions], documents)
+    for warning in texts.warnings:
+        tell(f"warning: {warning}")
+    show = sys.stderr.isatty()
+    result = results.scored(
+        texts, chosen, options=settings, samples=options.samples, shuffles=options.shuffles, seed=options.seed,
+        limits=limits, count=count,
+        progress=show_progress if show else None,
+    )  # fmt: skip
+    if show:
+        show_progress("")
+    for sentence in result.unkept:
+        tell(f"warning: {sentence}")
+    return result, texts
+
+
+def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
+    """Where a file is to be written; told before the work begins if it cannot, or would take the place of an input."""
+    from pathlib import Path
+
+    if not given:
+        return None
+    path = Path(given)
+    if path.is_dir():
+        raise UserError(f"{given} is a folder; name a file to write.")
+    if not path.parent.is_dir():
+        raise MissingFileError(f"there is no folder {path.parent} to write {path.name} into. Make it first.")
+    read = [Path(name) for name in inputs if name and Path(name).exists()]
+    if path.exists() and any(one.samefile(path) or one.samefile(path.parent) for one in read):   # or in a run's folder
+        raise UserError(f"{given} is read here, and would be written over. Choose another name.")
+    return path
+
+
+def metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:
+    """``--set METRIC.OPTION=VALUE`` as metric → option → value."""
+    from ngramloss.recipe import toml_value
+
+    options: dict[str, dict[str, object]] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        metric, dot, name = key.partition(".")
+        if not equals or not dot or metric not in chosen:
+            raise UserError(f"--set takes METRIC.OPTION=VALUE of a metric in --metrics, got {setting!r}.")
+        options.setdefault(metric, {})[name] = toml_value(text)
+    return options
+
+
+def chosen_device(options: argparse.Namespace) -> str:
+    """The device that was asked for, or the GPU where there is one."""
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no CUDA device here. Leave --device out, or use --device cpu.")
+    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")

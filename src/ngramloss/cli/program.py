@@ -1,0 +1,97 @@
+"""arguments → the verbs, and an exit code: 0 done, 1 failed, 2 misused."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ngramloss import escape
+from ngramloss.cli import bench, data, doctor, explain, generate, import_, list_, report, reproduce, score, train
+from ngramloss.cli.output import tell
+from ngramloss.errors import UserError
+from ngramloss.version import __version__, lacking
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):   # a terminal that has no ± shows ? and keeps the figures
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        _check_counts(options)
+        return int(options.run_verb(options))
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except UserError as mistake:
+        tell(f"error: {mistake}")
+        return 2
+    except KeyboardInterrupt:
+        tell("stopped.")
+        return 130
+    except Exception as error:
+        return _failed(error)
+
+
+LEAST = {"batch_size": 1, "seeds": 1, "samples": 1}
+"""The smallest value of whole numbers on the command line; 0 where nothing is said."""
+MOST = {"batch_size": 2**16, "batch": 2**16, "seeds": 1000, "samples": 10**6, "shuffles": 10**6, "source": 2**20,
+        "target": 2**20, "longest": 2**24}   # fmt: skip
+"""The largest, so that a slip of the finger does not fill the memory; 2³² − 1 where nothing is said."""
+
+
+def _check_counts(options: argparse.Namespace) -> None:
+    """Raise before any work begins: `reproduce --limit -1` would else train first."""
+    for name, value in vars(options).items():
+        if type(value) is not int:
+            continue
+        flag, least, most = f"--{name.replace('_', '-')}", LEAST.get(name, 0), MOST.get(name, 2**32 - 1)
+        if value < least:
+            raise UserError(f"{flag} must be {least} or more, got {value}.")
+        if value > most:
+            raise UserError(f"{flag} must be at most {most:,}, got {value:,}.")
+
+
+def _failed(error: Exception) -> int:
+    """Say what failed: a package or the system in a sentence, anything else as the bug of ours that it is."""
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
+        tell(f"error: {lacking(error)}")
+    elif isinstance(error, OSError):   # a full disk, a folder that cannot be written
+        tell(f"error: {_refusal(error)}")
+    else:
+        tell("".join(traceback.format_exception(error)).rstrip("\n"))
+        tell("error: this is a bug in ngramloss, not a mistake of yours. Please report it with the lines above and "
+             "what `ngramloss doctor` prints.")
+    return 1
+
+
+def _refusal(refused: OSError) -> str:
+    """What the operating system refused, as a sentence."""
+    if refused.strerror is None:
+        return str(refused)
+    return f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(escape.for_terminal(message))
+
+
+VERBS = (train, generate, score, report, explain, list_, reproduce, import_, data, bench, doctor)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs and their options. Importing torch waits until a verb runs."""
+    root: argparse.ArgumentParser = _Parser(
+        prog="ngramloss", description="N-gram training objectives at the price of cross-entropy."
+    )
+    root.add_argument("--version", action="version", version=f"ngramloss {__version__}")
+    verbs = root.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for module in VERBS:
+        module.add(verbs)
+    return root

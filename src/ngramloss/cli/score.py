@@ -1,0 +1,58 @@
+"""arguments of ``ngramloss score`` → a table of scores, printed."""
+
+from __future__ import annotations
+
+import argparse
+
+from ngramloss.cli.options import Verbs, add_scoring, output_file, scored, verb
+from ngramloss.cli.output import print_result
+
+SCORE = """\
+Score one or more systems' summaries against references, with intervals, and test each against the first.
+
+A system is a run's folder (after ngramloss generate), whose documents' figures are kept in its scores.jsonl, or a file:
+JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a line. A
+system's name is its folder's, or its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
+Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying), facts (of newswire alone);
+with a model or vectors given by --set, bertscore, wmd, summac, factcc. One whose model is absent says what it needs;
+the others still run."""
+
+SCORE_EXAMPLES = """\
+examples, from the first line on:
+  echo '{"id": 1, "document": "The cat sat on the mat all day.", "reference": "the cat sat on the mat"}' > refs.jsonl
+  echo '{"id": 1, "prediction": "the cat sat on a mat"}' > a.jsonl
+  echo '{"id": 1, "prediction": "a dog lay on the mat"}' > b.jsonl
+  ngramloss score --references refs.jsonl a.jsonl b.jsonl
+  ngramloss score --references refs.jsonl --documents refs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl b.jsonl
+  ngramloss score --references refs.jsonl a.jsonl --sentences pysbd --json
+  ngramloss score --references refs.jsonl a.jsonl b.jsonl --limits 5:62 --markdown
+  ngramloss score --references refs.jsonl a.jsonl --set rouge.tokenizer=characters --latex
+  ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large
+runs, after ngramloss generate:
+  ngramloss score runs/*
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    score = verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
+    add_scoring(score, metrics="rouge")
+    score.add_argument("--per-document", metavar="FILE", help="write every document's figures as JSONL")
+    form = score.add_mutually_exclusive_group()
+    for name in ("json", "latex", "markdown"):
+        form.add_argument(f"--{name}", action="store_true", help=f"print {name} instead of a table")
+    score.set_defaults(run_verb=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say."""
+    from ngramloss.scoring import tables
+
+    kept = output_file(options.per_document, [*options.predictions, options.references, options.documents])
+    result, _ = scored(options)
+    if kept is not None:
+        tables.write_documents(result, kept)
+    forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
+    form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
+    print_result(form(result))
+    return 1 if result.absent and not result.figures else 0

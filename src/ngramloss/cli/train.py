@@ -1,0 +1,70 @@
+"""arguments of ``ngramloss train`` → a trained run."""
+
+from __future__ import annotations
+
+import argparse
+
+from ngramloss import escape
+from ngramloss.cli.options import Verbs, add_trust, verb
+from ngramloss.cli.output import print_result, tell
+
+TRAIN = """\
+Train by a recipe: its settings, a folder for the run, and from there on the same command continues what was stopped.
+
+RECIPE is demo (a small model from scratch on the built-in corpus), newswire (such a model fine-tuned), cnndm or xsum
+(the paper's settings), or a TOML file of your own, which may begin with base = "xsum" and say only what differs. See
+docs/train.md."""
+
+TRAIN_EXAMPLES = """\
+examples:
+  ngramloss train demo
+  ngramloss train xsum --set objective="ce + matches(2)" --set train.batch_size=8
+  ngramloss train demo --run runs/mine --set train.max_steps=200 --set train.eval_every=100
+  ngramloss train demo --show                                 # the recipe as it would be run
+  torchrun --nproc_per_node 2 -m -- ngramloss train xsum      # two processes, the same batch, the same result
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    train = verb(verbs, "train", "train by a recipe, or continue", TRAIN, TRAIN_EXAMPLES)
+    train.add_argument("recipe", metavar="RECIPE", help="demo, cnndm, xsum, or a TOML file")
+    train.add_argument("--run", metavar="DIR", help="the run's folder (default: runs/RECIPE-OBJECTIVE)")
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
+    train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
+    train.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
+    train.add_argument("--show", action="store_true", help="print the recipe with all its settings, and stop")
+    add_trust(train)
+    train.set_defaults(run_verb=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say."""
+    import os
+    import shlex
+    from pathlib import Path
+
+    from ngramloss import recipe
+
+    overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
+    settings = recipe.load(options.recipe, overrides)
+    if options.show:
+        print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
+        return 0
+    from ngramloss.training import runner
+
+    folder = Path(options.run or Path("runs") / settings.slug)
+    try:
+        outcome = runner.train(
+            settings, folder, fresh=options.fresh, say=tell, trust_remote_code=options.trust_remote_code
+        )
+    except runner.Stopped:
+        return 1
+    except runner.Diverged as reason:
+        tell(f"error: {reason}")
+        return 1
+    if not outcome.finished:
+        return 130
+    if os.environ.get("RANK", "0") == "0":
+        tell(f"next: ngramloss generate {shlex.quote(str(folder))}")
+    return 0

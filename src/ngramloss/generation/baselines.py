@@ -1,0 +1,77 @@
+"""the name of a baseline → texts written without a model, which any trained system must beat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ngramloss.data import Example, newswire
+from ngramloss.data.sentences import sentences
+from ngramloss.errors import UserError
+
+
+class Baseline(NamedTuple):
+    """One way of writing without a model.
+
+    Attributes:
+        pattern: of its name; a group in it is the number that it takes.
+        about: what it writes, in words.
+        write: ``(number, split, examples) → texts``; the number is 0 where it takes none.
+        data: the only data set that it knows; empty where it takes any.
+    """
+
+    pattern: re.Pattern[str]
+    about: str
+    write: Callable[[int, str, Sequence[Example]], list[str]]
+    data: str = ""
+
+
+def lead(number: int, split: str, examples: Sequence[Example]) -> list[str]:
+    """The first sentences of each document, one a line."""
+    return ["\n".join(sentences(example.source)[:number]) for example in examples]
+
+
+def random_facts(number: int, split: str, examples: Sequence[Example]) -> list[str]:
+    """The right template with the wrong facts: what a model earns that never looks at the document's facts."""
+    items = [int(example.id.rpartition("-")[2]) for example in examples]
+    return [newswire.item(split, item, seed=0).decoy for item in items]
+
+
+BASELINES = {
+    "lead-N": Baseline(re.compile(r"lead-(\d+)"), "the first N sentences of the document", lead),
+    "random-facts": Baseline(
+        re.compile("random-facts"), "the right template with the wrong facts", random_facts, data="newswire"
+    ),
+}
+"""All baselines by name. A new one is a function and a line here; ``generate`` and ``list`` know it then."""
+
+
+def is_baseline(model: str) -> bool:
+    """Whether this is the name of a baseline.
+
+    >>> is_baseline("lead-3"), is_baseline("runs/lead-3")
+    (True, False)
+    """
+    return any(baseline.pattern.fullmatch(model) for baseline in BASELINES.values())
+
+
+def baseline_writer(model: str, data: str, split: str) -> Callable[[Sequence[Example]], list[str]] | None:
+    """Examples → texts, by the baseline of this name; None if there is none of this name.
+
+    Raises:
+        UserError: a number of 0, or data that the baseline does not know.
+    """
+    for baseline in BASELINES.values():
+        match = baseline.pattern.fullmatch(model)
+        if match is None:
+            continue
+        number = int(match[1]) if match.groups() else 0
+        if match.groups() and number == 0:
+            name = model.rpartition("-")[0]
+            raise UserError(f"{model} would write nothing; use {name}-1, {name}-2, {name}-3, ….")
+        if baseline.data and data != baseline.data:
+            raise UserError(f"{model} knows {baseline.data} alone, not {data}; use lead-3 for other data.")
+        write = baseline.write
+        return lambda examples: write(number, split, examples)
+    return None
