@@ -46,7 +46,7 @@ def collated(examples):
 
 def trainer(model, family, folder, *, kind=None, callbacks=None, options=None, **settings):
     kind = kind or (Seq2SeqTrainer if family == "bart" else Trainer)
-    arguments = (Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else TrainingArguments)(
+    arguments = (Seq2SeqTrainingArguments if issubclass(kind, Seq2SeqTrainer) else TrainingArguments)(
         output_dir=str(folder), per_device_train_batch_size=4, per_device_eval_batch_size=2, max_steps=1, learning_rate=0.0, logging_steps=1,
         train_sampling_strategy="sequential", save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, **settings,
     )
@@ -193,7 +193,7 @@ def test_trl_of_today_never_asks_the_model_for_a_loss(tmp_path):
     assert tuple(map(int, version.split(".")[:2])) >= (1, 15)
     for kind, told in (default, nll):
         assert kind == "error"
-        assert "did not run: after attach, `model.forward` was replaced (by trl.trainer.utils)" in told
+        assert "is not that of the objective attached to this LlamaForCausalLM: after attach, `model.forward` was replaced (by trl.trainer.utils)" in told
         assert "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...))" in told
     assert function[0] == "loss"
     found, expected = map(float, function[1].split())
@@ -226,9 +226,9 @@ def own_loss(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
 def test_a_forward_set_later_that_computes_a_loss_of_its_own_is_an_error(family):
     model = attach(tiny(family), OBJECTIVE)
     model.forward = types.MethodType(own_loss, model)
-    with pytest.raises(UserError, match=r"did not run: after attach, `model\.forward` was replaced \(by test_adopt\)"):
+    with pytest.raises(UserError, match=r"the loss is not that of the objective attached to this \w+: after attach, `model\.forward` was replaced \(by test_adopt\)"):
         model(**batch(family))
-    with pytest.raises(UserError, match="did not run"):
+    with pytest.raises(UserError, match="is not that of the objective"):
         torch.nn.Sequential(model)[0](**batch(family))
     inputs = {name: value for name, value in batch(family).items() if name != "labels"}
     assert model(**inputs).loss is not None   # without labels nothing was promised
@@ -256,15 +256,96 @@ def test_a_loss_of_before_does_not_excuse_a_forward_that_was_replaced():
     model = attach(tiny("bart"), OBJECTIVE)
     model(**batch("bart"))
     model.forward = types.MethodType(own_loss, model)
-    with pytest.raises(UserError, match="did not run"):
+    with pytest.raises(UserError, match="is not that of the objective"):
         model(**batch("bart"))
 
 
 def test_another_attached_model_within_does_not_excuse_it_either():
     model, other = attach(tiny("bart"), OBJECTIVE), attach(tiny("t5"), OBJECTIVE)
     model.forward = types.MethodType(lambda self, **inputs: other(**batch("t5")), model)
-    with pytest.raises(UserError, match="did not run"):
+    with pytest.raises(UserError, match="is not that of the objective"):
         model(**batch("bart"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_running_the_objective_is_not_enough_if_another_loss_is_returned(family):
+    model, plain = attach(tiny(family), OBJECTIVE), tiny(family)
+    ours = model.forward
+
+    def unheard(**inputs):
+        with torch.no_grad():
+            ours(**inputs)
+        return plain(**inputs)
+
+    def replaced(**inputs):
+        outputs = ours(**inputs)
+        outputs.loss = plain(**inputs).loss
+        return outputs
+
+    for forward in (unheard, replaced):
+        model.forward = forward
+        with pytest.raises(UserError, match="is not that of the objective"):
+            model(**batch(family))
+
+
+def test_a_loss_that_is_computed_from_ours_is_served():
+    model = attach(tiny("bart"), OBJECTIVE)
+    ours = model.forward
+
+    def scaled(**inputs):
+        outputs = ours(**inputs)
+        outputs.loss = 2 * outputs.loss.double() + 1
+        return outputs
+
+    model.forward = scaled
+    assert model(**batch("bart")).loss.item() == pytest.approx(2 * truth("bart", batch("bart")) + 1, abs=1e-4)
+    with torch.no_grad():
+        model(**batch("bart"))
+    model.requires_grad_(False)
+    model(**batch("bart"))
+
+
+def test_an_attached_teacher_beside_the_objective_is_served_and_does_not_stand_in_for_it():
+    student, teacher = attach(tiny("bart"), OBJECTIVE), attach(tiny("bart", seed=1), OBJECTIVE)
+    ours = student.forward
+
+    def distilled(**inputs):
+        outputs = ours(**inputs)
+        outputs.loss = outputs.loss + teacher(**inputs).loss.detach()
+        return outputs
+
+    student.forward = distilled
+    assert student(**batch("bart")).loss.requires_grad
+    copied = copy.deepcopy(teacher)
+    copied.forward = lambda **inputs: teacher(**inputs)
+    with pytest.raises(UserError, match="is not that of the objective"):
+        copied(**batch("bart"))
+
+
+def test_a_copy_made_after_accelerate_wrapped_the_model_has_weights_of_its_own(accelerate):
+    model = accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(attach(tiny("bart"), "ce"))
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.data.mul_(3)
+    first, second = (one(**batch("bart")).loss for one in (model, other))
+    assert abs(first.item() - second.item()) > 0.1
+    second.backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert any(parameter.grad is not None for parameter in other.parameters())
+
+
+def test_two_models_that_share_a_head_get_their_own_losses():
+    one, other = tiny("bart"), tiny("bart", seed=1)
+    other.lm_head = one.lm_head
+    other.final_logits_bias = one.final_logits_bias
+    expected = [ng.JointLoss(OBJECTIVE)(logits_of(model, batch("bart")), batch("bart")["labels"]).item() for model in (one, other)]
+    for model, loss in zip((attach(one, OBJECTIVE), attach(other, OBJECTIVE)), expected, strict=True):
+        assert model(**batch("bart")).loss.item() == pytest.approx(loss, abs=1e-5)
+
+
+def test_positions_cut_off_before_the_loss_are_refused():
+    with pytest.raises(UserError, match="logits_to_keep cuts positions off before the loss"):
+        attach(tiny("llama"), OBJECTIVE)(**batch("llama"), logits_to_keep=2)
 
 
 def test_a_replaced_forward_is_checked_inside_torch_compile_too():
@@ -275,7 +356,7 @@ def test_a_replaced_forward_is_checked_inside_torch_compile_too():
     assert compiled(**batch("llama")).loss.item() == pytest.approx(truth("llama", batch("llama")), abs=1e-5)
     torch._dynamo.reset()
     model.forward = types.MethodType(own_loss, model)
-    with pytest.raises(Exception, match="did not run"):
+    with pytest.raises(Exception, match="is not that of the objective"):
         torch.compile(model, backend="eager")(**batch("llama"))
 
 
@@ -291,7 +372,8 @@ def test_a_copy_of_a_model_with_a_replaced_forward_and_one_that_is_detached_beha
     assert copy.deepcopy(model)(**batch("bart")).loss.item() == pytest.approx(truth("bart", batch("bart")), abs=1e-5)
     own = tiny("bart")(**batch("bart")).loss.item()
     assert detach(model)(**batch("bart")).loss.item() == pytest.approx(own, abs=1e-6)
-    assert isinstance(model.forward, functools.partial)   # what was set on it stays set
+    assert isinstance(vars(model)["_ngramloss_forward"], functools.partial)   # what was set on it stays set
+    assert attach(model, OBJECTIVE)(**batch("bart")).loss.item() == pytest.approx(truth("bart", batch("bart")), abs=1e-5)
 
 
 # A trainer that makes the loss itself
@@ -300,9 +382,9 @@ def test_a_copy_of_a_model_with_a_replaced_forward_and_one_that_is_detached_beha
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("does", ["train", "evaluate", "predict"])
 def test_label_smoothing_of_the_trainer_is_an_error_and_says_what_to_write(family, does, tmp_path):
-    it = trainer(attach(tiny(family), "ce + 100*matches(2)"), family, tmp_path, label_smoothing_factor=0.1)
+    it = trainer(attach(tiny(family), "ce + 100*matches(2)"), family, tmp_path, label_smoothing_factor=0.3)
     with pytest.raises(UserError, match=r"label_smoothing_factor makes the loss from the logits, so the attached objective 'ce \+ 100\*matches\(2\)' "
-                                        r"would not run\. Leave it out, and write it in the objective: ce\(smoothing=0\.1\)"):
+                                        r"would not run\. Leave label_smoothing_factor out, and write it in the objective: ce\(smoothing=0\.3\)"):
         it.predict(it.eval_dataset) if does == "predict" else getattr(it, does)()
 
 
@@ -334,6 +416,19 @@ def test_a_loss_function_of_the_trainer_is_an_error_but_ours(tmp_path):
         trainer(attach(tiny("bart"), "ce"), "bart", tmp_path, options=custom).train()
     ours = trainer(attach(tiny("bart"), "ce"), "bart", tmp_path, options={"compute_loss_func": ng.compute_loss_func(OBJECTIVE)})
     assert logged_loss(ours) == pytest.approx(truth("bart", collated(rows("bart"))), abs=1e-5)
+
+
+def test_a_teacher_within_a_students_training_is_none_of_the_trainers_business(tmp_path):
+    teacher = attach(tiny("bart", seed=1), OBJECTIVE)
+
+    class Distils(Seq2SeqTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            unlabelled = {name: value for name, value in inputs.items() if name != "labels"}
+            with torch.no_grad():
+                teacher(**unlabelled)
+            return super().compute_loss(model, inputs, return_outputs, **kwargs)
+
+    trainer(tiny("bart"), "bart", tmp_path, kind=Distils, label_smoothing_factor=0.1).train()
 
 
 # Logits for those who read them
@@ -376,6 +471,26 @@ def test_compute_metrics_and_preprocessing_get_the_models_own_logits(kind, compi
     assert seen["shape"] == (2, 9, V)
     assert (torch.from_numpy(seen["predictions"]) == own_logits("bart").argmax(-1)).all()
     assert "eval_right" in found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_reach_a_trainer_whose_methods_are_written_by_its_user(family, tmp_path):
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            outputs = model(**inputs)
+            return (outputs.loss, outputs) if kwargs.get("return_outputs") else outputs.loss
+
+    class Direct(Trainer):
+        def prediction_step(self, model, inputs, *args, **kwargs):
+            with torch.no_grad():
+                outputs = model(**self._prepare_inputs(inputs))
+            return outputs.loss, outputs.logits, inputs["labels"]
+
+    for kind in (Own, Direct):
+        it = trainer(attach(tiny(family), OBJECTIVE), family, tmp_path, kind=kind)
+        predictions = it.predict(it.eval_dataset).predictions
+        found = predictions[0] if isinstance(predictions, tuple) else predictions
+        assert_close(torch.from_numpy(found), own_logits(family), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -426,6 +541,19 @@ def test_a_hook_on_the_heads_output_is_looked_at_at_every_call():
     model.get_output_embeddings().register_forward_hook(lambda _, args, output: output * change[0])
     model(**batch("bart"))
     change[0] = 2.0
+    with pytest.raises(ValueError, match="changes its logits after the head"):
+        model(**batch("bart"))
+
+
+def test_a_head_whose_class_is_changed_later_is_looked_at_again():
+    model = attach(tiny("bart"), OBJECTIVE)
+    model(**batch("bart"))
+
+    class Tripled(torch.nn.Linear):
+        def forward(self, hidden):
+            return 3 * super().forward(hidden)
+
+    model.lm_head.__class__ = Tripled
     with pytest.raises(ValueError, match="changes its logits after the head"):
         model(**batch("bart"))
 
@@ -557,6 +685,15 @@ def test_log_parts_comes_before_whoever_reports(tmp_path):
 def test_log_parts_without_an_objective_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"has no objective\. Call attach\(model, \.\.\.\) first"):
         trainer(tiny("bart"), "bart", tmp_path, callbacks=[ng.LogParts()])
+
+
+def test_a_batch_without_labels_adds_nothing_to_any_log(tmp_path):
+    it = trainer(attach(tiny("bart"), OBJECTIVE), "bart", tmp_path, callbacks=[ng.LogParts()])
+    it.evaluate()
+    it.predict([{name: value for name, value in row.items() if name != "labels"} for row in rows("bart")])
+    it.train()
+    assert not [key for log in it.state.log_history for key in log if key.startswith("train_") and "(" in key]
+    assert "train_ce" not in it.state.log_history[-1]
 
 
 def test_an_evaluation_that_was_broken_off_does_not_count_in_the_next(tmp_path):

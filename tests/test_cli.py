@@ -310,8 +310,20 @@ def test_a_bug_of_ours_shows_its_traceback_and_is_not_blamed_on_the_user(trainin
     told = capsys.readouterr().err
     assert "Traceback (most recent call last)" in told
     assert f"{type(bug).__name__}: {bug}" in told
-    assert told.endswith("error: this is a bug in ngramloss, not a mistake of yours. Please report it with the lines above and "
-                         "what `ngramloss doctor` prints.\n")
+    assert told.endswith("error: this should not happen: it is probably a bug in ngramloss, not a mistake of yours. Please report it "
+                         "with the lines above and what `ngramloss doctor` prints.\n")
+
+
+def test_a_lack_of_memory_is_no_bug_and_says_what_to_lower(training, capsys):
+    import torch
+
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")):
+        training["outcome"] = error
+        assert main(["train", "demo"]) == 1
+        told = capsys.readouterr().err
+        assert "error: not enough memory: " in told
+        assert "Lower train.batch_size" in told
+        assert "Traceback" not in told
 
 
 def test_a_finished_training_names_the_next_command(training, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,31 @@ def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
     assert (work.generation.num_beams, work.generation.length_penalty, work.generation.min_length, work.generation.max_length) == (4, 2.0, 56, 142)
     assert work.data.name == "newswire"
     assert predictions.job(str(run)).generation is None
+
+
+def test_a_run_is_known_by_its_weights_however_its_folder_is_written(run, tmp_path, monkeypatch):
+    moved = tmp_path / "runs" / "a"
+    shutil.copytree(run, moved)
+    assert generate(moved, "--limit", 2) == 0
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(moved)
+    for written in ("runs/a", "runs/a/", "./runs/a", "link"):
+        assert generate(written, "--limit", 2) == 0
+    moved.rename(tmp_path / "runs" / "b")
+    assert generate("runs/b", "--limit", 2) == 0
+
+
+@pytest.mark.parametrize("part", ["model", "checkpoints"])
+def test_predictions_are_not_written_where_a_fresh_training_would_delete_them(run, part, capsys):
+    assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", run / part) == 2
+    assert f"{run / part} is a part of the run {run}, and would be deleted with it. Choose another --out." in capsys.readouterr().err
+
+
+def test_a_run_without_its_model_says_how_to_get_it_back(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "model")
+    assert generate(tmp_path / "a") == 2
+    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command goes on" in capsys.readouterr().err
 
 
 def test_who_writes_must_be_said(capsys):
@@ -252,7 +278,7 @@ def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
 def test_an_unfinished_run_is_told_how_to_be_finished(tmp_path, capsys):
     (tmp_path / "recipe.toml").write_text('objective = "ce"\n')
     assert generate(tmp_path) == 2
-    assert "is not finished: the same ngramloss train command continues it" in capsys.readouterr().err
+    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command goes on" in capsys.readouterr().err
 
 
 def test_tokens_written_are_counted_as_the_limits_count_them(run, tmp_path):

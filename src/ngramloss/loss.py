@@ -207,7 +207,9 @@ def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
     if given is None:
         return None
     if not isinstance(given, Tensor):
-        if not 0 <= given < float("inf"):
+        if not isinstance(given, (int, float)) or isinstance(given, bool):
+            raise TypeError(f"{name} must be a number or a tensor of one number, got {given!r}.")
+        if not (given == 0 or 1e-6 <= given < 2**63):
             raise ValueError(f"{name} must be a count of 0 or more, got {given!r}.")
         return torch.full((), float(given), dtype=like.dtype, device=like.device)   # a launch, not a copy that waits
     if given.numel() != 1:

@@ -63,11 +63,20 @@ def _failed(error: Exception) -> int:
         tell(f"error: {lacking(error)}")
     elif isinstance(error, OSError):   # a full disk, a folder that cannot be written
         tell(f"error: {_refusal(error)}")
+    elif _lacks_memory(error):
+        tell(f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
+             "train.batch_size (and raise train.accumulate to keep the step), data.max_source, or --batch-size.")
     else:
         tell("".join(traceback.format_exception(error)).rstrip("\n"))
-        tell("error: this is a bug in ngramloss, not a mistake of yours. Please report it with the lines above and "
-             "what `ngramloss doctor` prints.")
+        tell("error: this should not happen: it is probably a bug in ngramloss, not a mistake of yours. Please report "
+             "it with the lines above and what `ngramloss doctor` prints.")
     return 1
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether the machine or its GPU has no memory left. torch is not imported for this."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return not kinds.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def _refusal(refused: OSError) -> str:

@@ -23,7 +23,7 @@ from ngramloss.files import appended, fingerprint, whole_rows, write_whole
 from ngramloss.generation.baselines import baseline_writer
 from ngramloss.generation.search import Written, loaded, model_of_run, summaries
 from ngramloss.recipe import Data, Generation, Model, Recipe
-from ngramloss.run_folder import RunFolder, weight_files
+from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
 
 SEEN = 500
@@ -84,7 +84,8 @@ def job(
     own: Recipe | None = None
     if run.recipe.is_file():
         if not run.finished:
-            raise MissingFileError(f"{model} is not finished: the same ngramloss train command continues it.")
+            raise MissingFileError(f"{model} has no {run.model.name}/: its training is not finished, or the model was "
+                                   "deleted. The same ngramloss train command goes on from its last checkpoint.")
         own = recipe.load(str(run.recipe))
     for setting in overrides:
         if not setting.startswith(("generation.", "data.")):
@@ -114,6 +115,9 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
         The path of the predictions.
     """
     rank = int(os.environ.get("RANK", 0))
+    if RunFolder(folder.parent).recipe.exists() and folder.name in NAMES:
+        raise UserError(f"{folder} is a part of the run {folder.parent}, and would be deleted with it. Choose another "
+                        "--out.")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out needs a folder, which will be made.")
     run = RunFolder(folder)
@@ -189,10 +193,15 @@ def _begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
         return False   # another process was quicker to begin than the first, who writes the settings
     try:
         before = dict(json.loads(run.generation.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError):
+        before = {}
+    if "model" not in before:
         raise UserError(f"{run.path} holds predictions, and no {run.generation.name} tells how they were made. Choose "
-                         "another --out, or delete them.") from None
-    changed = [key for key in settings if before.get(key) != settings[key] and key != "versions"]
+                        "another --out, or delete them.")
+    # Weights say who writes; the name of a folder may be written in several ways, and folders are moved.
+    same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
+    left_out = {"versions", "model"} if same_weights else {"versions"}
+    changed = [key for key in settings if before.get(key) != settings[key] and key not in left_out]
     if changed:
         told = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
         raise UserError(f"{run.path} holds predictions made otherwise ({told}). Choose another --out, or delete them.")

@@ -87,10 +87,10 @@ def detach(model: ModelT) -> ModelT:
     if state is not None:
         state.watch(None)
         del inner._ngramloss
-        # FSDP may have put a class of its own above ours. Without a state ours does nothing, so it may stay.
-        inner.__class__ = vars(type(inner)).get("_ngramloss_base", type(inner))
-        if REPLACEMENT in vars(inner) and not hasattr(type(inner), "_ngramloss_base"):
-            inner.forward = vars(inner).pop(REPLACEMENT)
+        # FSDP may have put a class of its own above ours, and Accelerate a forward that calls ours. Without a state
+        # ours does nothing, so it may stay.
+        if REPLACEMENT not in vars(inner):
+            inner.__class__ = vars(type(inner)).get("_ngramloss_base", type(inner))
     return model
 
 
@@ -281,7 +281,8 @@ class _State:
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """The model's own forward, with the joint loss in place of its own."""
-        _refuse_loss_made_elsewhere(self.loss.loss_fn, labels=True)
+        _refuse_loss_made_elsewhere(model, self.loss.loss_fn, labels=True)
+        _refuse_cut_logits(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
@@ -300,7 +301,9 @@ class _State:
             fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
             score = functools.partial(self.loss.loss_fn.from_hidden, hidden, **head._asdict())
             aligned = aligned.to(hidden.device)                          # [B, T]
-        replaced = type(outputs)(**{**fields, "loss": self.loss(score, aligned, **counts)})
+        loss = self.loss(score, aligned, **counts)
+        self.ran.note(loss)
+        replaced = type(outputs)(**{**fields, "loss": loss})
         if wants_dict is None:
             wants_dict = getattr(model.config, "return_dict", True)
         return replaced if wants_dict else replaced.to_tuple()
@@ -367,11 +370,9 @@ def _attached_class(base: Any) -> Any:
         if state is None:
             return base.forward(self, *args, **kwargs)
         if expected(self, args, kwargs) is None:
-            _refuse_loss_made_elsewhere(state.loss.loss_fn, labels=False)
+            _refuse_loss_made_elsewhere(self, state.loss.loss_fn, labels=False)
             return base.forward(self, *args, **kwargs)
-        outputs = state.forward(self, base.forward, named(args, kwargs))
-        state.ran.note()
-        return outputs
+        return state.forward(self, base.forward, named(args, kwargs))
 
     # Not functools.wraps: Accelerate follows __wrapped__ to unwrap a model, and would find the forward below ours.
     forward.__name__, forward.__qualname__, forward.__doc__ = "forward", base.forward.__qualname__, base.forward.__doc__
@@ -416,18 +417,22 @@ def _is_ours(function: Any) -> bool:
     return isinstance(function, functools.partial) and function.func is _loss_of_outputs
 
 
-def _refuse_loss_made_elsewhere(loss_fn: JointLoss, *, labels: bool) -> None:
-    setting = loss_made_elsewhere(labels, _is_ours)
-    if setting == "label_smoothing_factor":
-        raise UserError(
-            f"the trainer's label_smoothing_factor makes the loss from the logits, so the attached objective "
-            f"{str(loss_fn)!r} would not run. Leave it out, and write it in the objective: ce(smoothing=0.1)."
-        )
+def _refuse_loss_made_elsewhere(model: Module, loss_fn: JointLoss, *, labels: bool) -> None:
+    setting = loss_made_elsewhere(model, labels, _is_ours)
     if setting:
+        name, _, factor = setting.partition("=")
+        instead = f"and write it in the objective: ce(smoothing={factor})" if factor else (
+            "or detach(model) and use compute_loss_func=ng.compute_loss_func(...)")
         raise UserError(
-            f"the trainer's {setting} makes the loss from the logits, so the attached objective {str(loss_fn)!r} would "
-            f"not run. Leave {setting} out, or detach(model) and use compute_loss_func=ng.compute_loss_func(...)."
+            f"the trainer's {name} makes the loss from the logits, so the attached objective {str(loss_fn)!r} would "
+            f"not run. Leave {name} out, {instead}."
         )
+
+
+def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
+    kept = inputs.get("logits_to_keep")
+    if isinstance(kept, Tensor) or kept:
+        raise UserError("logits_to_keep cuts positions off before the loss. Leave it out where labels are given.")
 
 
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ All of it belongs to the call and its thread, nothing to the model: threads that
 from __future__ import annotations
 
 import functools
+import inspect
 import secrets
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, MethodType
 from typing import Any
 
@@ -19,11 +20,15 @@ from torch.nn import Module
 from torch.nn.modules import module as torch_module
 
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import bare
 
 
 class _Thread(threading.local):
     capture: Capture | None = None
-    ran: object = None
+
+    def __init__(self) -> None:
+        self.watched: dict[str, list[Tensor | None]] = {}
+        """Token of an objective → the loss it gave, once for each call that is being checked: they may be nested."""
 
 
 _thread = _Thread()
@@ -60,8 +65,8 @@ class HeadHook:
     def __call__(self, module: Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Keep the head's whole input, and hand on one position of it."""
         capture = _thread.capture if self.traced is None else self.traced
-        if capture is None or capture.head is not module or not args:
-            return None
+        if capture is None or capture.head is not module or capture.hidden is not None or not args:
+            return None   # two models may share a head, and then it has two hooks
         capture.hidden = args[0]                                         # [B, T, D], ProphetNet's [B, n, T, D]
         return (args[0][..., :1, :], *args[1:])
 
@@ -73,34 +78,72 @@ def hooks_of(head: Module) -> tuple[object, ...]:
     """
     own, everywhere = head._forward_hooks, torch_module._global_forward_hooks
     before = (*head._forward_pre_hooks, *torch_module._global_forward_pre_hooks)
-    return id(head), before, (*own, *everywhere), id(vars(head).get("forward")), bool(own or everywhere)
+    forwards = id(type(head).forward), id(vars(head).get("forward"))
+    return id(head), before, (*own, *everywhere), forwards, bool(own or everywhere)
 
 
 # Whether the objective ran
 
 
 class Ran:
-    """Whether an objective ran in this thread since the last :meth:`forget`; where torch.compile traces, in any."""
+    """Whether an objective made the loss of a call. A copy, also by pickle, is of an objective of its own.
+
+    Where torch.compile traces it only says whether the objective ran, in any thread.
+    """
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)
         self.traced = False
 
-    def note(self) -> None:
-        """It ran."""
-        if torch.compiler.is_compiling():
-            self.traced = True
-        else:
-            _thread.ran = self.token
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Ran, ())
 
-    def forget(self) -> None:
-        """Begin anew."""
+    def watch(self) -> None:
+        """Begin a call that is checked."""
         self.traced = False
         if not torch.compiler.is_compiling():
-            _thread.ran = None
+            _thread.watched.setdefault(self.token, []).append(None)
 
-    def __bool__(self) -> bool:
-        return self.traced or (not torch.compiler.is_compiling() and _thread.ran == self.token)
+    def note(self, loss: Tensor) -> None:
+        """The objective gave this loss. It is kept only while a call is checked: it holds the whole graph."""
+        if torch.compiler.is_compiling():
+            self.traced = True
+        elif self.token in _thread.watched:
+            _thread.watched[self.token] = [loss] * len(_thread.watched[self.token])
+
+    def made(self, outputs: Any) -> bool:
+        """Whether the loss in these outputs is the objective's, or computed from it. Ends the check."""
+        if torch.compiler.is_compiling():
+            return self.traced
+        losses = _thread.watched[self.token]
+        ours = losses.pop()
+        if not losses:
+            del _thread.watched[self.token]
+        if ours is None:
+            return self.traced
+        theirs = _loss_in(outputs)
+        if theirs is None or not torch.is_grad_enabled():
+            return True
+        return _reaches(theirs.grad_fn, ours.grad_fn) if ours.requires_grad else not theirs.requires_grad
+
+
+def _loss_in(outputs: Any) -> Tensor | None:
+    first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else None
+    loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", first)
+    return loss if isinstance(loss, Tensor) else None
+
+
+def _reaches(node: Any, wanted: Any) -> bool:
+    """Whether one node of the autograd graph leads to the other. Ours lies at most a few operations below a loss."""
+    todo, seen = [node], {node}
+    for node in todo:   # nearest first
+        if node is wanted:
+            return True
+        for below, _ in node.next_functions if node is not None else ():
+            if below not in seen:
+                seen.add(below)
+                todo.append(below)
+    return False
 
 
 REPLACEMENT = "_ngramloss_forward"
@@ -137,12 +180,19 @@ class AttachedForward:
         """The replacement as a function of the model, which raises if the objective did not run."""
 
         def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+            # Bound to another object in a deep copy: what Accelerate wraps is this very function.
+            is_others = getattr(replacement, "__self__", model) is not model
+            run = functools.partial(_function(replacement), model) if is_others else replacement
             ran: Ran | None = self.expected(model, args, kwargs)
             if ran is None:
-                return replacement(*args, **kwargs)
-            ran.forget()
-            outputs = replacement(*args, **kwargs)
-            if not ran:
+                return run(*args, **kwargs)
+            ran.watch()
+            try:
+                outputs = run(*args, **kwargs)
+            except BaseException:
+                ran.made(None)
+                raise
+            if not ran.made(outputs):
                 raise UserError(_replaced(model, replacement))
             return outputs
 
@@ -161,36 +211,46 @@ def _replaced(model: Module, replacement: Any) -> str:
     code = getattr(_function(replacement), "__code__", None)
     # Not __module__: functools.wraps copies that of the forward that was replaced.
     by = next((name for name, module in list(sys.modules.items())
-               if code and getattr(module, "__file__", None) == code.co_filename), None)
+               if code and getattr(module, "__file__", None) == code.co_filename), "")
+    who = f" (by {by})" if by and not by.startswith("transformers") else ""
     return (
-        f"the objective attached to this {type(model).__name__} did not run: after attach, `model.forward` was "
-        f"replaced (by {by or type(replacement).__name__}) by one that computes a loss of its own. With TRL, leave "
-        "attach out and pass SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...)), or set loss_type=\"nll\" "
-        "before TRL 1.15. Elsewhere, turn off what replaces it: a fused or chunked loss, a Liger kernel."
+        f"the loss is not that of the objective attached to this {type(model).__name__}: after attach, `model.forward` "
+        f"was replaced{who} by one that computes a loss of its own. With TRL, leave attach out and pass "
+        "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...)); with TRL older than 1.15, keep attach and set "
+        "loss_type=\"nll\". Elsewhere, turn off what replaces it: a fused or chunked loss, a Liger kernel."
     )
 
 
 # What the trainer above wants
 
 
-def loss_made_elsewhere(labels: bool, is_ours: Callable[[Any], bool]) -> str:
+def loss_made_elsewhere(model: Module, labels: bool, is_ours: Callable[[Any], bool]) -> str:
     """The setting by which a Hugging Face trainer above this call makes the loss itself; empty where none does.
 
+    Only the trainer's own methods are looked at: a ``compute_loss`` of the user's does what its writer wants.
+
     Args:
+        model: that is called. One that is not the trainer's, such as a teacher, is none of its business.
         labels: whether this call was given labels. ``Trainer`` takes them away where it makes the loss itself.
         is_ours: whether a ``compute_loss_func`` is one of this library.
+
+    Returns:
+        ``label_smoothing_factor=…`` or ``compute_loss_func``.
     """
-    frame = _trainer_frame()
-    if frame is None:
+    frame = next(_trainer_frames(), None)
+    if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] not in ("transformers", "trl"):
+        return ""
+    trained = frame.f_locals.get("model")
+    if isinstance(trained, Module) and bare(trained) is not model:
         return ""
     trainer = frame.f_locals["self"]
-    smooths = trainer.label_smoother is not None
+    smoothing = trainer.label_smoother is not None and f"label_smoothing_factor={trainer.args.label_smoothing_factor}"
     if frame.f_code.co_name == "prediction_step":   # Seq2SeqTrainer, beside its generate
-        return "label_smoothing_factor" if labels and smooths else ""
+        return smoothing or "" if labels else ""
     if labels:
         return ""
     custom = trainer.compute_loss_func
-    return "label_smoothing_factor" if smooths else "compute_loss_func" if custom and not is_ours(custom) else ""
+    return smoothing or ("compute_loss_func" if custom and not is_ours(custom) else "")
 
 
 def outputs_are_read(compiling: bool) -> bool:
@@ -199,13 +259,34 @@ def outputs_are_read(compiling: bool) -> bool:
     Args:
         compiling: while a graph is traced, which then serves every later call: whatever might be read is.
     """
-    frame = _trainer_frame()
-    if frame is None or frame.f_code.co_name == "prediction_step" or not frame.f_locals.get("return_outputs"):
+    innermost = None
+    for frame in _trainer_frames():
+        if frame.f_code.co_name == "prediction_step":
+            only_loss = bool(_argument(frame, "prediction_loss_only", 3)) and not compiling
+            generates = getattr(frame.f_locals["self"].args, "predict_with_generate", False)
+            if not only_loss and not generates:
+                return True
+        elif innermost is None:
+            innermost = frame
+    if innermost is None or not _argument(innermost, "return_outputs", 3):
         return False
-    above = frame.f_back
-    only_loss = above is not None and above.f_code.co_name == "prediction_step" and bool(
-        above.f_locals.get("prediction_loss_only"))
-    return compiling or not only_loss
+    above = innermost.f_back   # Trainer's prediction_step asks for them always, and was heard already
+    return above is None or above.f_code.co_name != "prediction_step"
+
+
+def _argument(frame: FrameType, name: str, place: int) -> Any:
+    """An argument of a method by name, or by its place, self counted, where the method takes ``*args, **kwargs``."""
+    code, found = frame.f_code, frame.f_locals
+    if name in found:
+        return found[name]
+    named = code.co_argcount + code.co_kwonlyargcount
+    others = code.co_varnames[named:]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        keywords = found.get(others[bool(code.co_flags & inspect.CO_VARARGS)], {})
+        if name in keywords:
+            return keywords[name]
+    rest = found.get(others[0], ()) if code.co_flags & inspect.CO_VARARGS else ()
+    return rest[place - code.co_argcount] if 0 <= place - code.co_argcount < len(rest) else None
 
 
 # While torch.compile traces, these run as plain Python and their result is a constant of the graph, as after
@@ -214,13 +295,12 @@ for _asked in (loss_made_elsewhere, outputs_are_read):
     setattr(_asked, "_dynamo_marked_constant", True)  # noqa: B010
 
 
-def _trainer_frame() -> FrameType | None:
-    """The innermost ``compute_loss`` or ``prediction_step`` of a Hugging Face trainer that this call is made from."""
+def _trainer_frames() -> Iterator[FrameType]:
+    """Each ``compute_loss`` and ``prediction_step`` of a Hugging Face trainer above this call, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in ("compute_loss", "prediction_step"):
             trainer = frame.f_locals.get("self")
             if hasattr(trainer, "label_smoother") and hasattr(trainer, "compute_loss_func"):
-                return frame
+                yield frame
         frame = frame.f_back
-    return None

@@ -17,7 +17,9 @@ class LogParts(TrainerCallback):
     """Logs each term of the attached objective, unweighted, beside ``loss`` and ``eval_loss`` of a stock trainer.
 
     In training a term is the mean over the steps since the last log, as ``loss`` is. In evaluation it is the mean over
-    the data set's tokens or sequences, whatever the batches. Under :class:`NgramTrainer` it is not needed.
+    the data set's tokens or sequences, whatever the batches, while ``eval_loss`` is the trainer's mean of its batches'
+    means. Over several processes a stock trainer repeats rows to fill the last round, and they count here too;
+    :class:`NgramTrainer`, which logs every term itself, counts each row once.
 
     Example:
         >>> from transformers import Trainer  # doctest: +SKIP
@@ -30,6 +32,7 @@ class LogParts(TrainerCallback):
         self._step: list[LastCall] = []
         self._evaluated: dict[str, Tensor] = {}
         self._evaluates: Any = None
+        self._last: LastCall | None = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Go before the callbacks that report, so that they see the terms too: Trainer puts a user's callbacks last."""
@@ -42,7 +45,7 @@ class LogParts(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin anew."""
-        self._steps, self._trained, self._step = 0, {}, []
+        self._steps, self._trained, self._step, self._evaluated = 0, {}, [], {}
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a micro-batch."""
@@ -64,8 +67,9 @@ class LogParts(TrainerCallback):
             self._evaluates, self._evaluated = kwargs.get("eval_dataloader"), {}
         model = kwargs["model"]
         call = last_call(model)
-        if call.labels is None:
+        if call.labels is None or call is self._last:   # a batch without labels computes no loss
             return
+        self._last = call
         real = call.labels != IGNORE_INDEX                               # [B, T]
         counts = {"token": real.sum().float(), "sequence": real.any(-1).sum().float()}   # [] each
         given = {"token": call.num_tokens, "sequence": call.num_sequences}
@@ -93,7 +97,7 @@ class LogParts(TrainerCallback):
     def _evaluation(self, metrics: Any, model: Any) -> dict[str, float]:
         """The terms of the evaluation that these metrics are of, under their prefix."""
         prefix = next((key.removesuffix("_loss") for key in metrics if key.endswith("_loss")), None)
-        if prefix is None or not self._evaluated:
+        if prefix in (None, "train") or not self._evaluated:
             return {}
         sums, self._evaluated = _over_processes(self._evaluated), {}
         parts = attached_loss(model).parts

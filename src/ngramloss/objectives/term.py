@@ -96,10 +96,10 @@ class Term:
                 "every objective here is one to minimise. Leave the term out, or give it a positive weight."
             )
         if self.weight > FP32.max or 0 < self.weight < FP32.tiny:
-            becomes = "infinite" if self.weight > 1 else "0"
+            becomes = "becomes infinite" if self.weight > 1 else "loses its digits or becomes 0"
             raise UserError(
                 f"the weight of {self.name} must be 0 or from {FP32.tiny:.3g} to {FP32.max:.3g}, got {self.weight!r}: "
-                f"in fp32, in which losses are added, it becomes {becomes}. Give the terms weights of like size."
+                f"in fp32, in which losses are added, it {becomes}. Give the terms weights of like size."
             )
 
     def _check_n(self, spec: Objective) -> None:
@@ -119,8 +119,8 @@ class Term:
                 )
             if length > MOST_N:
                 raise UserError(
-                    f"{self.name} takes n of at most {MOST_N:,}, got {length:,}: an n-gram longer than every reference "
-                    "is never found and gives no gradient. Lower n; the paper uses 2, 3 and 4."
+                    f"{self.name} takes n of at most {MOST_N:,}, got {_short(length)}: so long an n-gram is never "
+                    "predicted as a whole and gives no gradient. Lower n; the paper uses 2, 3 and 4."
                 )
         if len(set(self.n)) < len(self.n):
             raise UserError(f"{self.name}({_listed(self.n)}) names an n twice. Name each n once.")
@@ -137,12 +137,16 @@ class Term:
                 raise UserError(f"{name} of {self.name} must be a share from 0 to 1, got {value!r}.")
             if 0 < value < FP32.tiny:
                 raise UserError(
-                    f"{name} of {self.name} must be 0 or at least {FP32.tiny:.3g}, got {value!r}: in fp32 it becomes 0."
+                    f"{name} of {self.name} must be 0 or at least {FP32.tiny:.3g}, got {value!r}: it is lost in fp32."
                 )
 
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e16 else repr(float(value))
+
+
+def _short(number: int) -> str:
+    return f"{number:,}" if number < 10**12 else f"a number of {len(str(number))} digits"
 
 
 def _listed(n: tuple[int, ...]) -> str:

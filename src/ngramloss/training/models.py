@@ -52,7 +52,7 @@ def _refuse_foreign_kernels(config: Any) -> None:
     for part in parts:
         kernel = str(getattr(part, "_attn_implementation", None))
         if "/" in kernel:
-            raise UserError(f"its attention is code from {kernel}, which needs trust_remote_code")
+            raise UserError(f"its attention is code of the hub repository {kernel} (trust_remote_code)")
 
 
 def load_tokenizer(
