@@ -18,7 +18,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, Trai
 
 import ngramloss as ng
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import attach, detach, logits_of, shifted
+from ngramloss.hf.attach import attach, detach, logits_of
+from ngramloss.hf.step_loss import shifted
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -17,8 +17,9 @@ from models import BART, BERT, DECODER_ONLY, ENCODER_DECODER, FAMILIES, LLAMA, P
 from torch.testing import assert_close
 
 from ngramloss import JointLoss
-from ngramloss.hf.attach import attach, compute_loss_func, detach, last_parts, shifted
+from ngramloss.hf.attach import attach, detach, last_parts
 from ngramloss.hf.heads import head_module
+from ngramloss.hf.step_loss import compute_loss_func, shifted
 
 OBJECTIVE = "ce + 0.5*matches(1,2) + bag(2)"
 SOME = ["bart", "t5", "bert2bert", "gemma2"]

@@ -51,7 +51,7 @@ def test_a_model_from_scratch_and_its_path_for_copying_are_disclosed():
 
 
 def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
-    text = card.write(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": 1500, "best": 1.23456}, Path("checkpoint-1500"))
+    text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": 1500, "best": 1.23456}, Path("checkpoint-1500"))
     assert text.startswith("# demo-matches234\n\n`ce + matches(2,3,4)` on `newswire`, from `scratch`. Weights of step 1500 (lowest validation ce, 1.2346) of 1800.\n")
     assert "\n| train | 24,000 | 1 | `0123456789abcdef` |\n| validation | 500 | 0 | `fedcba9876543210` |\n" in text
     assert f"\n* ngramloss {__version__}\n* torch {torch.__version__}\n" in text
@@ -61,11 +61,11 @@ def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
 
 @pytest.mark.parametrize("facts", [{"best_step": None, "best": None}, {"best_step": 1500, "best": 1.2}])
 def test_the_card_says_where_the_last_weights_were_taken(facts):
-    text = card.write(recipe.load("demo"), PREPARED, {"step": 1800, **facts}, Path("checkpoint-1800"))
+    text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, **facts}, Path("checkpoint-1800"))
     assert "Weights of step 1800 (the last) of 1800." in text
 
 
 def test_a_package_that_is_not_there_is_named_as_such(monkeypatch):
     monkeypatch.setattr(card, "PACKAGES", ("no-such-package-anywhere",))
-    text = card.write(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800"))
+    text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800"))
     assert "* no-such-package-anywhere not installed" in text

@@ -175,7 +175,7 @@ def test_a_hostile_objective_and_writer_of_a_run_are_shown_as_text(tmp_path, for
 
 
 def test_reasons_in_json_are_json_that_no_terminal_obeys(files):
-    result = results.scored(systems.aligned(files / "refs.jsonl", [files / "good.jsonl"]), samples=2, shuffles=1)
+    result = results.score_systems(systems.align(files / "refs.jsonl", [files / "good.jsonl"]), samples=2, shuffles=1)
     text = score_tables.as_json(result._replace(absent={"wmd": HOSTILE}))
     assert json.loads(text)["absent"] == {"wmd": HOSTILE}
     assert not OBEYED.search(text)
@@ -261,7 +261,7 @@ def test_a_hostile_label_stays_in_its_line_of_the_pages_copies(form):
 def test_html_and_code_in_the_names_of_a_card_stay_text():
     settings = recipe.load("xsum", ['data.name="a`<script>`b"', 'model.name="m` | <img>"', 'data.prefix="`x` → <b>"'])
     prepared = {"machine": {"processes": 1, "device": "<b>GPU</b>", "precision": "bf16"}, "splits": {}}
-    text = card.write(settings, prepared, {"step": 1, "best_step": None, "best": None}, Path("checkpoint-1"))
+    text = card.card_text(settings, prepared, {"step": 1, "best_step": None, "best": None}, Path("checkpoint-1"))
     outside = re.sub(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", "", text)
     assert not re.search(r"(?<!\\)<", outside)
     assert "``a`<script>`b``" in text

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ngramloss.files import cache_folder, held, remove, whole_folder, whole_rows, write_whole
+from ngramloss.files import cache_folder, lock_folder, remove, whole_folder, whole_rows, write_whole
 
 # Files
 
@@ -148,16 +148,16 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
 
 def test_a_second_process_does_not_get_a_folder_that_is_held(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from ngramloss.files import held\n"
+        "import sys; from pathlib import Path; from ngramloss.files import lock_folder\n"
         "try:\n"
-        "    with held(Path(sys.argv[1]), wait=False): print('got it')\n"
+        "    with lock_folder(Path(sys.argv[1]), wait=False): print('got it')\n"
         "except BlockingIOError: print('busy')"
     )
 
     def other():
         return subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True).stdout
 
-    with held(tmp_path, wait=False):
+    with lock_folder(tmp_path, wait=False):
         assert other() == "busy\n"
     assert other() == "got it\n"
     assert os.listdir(tmp_path) == []
@@ -165,8 +165,8 @@ def test_a_second_process_does_not_get_a_folder_that_is_held(tmp_path):
 
 def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_path):
     program = (
-        "import os, sys, time; from pathlib import Path; from ngramloss.files import held\n"
-        "with held(Path(sys.argv[1]), wait=False):\n"
+        "import os, sys, time; from pathlib import Path; from ngramloss.files import lock_folder\n"
+        "with lock_folder(Path(sys.argv[1]), wait=False):\n"
         "    child = os.fork()\n"
         "    if child == 0: time.sleep(60)\n"
         "    print(child, flush=True); time.sleep(60)"
@@ -174,12 +174,12 @@ def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_p
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     child = int(process.stdout.readline())
     try:
-        with pytest.raises(BlockingIOError), held(tmp_path, wait=False):
+        with pytest.raises(BlockingIOError), lock_folder(tmp_path, wait=False):
             pass
         process.kill()
         process.wait()
         os.kill(child, 0)   # it lives
-        with held(tmp_path, wait=False):
+        with lock_folder(tmp_path, wait=False):
             pass
     finally:
         os.kill(child, signal.SIGKILL)

@@ -209,13 +209,13 @@ def test_released_references_of_another_test_set_are_refused(tmp_path):
     (tmp_path / "refs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     gold = written(tmp_path / "gold.txt", "".join(f"{'other' if place < 2 else 'word'}{place} and more{place}\n" for place in range(10)))
     with pytest.raises(ValueError, match="has 10 references, of which 8 are among the 10 of"):
-        import_summaries.imported(written(tmp_path / "s.txt", "x\n" * 10), tmp_path / "refs.jsonl", gold=gold)
+        import_summaries.read_summaries(written(tmp_path / "s.txt", "x\n" * 10), tmp_path / "refs.jsonl", gold=gold)
 
 
 def test_released_references_are_held_against_the_first_of_several(tmp_path):
     rows = [{"id": "a", "references": ["one two", "x"]}, {"id": "b", "references": ["three", "one two"]}]
     (tmp_path / "refs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = import_summaries.imported(written(tmp_path / "s.txt", "for b\nfor a\n"), tmp_path / "refs.jsonl", gold=written(tmp_path / "gold.txt", "three\none two\n"))
+    found = import_summaries.read_summaries(written(tmp_path / "s.txt", "for b\nfor a\n"), tmp_path / "refs.jsonl", gold=written(tmp_path / "gold.txt", "three\none two\n"))
     assert (found.predictions, found.notes) == ({"a": "for a", "b": "for b"}, [])
 
 
@@ -239,14 +239,14 @@ def test_the_word_none_stands_for_no_mark_and_is_none_itself(folder):
 def test_an_empty_mark_and_a_missing_order_get_a_sentence(folder):
     (folder / "system.txt").write_text("".join("a summary\n" for _ in (folder / "refs.jsonl").read_text().splitlines()))
     with pytest.raises(ValueError, match="a mark that parts sentences has a character at least; for no mark at all say none"):
-        import_summaries.imported(folder / "system.txt", folder / "refs.jsonl", marks=["<q>", ""])
+        import_summaries.read_summaries(folder / "system.txt", folder / "refs.jsonl", marks=["<q>", ""])
     with pytest.raises(FileNotFoundError, match=r"there is no file .*nowhere\.txt with ids, one a line"):
-        import_summaries.imported(folder / "system.txt", folder / "refs.jsonl", order=folder / "nowhere.txt")
+        import_summaries.read_summaries(folder / "system.txt", folder / "refs.jsonl", order=folder / "nowhere.txt")
 
 
 def test_two_ways_to_say_the_order_are_refused(folder):
     with pytest.raises(ValueError, match="order and gold both say whose summary a line is"):
-        import_summaries.imported(folder / "a", folder / "refs.jsonl", order=folder / "b", gold=folder / "c")
+        import_summaries.read_summaries(folder / "a", folder / "refs.jsonl", order=folder / "b", gold=folder / "c")
 
 
 def test_help_has_examples_that_can_be_pasted(capsys):

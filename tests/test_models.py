@@ -172,7 +172,7 @@ def test_a_trained_tokenizer_gives_back_any_text(tokenizer):
 
 def test_training_a_tokenizer_twice_gives_the_same():
     texts = [example for text in tiny_tokenizers.TEXTS for example in text.split()] * 3
-    one, same = models.trained_tokenizer(texts, 320), models.trained_tokenizer(iter(texts), 320)
+    one, same = models.train_tokenizer(texts, 320), models.train_tokenizer(iter(texts), 320)
     assert one.backend_tokenizer.to_str() == same.backend_tokenizer.to_str()
     assert len(one) == 320
     assert [one.convert_tokens_to_ids(token) for token in models.SPECIAL] == [0, 1, 2, 3]

@@ -174,8 +174,8 @@ def test_the_page_says_how_many_documents_it_has(tmp_path, monkeypatch):
     data = sample(30)
     data["cases"]["documents"] = ["".join(random.Random(place).choices("abcdefgh ", k=9000)) for place in range(30)]
     monkeypatch.setattr(blocks, "DOCUMENT_BLOCK", 10_000)
-    whole = len(page.rendered(data))
-    text = page.rendered(data, budget=whole - 50_000)
+    whole = len(page.page_text(data))
+    text = page.page_text(data, budget=whole - 50_000)
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
     assert 0 < facts["documents"]["kept"] < facts["documents"]["known"] == 30
     assert len(text) < whole - 50_000
@@ -202,24 +202,24 @@ def test_cases_that_do_not_fit_together_are_refused(change, told, tmp_path):
     data = sample(6)
     change(data)
     with pytest.raises(ValueError, match=re.escape(told)):
-        page.written(data, tmp_path)
+        page.write_page(data, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ValueError, match=re.escape("a report needs jinja2. Install it with: pip install 'ngramloss[report]'")):
-        page.written(sample(2), tmp_path)
+        page.write_page(sample(2), tmp_path)
 
 
 def test_the_page_is_made_without_torch():
-    program = "import sys; sys.modules['torch'] = None; import ngramloss.report.page as page; page.rendered({}); print('done')"
+    program = "import sys; sys.modules['torch'] = None; import ngramloss.report.page as page; page.page_text({}); print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
 
 
 def test_the_same_dict_gives_the_same_page():
-    assert page.rendered(sample(5)) == page.rendered(sample(5))
+    assert page.page_text(sample(5)) == page.page_text(sample(5))
 
 
 # Drawings
@@ -294,7 +294,7 @@ def written(tmp_path_factory):
     def address(make):
         if make not in kept:
             made = make()
-            kept[make] = (made if isinstance(made, Path) else page.written(made, tmp_path_factory.mktemp("report"))).as_uri()
+            kept[make] = (made if isinstance(made, Path) else page.write_page(made, tmp_path_factory.mktemp("report"))).as_uri()
         return kept[make]
 
     return address
@@ -733,7 +733,7 @@ def test_a_phone_never_scrolls_the_page_sideways(visit, make):
 
 def test_xsums_test_set_is_small_quick_and_listed_lazily(browser, visit, tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
-    path = page.written(large(), folder)
+    path = page.write_page(large(), folder)
     assert path.stat().st_size <= 8_000_000
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     tab = context.new_page()
@@ -756,4 +756,4 @@ def test_a_system_of_many_shapes_is_no_error():
     for scores in data["cases"]["scores"].values():
         scores.append([None] * 4)
     assert ("list", ['[1, {"a": null}]']) in page.settings(data)["shared"]
-    assert page.rendered(data)
+    assert page.page_text(data)

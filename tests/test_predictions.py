@@ -12,7 +12,7 @@ import pytest
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
-from ngramloss.files import held
+from ngramloss.files import lock_folder
 from ngramloss.generation import predictions
 from ngramloss.generation import search as generate_room
 from ngramloss.generation.baselines import BASELINES
@@ -247,7 +247,7 @@ def test_rows_that_are_no_predictions_are_written_again(tmp_path):
 
 
 def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):
-    with held(tmp_path, wait=True):
+    with lock_folder(tmp_path, wait=True):
         assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2
     assert f"another process is training, generating or scoring in {tmp_path}. Wait for it to end, or choose another --out." in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -6,13 +6,13 @@ import pytest
 from test_score_runs import REFERENCES, TEXTS, run
 
 from ngramloss import cli, paper
-from ngramloss.report.record import LABELS, gathered
+from ngramloss.report.record import LABELS, build_record
 from ngramloss.scoring import results, systems
 
 
 def record(*folders, metrics=("rouge", "bleu", "shape"), **options):
-    texts = systems.aligned(None, list(folders))
-    return gathered(results.scored(texts, metrics, samples=20, shuffles=20), texts, **options)
+    texts = systems.align(None, list(folders))
+    return build_record(results.score_systems(texts, metrics, samples=20, shuffles=20), texts, **options)
 
 
 def test_the_record_is_whole_and_json(tmp_path):

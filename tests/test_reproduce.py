@@ -55,7 +55,7 @@ def test_the_two_tables_of_the_paper_agree_where_they_overlap():
 
 
 def test_a_plan_for_the_papers_data_is_the_papers_recipe(tmp_path):
-    plan = reproduce.planned("table2", tmp_path, data="xsum", seeds=2)
+    plan = reproduce.make_plan("table2", tmp_path, data="xsum", seeds=2)
     assert plan.base is None
     assert [(one.objective, one.seed) for one in plan.trainings[:3]] == [("ce", 1), ("ce", 2), ("ce + bag(2)", 1)]
     assert [one.folder.name for one in plan.trainings[:3]] == ["ce-1", "ce-2", "bag2-1"]
@@ -63,11 +63,11 @@ def test_a_plan_for_the_papers_data_is_the_papers_recipe(tmp_path):
     assert apart == ["objective: 'ce + matches(2,3,4)' → 'ce'", "train.seed: 42 → 2"]
     assert (plan.baselines, plan.metrics) == (("lead-3",), ("rouge", "bleu", "chrf", "shape"))
     assert reproduce.deviations(plan) == []
-    assert reproduce.planned("table3", tmp_path, data="cnndm").trainings[0].settings.data.name == "cnn_dailymail"
+    assert reproduce.make_plan("table3", tmp_path, data="cnndm").trainings[0].settings.data.name == "cnn_dailymail"
 
 
 def test_a_small_plan_trains_its_own_model_first(tmp_path):
-    plan = reproduce.planned("cases", tmp_path, data="newswire", objectives=["ce", "ce + matches(2)"], limit=7)
+    plan = reproduce.make_plan("cases", tmp_path, data="newswire", objectives=["ce", "ce + matches(2)"], limit=7)
     assert plan.base.objective == "ce"
     assert {one.settings.model.name for one in plan.trainings} == {str(tmp_path / "base" / "model")}
     assert plan.baselines == ("lead-2", "random-facts")
@@ -78,7 +78,7 @@ def test_a_small_plan_trains_its_own_model_first(tmp_path):
 
 
 def test_data_of_ones_own_take_xsums_recipe(tmp_path):
-    plan = reproduce.planned("table2", tmp_path, data="my/folder", model="some/model", overrides=["train.epochs=3"])
+    plan = reproduce.make_plan("table2", tmp_path, data="my/folder", model="some/model", overrides=["train.epochs=3"])
     settings = plan.trainings[0].settings
     assert (settings.data.name, settings.model.name, settings.train.epochs) == ("my/folder", "some/model", 3.0)
     assert settings.generation == recipe.load("xsum").generation
@@ -171,4 +171,4 @@ def test_without_a_hub_the_built_in_corpus_is_taken(monkeypatch):
 
 def test_no_seeds_is_a_mistake(tmp_path):
     with pytest.raises(ValueError, match="--seeds must be 1 or more, got 0"):
-        reproduce.planned("table2", tmp_path, data="newswire", seeds=0)
+        reproduce.make_plan("table2", tmp_path, data="newswire", seeds=0)

@@ -13,7 +13,7 @@ import pytest
 import ngramloss
 from ngramloss import cli, files, recipe, run_folder
 from ngramloss.errors import UserError
-from ngramloss.files import held
+from ngramloss.files import lock_folder
 from ngramloss.metrics.scores import Scores
 from ngramloss.run_folder import NAMES, Busy, RunFolder
 from ngramloss.scoring import provenance, results, score_cache
@@ -224,8 +224,8 @@ def test_the_page_shows_no_training_beside_predictions_of_another_system(ours):
     from ngramloss.scoring import systems
 
     def page():
-        texts = systems.aligned(None, [ours])
-        return record.gathered(results.scored(texts, ["rouge"], samples=2, shuffles=2), texts)
+        texts = systems.align(None, [ours])
+        return record.build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
 
     assert page()["training"]
     assert page()["systems"][0]["docs_per_second"] > 0
@@ -258,7 +258,7 @@ def test_a_run_that_starts_over_while_it_is_scored_changes_no_label_and_gets_no_
 def test_a_second_process_is_told_that_the_folder_is_in_use(ours, capsys):
     before = everything(ours)
     sentence = f"error: another process is training, generating or scoring in {ours}. Wait for it to end, or choose another "
-    with held(ours, wait=False):
+    with lock_folder(ours, wait=False):
         for fresh in ([], ["--fresh"]):
             assert (train(ours, *fresh), capsys.readouterr().err) == (2, f"{sentence}--run.\n")
         assert (generate(ours), capsys.readouterr().err) == (2, f"{sentence}--out.\n")
@@ -271,7 +271,7 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
     def noted(function):
         def asked(*args, **kwargs):
             try:
-                with held(tmp_path / "a", wait=False):
+                with lock_folder(tmp_path / "a", wait=False):
                     free.append(function.__name__)
             except BlockingIOError:
                 pass
@@ -282,20 +282,20 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
         monkeypatch.setattr(runner, name, noted(getattr(runner, name)))
     assert train(tmp_path / "a") == 0
     assert free == []
-    with held(tmp_path / "a", wait=False):
+    with lock_folder(tmp_path / "a", wait=False):
         pass
 
 
 def test_only_the_first_process_of_torchrun_holds_the_folder(tmp_path):
-    with held(tmp_path, wait=False), runner._held(RunFolder(tmp_path), 1):
+    with lock_folder(tmp_path, wait=False), runner._held(RunFolder(tmp_path), 1):
         pass
-    with held(tmp_path, wait=False), pytest.raises(Busy), runner._held(RunFolder(tmp_path), 0):
+    with lock_folder(tmp_path, wait=False), pytest.raises(Busy), runner._held(RunFolder(tmp_path), 0):
         pass
 
 
 def test_a_scoring_beside_a_training_prints_its_table_and_warns(ours, capsys, monkeypatch):
     monkeypatch.setattr(score_cache, "PATIENCE", 0.3)
-    with held(ours, wait=False):
+    with lock_folder(ours, wait=False):
         began = time.monotonic()
         assert cli.main(["score", str(ours)]) == 0
         assert time.monotonic() - began < 20
@@ -306,7 +306,7 @@ def test_a_scoring_beside_a_training_prints_its_table_and_warns(ours, capsys, mo
 
 
 def test_a_lock_that_is_soon_free_is_waited_for(tmp_path, monkeypatch):
-    other = held(tmp_path, wait=False)
+    other = lock_folder(tmp_path, wait=False)
     other.__enter__()
     waits = []
 

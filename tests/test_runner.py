@@ -95,7 +95,7 @@ elif where == "pruning":
 elif where == "sealed":
     before(checkpoints, "prune", lambda folder: (folder / here / "whole.json").exists())
 elif where == "card":
-    before(card, "write", lambda *_: True)
+    before(card, "card_text", lambda *_: True)
 elif where == "model":
     whole = checkpoints.copy_model
     checkpoints.copy_model = lambda *args: (whole(*args), die())

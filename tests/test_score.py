@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramloss import cli
+from ngramloss.cli import score as score_verb
 from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
 from ngramloss.metrics.facts import _share, facts
@@ -172,10 +173,10 @@ def test_files_that_cannot_be_read_get_a_sentence(files, capsys):
         assert score(files, files / name) in (1, 2)
         assert sentence in capsys.readouterr().err
     with pytest.raises(ValueError, match="nothing to score"):
-        systems.aligned(files / "refs.jsonl", [])
+        systems.align(files / "refs.jsonl", [])
     (files / "good.txt").write_text("x")
     with pytest.raises(ValueError, match=r"two systems are called '.*/good'\. Rename a file\."):
-        systems.aligned(files / "refs.jsonl", [files / "good.jsonl", files / "good.txt"])
+        systems.align(files / "refs.jsonl", [files / "good.jsonl", files / "good.txt"])
 
 
 def test_a_file_named_twice_is_said_to_be_the_same(files, capsys):
@@ -187,7 +188,7 @@ def test_a_file_named_twice_is_said_to_be_the_same(files, capsys):
 
 def test_a_link_is_called_by_its_own_name_and_a_circle_of_links_is_no_file(files, capsys):
     (files / "best.jsonl").symlink_to(files / "good.jsonl")
-    assert systems.aligned(files / "refs.jsonl", [files / "best.jsonl"]).names == ["best"]
+    assert systems.align(files / "refs.jsonl", [files / "best.jsonl"]).names == ["best"]
     (files / "circle.jsonl").symlink_to(files / "circle.jsonl")
     assert score(files, files / "circle.jsonl") == 2
     assert "there is no" in capsys.readouterr().err
@@ -198,7 +199,7 @@ def test_only_the_ending_is_no_part_of_a_name(files):
     for name in names[:2]:
         (files / name).write_text((files / "good.jsonl").read_text())
     (files / names[2]).write_bytes(gzip.compress((files / "good.jsonl").read_bytes()))
-    assert systems.aligned(files / "refs.jsonl", [files / name for name in names]).names == ["bart.v1", "bart.v2", "x-0.5"]
+    assert systems.align(files / "refs.jsonl", [files / name for name in names]).names == ["bart.v1", "bart.v2", "x-0.5"]
 
 
 def test_names_that_cannot_be_shown_are_escaped(files, capsys):
@@ -236,7 +237,7 @@ def test_hostile_texts_are_texts(files, capsys):
 
 def test_halves_of_characters_are_read_as_one_that_stands_for_them(files, capsys):
     (files / "cut.jsonl").write_text("".join(f'{{"id": "{key}", "prediction": "it \\ud83d"}}\n' for key in REFERENCES))
-    found = systems.aligned(files / "refs.jsonl", [files / "cut.jsonl"])
+    found = systems.align(files / "refs.jsonl", [files / "cut.jsonl"])
     assert found.texts == [["it \ufffd"] * 3]
     assert score(files, files / "cut.jsonl", "--metrics", "rouge,bleu,chrf,shape") == 0
 
@@ -244,7 +245,7 @@ def test_halves_of_characters_are_read_as_one_that_stands_for_them(files, capsys
 def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
     (tmp_path / "refs.jsonl").write_text('{"reference": "a"}\n{"reference": "b"}\n')
     (tmp_path / "p.jsonl").write_text('{"prediction": "a"}\n\n{"prediction": "b"}\n')
-    assert systems.aligned(tmp_path / "refs.jsonl", [tmp_path / "p.jsonl"]).texts == [["a", "b"]]
+    assert systems.align(tmp_path / "refs.jsonl", [tmp_path / "p.jsonl"]).texts == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -404,13 +405,13 @@ def test_progress_is_no_option_and_numbers_may_be_whole():
 def test_a_byte_order_mark_and_foreign_line_ends_are_no_text(tmp_path):
     (tmp_path / "refs.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc\rd\xc2\x85e\r\n")
     (tmp_path / "p.txt").write_bytes(b"a b\nc d\n")
-    assert systems.aligned(tmp_path / "refs.txt", [tmp_path / "p.txt"]).task.references == [["a b"], ["c\rd\x85e"]]
+    assert systems.align(tmp_path / "refs.txt", [tmp_path / "p.txt"]).task.references == [["a b"], ["c\rd\x85e"]]
 
 
 def test_lines_and_ids_that_are_their_numbers_go_together(tmp_path):
     (tmp_path / "refs.txt").write_text("a\nb\n")
     write(tmp_path / "p.jsonl", {2: "two", 1: "one"}, "prediction")
-    assert systems.aligned(tmp_path / "refs.txt", [tmp_path / "p.jsonl"]).texts == [["one", "two"]]
+    assert systems.align(tmp_path / "refs.txt", [tmp_path / "p.jsonl"]).texts == [["one", "two"]]
 
 
 @pytest.mark.parametrize(("field", "what"), [("highlights", "reference"), ("target", "reference"), ("summary", "reference"), ("hypothesis", "prediction"), ("output", "prediction"), ("summary", "prediction"), ("article", "document"), ("dialogue", "document")])
@@ -434,15 +435,15 @@ def test_names_of_like_files_carry_their_folder(tmp_path):
     for path in paths:
         path.parent.mkdir()
         write(path, GOOD, "prediction")
-    found = systems.aligned(write(tmp_path / "refs.jsonl", REFERENCES, "summary"), paths)
+    found = systems.align(write(tmp_path / "refs.jsonl", REFERENCES, "summary"), paths)
     assert found.names == ["one/predictions", "two/predictions"]
 
 
 def test_several_references_take_the_best(tmp_path):
     path = tmp_path / "refs.jsonl"
     path.write_text(json.dumps({"id": "a", "references": ["something else", "the cat sat"]}) + "\n")
-    found = systems.aligned(path, [write(tmp_path / "p.jsonl", {"a": "the cat sat"}, "prediction")])
-    assert results.scored(found, samples=2, shuffles=2).figures["rouge1"][0].value == 100.0
+    found = systems.align(path, [write(tmp_path / "p.jsonl", {"a": "the cat sat"}, "prediction")])
+    assert results.score_systems(found, samples=2, shuffles=2).figures["rouge1"][0].value == 100.0
 
 
 WORDS = "the cats cat running run runs Mr. Smith's 3.5% don't jumped jump jumping happiness, étude 今天 a_b co-op x1 — “so” ! ."
@@ -602,7 +603,7 @@ def test_the_released_summaries_score_as_published(name):
 
 
 def test_the_examples_in_the_help_work_when_pasted(tmp_path):
-    examples = cli.SCORE_EXAMPLES.partition("runs, after")[0].splitlines()[1:]
+    examples = score_verb.SCORE_EXAMPLES.partition("runs, after")[0].splitlines()[1:]
     program = f"ngramloss() {{ '{sys.executable}' -m ngramloss \"$@\"; }}\nset -e\n" + "\n".join(examples)
     done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr

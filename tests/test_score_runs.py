@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ngramloss import cli
-from ngramloss.files import held
+from ngramloss.files import lock_folder
 from ngramloss.metrics.scores import Absent, Scores
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
 from ngramloss.scoring.audit import Limits, limits, oddities
@@ -92,7 +92,7 @@ def test_a_long_metric_tells_how_far_it_is(tmp_path, monkeypatch):
 
     monkeypatch.setitem(results.METRICS, "slow", (slow, ("references", "predictions")))
     told = []
-    results.scored(systems.aligned(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append)
+    results.score_systems(systems.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append)
     assert told == ["slow of a", *(f"slow of a: {done} of 3 documents" for done in (1, 2, 3)), "intervals and tests"]
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, capsys):
 
 def test_two_that_score_a_run_at_once_both_keep_their_figures(tmp_path):
     folder = run(tmp_path / "a")
-    with held(folder, wait=True):
+    with lock_folder(folder, wait=True):
         arguments = [sys.executable, "-m", "ngramloss", "score", str(folder), "--json", "--metrics"]
         jobs = [subprocess.Popen([*arguments, metric], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for metric in ("rouge", "bleu", "chrf", "shape")]
         with pytest.raises(subprocess.TimeoutExpired):   # both wait here
@@ -362,8 +362,8 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
 
 
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
-    texts = systems.aligned(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
-    found = results.scored(texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those))
+    texts = systems.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
+    found = results.score_systems(texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those))
     assert found.audit == [["3 longer than the 20 tokens allowed"]]
 
 
@@ -467,7 +467,7 @@ def test_lower_is_better_is_marked(tmp_path, capsys, monkeypatch):
 
 
 def test_marks_are_corrected_for_several_comparisons():
-    figures = significance.compared([{"x": [1.0, 2.0, 3.0, 4.0] * 5}] + [{"x": [1.1, 2.0, 3.2, 4.1] * 5}] * 3, samples=50, shuffles=50)["x"]
+    figures = significance.compare([{"x": [1.0, 2.0, 3.0, 4.0] * 5}] + [{"x": [1.1, 2.0, 3.2, 4.1] * 5}] * 3, samples=50, shuffles=50)["x"]
     larger = [max(one.p_bootstrap, one.p_randomisation) for one in figures[1:]]
     assert [one.p_holm for one in figures[1:]] == significance.holm(larger)
     assert figures[0].p_holm is None
@@ -477,8 +477,8 @@ def test_marks_are_corrected_for_several_comparisons():
 
 
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
-    texts = systems.aligned(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
-    one = results.scored(texts, samples=20, shuffles=20).figures["rouge1"][1]
+    texts = systems.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
+    one = results.score_systems(texts, samples=20, shuffles=20).figures["rouge1"][1]
     told = score(capsys, tmp_path / "a", tmp_path / "b")["systems"][1]
     assert told["against_first"]["rouge1"] == {
         "difference": one.difference, "interval": [one.difference_low, one.difference_high],
@@ -545,5 +545,5 @@ def test_a_run_and_its_own_file_are_one_system(tmp_path, capsys):
 
 def test_names_of_folders_are_theirs_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(run(tmp_path / "xsum-v1.5"))
-    assert systems.aligned(None, [tmp_path / "xsum-v1.5"]).names == ["xsum-v1.5"]
-    assert systems.aligned(None, [type(tmp_path)(".")]).names == ["xsum-v1.5"]
+    assert systems.align(None, [tmp_path / "xsum-v1.5"]).names == ["xsum-v1.5"]
+    assert systems.align(None, [type(tmp_path)(".")]).names == ["xsum-v1.5"]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.scores import Pooled
-from ngramloss.scoring.significance import between_seeds, compared, holm, over_seeds
+from ngramloss.scoring.significance import between_seeds, compare, holm, over_seeds
 
 
 def figures(*systems, **options):
-    return compared([{"x": system} for system in systems], **options)["x"]
+    return compare([{"x": system} for system in systems], **options)["x"]
 
 
 def noise(count=200, seed=0):
@@ -82,7 +82,7 @@ def test_the_seed_decides_and_figures_share_their_draws():
     one, two = noise(), noise(seed=1)
     assert figures(one, two, seed=3) == figures(one, two, seed=3)
     assert figures(one, two, seed=3) != figures(one, two, seed=4)
-    both = compared([{"x": one, "y": two}, {"x": two, "y": one}])
+    both = compare([{"x": one, "y": two}, {"x": two, "y": one}])
     assert both["x"][1].difference == -both["y"][1].difference
     assert both["x"][1].p_bootstrap == both["y"][1].p_bootstrap
     for here, there in zip(both["x"], figures(one, two), strict=True):   # to rounding: a product's order follows its size
@@ -92,9 +92,9 @@ def test_the_seed_decides_and_figures_share_their_draws():
 def test_a_figure_among_others_is_what_it_is_alone():
     rng = np.random.default_rng(0)
     systems = [{"x": rng.normal(k, 1, 30), "pooled": Pooled(rng.random((30, 3)), lambda sums: sums[..., 0] / sums[..., 1:].sum(-1)), "y": rng.normal(3 * k, 2, 30)} for k in range(3)]
-    whole = compared(systems, samples=300, shuffles=300)
+    whole = compare(systems, samples=300, shuffles=300)
     for name in systems[0]:
-        alone = compared([{name: system[name]} for system in systems], samples=300, shuffles=300)[name]
+        alone = compare([{name: system[name]} for system in systems], samples=300, shuffles=300)[name]
         for here, there in zip(whole[name], alone, strict=True):
             assert here == pytest.approx(there, abs=1e-9)
 
@@ -123,8 +123,8 @@ def test_what_cannot_be_drawn_is_refused(options, sentence):
 
 
 def test_only_figures_that_all_systems_have_are_compared():
-    assert list(compared([{"x": [1.0], "y": [1.0]}, {"y": [2.0]}], samples=5, shuffles=5)) == ["y"]
-    assert compared([{"x": [1.0]}, {"y": [2.0]}]) == {}
+    assert list(compare([{"x": [1.0], "y": [1.0]}, {"y": [2.0]}], samples=5, shuffles=5)) == ["y"]
+    assert compare([{"x": [1.0]}, {"y": [2.0]}]) == {}
 
 
 def test_a_pooled_figure_is_resampled_by_what_documents_add():
@@ -132,7 +132,7 @@ def test_a_pooled_figure_is_resampled_by_what_documents_add():
     texts = ["the cat sat on a mat today", "a dog ran over the hill", "it rained in the old town"] * 4
     other = ["the cat sat on the mat", "a dog ran over the green hill", "all day it rained in the old town"] * 4
     scores = [bleu(references, those) for those in (texts, other)]
-    first, second = compared([one.pooled for one in scores], samples=50, shuffles=50)["bleu"]
+    first, second = compare([one.pooled for one in scores], samples=50, shuffles=50)["bleu"]
     import sacrebleu
 
     for found, those in ((first, texts), (second, other)):

@@ -169,7 +169,7 @@ def test_a_run_of_an_earlier_version_and_one_of_now_are_seeds_of_one_system(tmp_
 
 
 def test_a_reproduction_begun_by_an_earlier_version_goes_on(tmp_path):
-    plan = reproduce.planned("table2", tmp_path, data="newswire", objectives=["ce"])
+    plan = reproduce.make_plan("table2", tmp_path, data="newswire", objectives=["ce"])
     reproduce._claim(plan)
     now = json.loads((tmp_path / "plan.json").read_text())
     before = now["recipe"].replace('revision = "main"\n', 'revision = "main"\ntrust_remote_code = false\n')

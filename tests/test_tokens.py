@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ngramloss.data import Example, fingerprint, tokens
 from ngramloss.data.sentences import sentences
-from ngramloss.data.tokens import Padder, Shape, Tokens, separator_id, sources, tokenised, tokenizer_fingerprint
+from ngramloss.data.tokens import Padder, Shape, Tokens, separator_id, sources, tokenise, tokenizer_fingerprint
 
 ROOMY = Shape(max_source=10_000)
 DOCUMENT = "The cat sat. It slept there! Was the dog awake?"
@@ -54,7 +54,7 @@ def tokens_of(tokenizer, text, separator, splitter="pysbd"):
 
 
 def made(tmp_path, examples=EXAMPLES, tokenizer=None, shape=ROOMY):
-    return tokenised(examples, fingerprint(examples), tokenizer or tiny_tokenizers.ours(), shape, cache=tmp_path)
+    return tokenise(examples, fingerprint(examples), tokenizer or tiny_tokenizers.ours(), shape, cache=tmp_path)
 
 
 # Separators and cutting
@@ -195,10 +195,10 @@ def test_a_target_is_cut_and_still_ends(tmp_path, ours):
 def test_many_examples_are_tokenised_in_chunks_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(tokens, "CHUNK", 2)
     counted = []
-    found = tokenised(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY, cache=tmp_path / "a", progress=counted.append)
+    found = tokenise(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY, cache=tmp_path / "a", progress=counted.append)
     assert counted == [2, 1]
     monkeypatch.setattr(tokens, "CHUNK", 1000)
-    at_once = tokenised(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY, cache=tmp_path / "b")
+    at_once = tokenise(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY, cache=tmp_path / "b")
     for one, other in zip(found, at_once, strict=True):
         assert all(one[name].tolist() == other[name].tolist() for name in ("input_ids", "labels"))
 
@@ -292,7 +292,7 @@ def test_no_examples_are_refused(tmp_path):
 
 def test_tokens_go_to_the_common_cache_unless_told_otherwise(monkeypatch, tmp_path):
     monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path))
-    found = tokenised(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY)
+    found = tokenise(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY)
     assert found.folder.parent == tmp_path / "tokens"
 
 

@@ -5,7 +5,7 @@ from functools import cache
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ngramloss.training.models import trained_tokenizer
+from ngramloss.training.models import train_tokenizer
 
 TEXTS = [
     "The cat sat on the mat. It slept there all day! Was the dog awake?",
@@ -17,7 +17,7 @@ TEXTS = [
 @cache
 def ours():
     """As recipes train it: byte-level BPE, <s> text </s>."""
-    return trained_tokenizer(TEXTS, 400)
+    return train_tokenizer(TEXTS, 400)
 
 
 def bart_like():
@@ -64,7 +64,7 @@ def bert_like():
 
 def mbart_like():
     """Ours, with a language after the end of a text."""
-    tokenizer = trained_tokenizer(TEXTS, 400)
+    tokenizer = train_tokenizer(TEXTS, 400)
     tokenizer.add_special_tokens({"additional_special_tokens": ["en_XX"]})
     language = tokenizer.convert_tokens_to_ids("en_XX")
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(

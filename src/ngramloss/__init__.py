@@ -15,10 +15,10 @@ from ngramloss.version import lacking
 if TYPE_CHECKING:
     from ngramloss.errors import UserError as UserError
     from ngramloss.hf.attach import attach as attach
-    from ngramloss.hf.attach import compute_loss_func as compute_loss_func
     from ngramloss.hf.attach import detach as detach
     from ngramloss.hf.attach import last_parts as last_parts
     from ngramloss.hf.log_parts import LogParts as LogParts
+    from ngramloss.hf.step_loss import compute_loss_func as compute_loss_func
     from ngramloss.hf.trainer import NgramTrainer as NgramTrainer
     from ngramloss.loss import JointLoss as JointLoss
     from ngramloss.objectives import OBJECTIVES as OBJECTIVES
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "attach": "hf.attach",
-    "compute_loss_func": "hf.attach",
+    "compute_loss_func": "hf.step_loss",
     "detach": "hf.attach",
     "last_parts": "hf.attach",
     "UserError": "errors",

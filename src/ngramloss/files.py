@@ -102,7 +102,7 @@ def _beside(path: Path) -> Path:
 
 
 @contextmanager
-def held(folder: Path, *, wait: bool) -> Iterator[None]:
+def lock_folder(folder: Path, *, wait: bool) -> Iterator[None]:
     """Lock a folder against other processes that ask for it; however this one ends, it is free again.
 
     No file is left behind, and a folder that cannot be written to can be locked. Where the system (Windows) or the file

@@ -89,7 +89,7 @@ class Reproduced(NamedTuple):
     page: Path
 
 
-def planned(
+def make_plan(
     table: str, folder: Path, *, data: str | None = None, model: str | None = None, seeds: int = 1,
     objectives: Sequence[str] = (), overrides: Sequence[str] = (), metrics: Sequence[str] = (), limit: int = 0,
 ) -> Plan:
@@ -130,7 +130,7 @@ def chosen_data() -> str:
     return "xsum" if _hub_answers() else SMALL
 
 
-def reproduced(
+def reproduce(
     plan: Plan, page_folder: Path, *, options: dict[str, dict[str, object]] | None = None, say: Say = print,
     progress: Callable[[int, int], None] | None = None, trust_remote_code: bool = False,
 ) -> Reproduced | None:
@@ -171,14 +171,14 @@ def reproduced(
         _written(work, plan.folder / baseline, progress)
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / baseline for baseline in plan.baselines]
-    texts = systems.aligned(None, folders)
-    result = results.scored(texts, plan.metrics, options=options)
+    texts = systems.align(None, folders)
+    result = results.score_systems(texts, plan.metrics, options=options)
     begin("the page")
-    shown = record.gathered(
-        result, texts, title=_title(plan), notes=[plan.note, seen(result)], deviations=deviations(plan),
+    shown = record.build_record(
+        result, texts, title=_title(plan), notes=[plan.note, differences_sentence(result)], deviations=deviations(plan),
         paper_of=_paper_data(plan),
     )
-    return Reproduced(result, texts, page.written(shown, page_folder))
+    return Reproduced(result, texts, page.write_page(shown, page_folder))
 
 
 def deviations(plan: Plan) -> list[str]:
@@ -195,7 +195,7 @@ def deviations(plan: Plan) -> list[str]:
     return apart
 
 
-def seen(result: results.Result, figure: str = "rouge2") -> str:
+def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
     """What was seen of the objectives in one figure, as a sentence."""
     label = record.LABELS[figure]
     if result.seeds:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.errors import UserError
-from ngramloss.files import fingerprint, held, remove, write_whole
+from ngramloss.files import fingerprint, lock_folder, remove, write_whole
 
 
 class Busy(UserError):
@@ -115,7 +115,7 @@ class RunFolder:
         with ExitStack() as stack:
             while True:
                 try:
-                    stack.enter_context(held(self.path, wait=False))
+                    stack.enter_context(lock_folder(self.path, wait=False))
                     break
                 except BlockingIOError:
                     if time.monotonic() > until:

@@ -52,7 +52,7 @@ class Row(NamedTuple):
     why_not: str = ""
 
 
-def measured(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -> Iterator[Row]:
+def measure(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -> Iterator[Row]:
     """Every contestant at every size; the floor and stock come first, to compare with."""
     for name in sizes:
         size = SIZES[name]

@@ -15,7 +15,7 @@ BASE = 512
 """Costs are shown as a multiple of the cost at this T."""
 
 
-def measured(objective: str, *, batch: int, longest: int, device: str) -> Iterator[str]:
+def measure(objective: str, *, batch: int, longest: int, device: str) -> Iterator[str]:
     """A line for each T: milliseconds from statistics to loss and gradient, and the multiple of T = 512."""
     loss_fn = JointLoss(objective)
     if loss_fn.needs:

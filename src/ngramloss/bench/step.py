@@ -26,7 +26,7 @@ class Step(NamedTuple):
 STOCK = "the model's own cross-entropy"
 
 
-def measured(
+def measure(
     model_name: str, objectives: list[str], *, batch: int, source: int, target: int, precision: str, device: str,
     loops: bool, trust_remote_code: bool = False,
 ) -> Iterator[Step]:

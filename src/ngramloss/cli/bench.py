@@ -90,7 +90,7 @@ def _bench_head(options: argparse.Namespace) -> int:
     title = f"{head.machine(device)}, {str(dtype).removeprefix('torch.')}"
     print_result(title)
     rows: list[head.Row] = []
-    for row in head.measured(sizes, device, dtype, loops=options.loops):
+    for row in head.measure(sizes, device, dtype, loops=options.loops):
         if not rows or row.size != rows[-1].size:
             print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<46}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/floor':>9}")
         rows.append(row)
@@ -112,7 +112,7 @@ def _bench_step(options: argparse.Namespace) -> int:
     title = f"{settings}, {head.machine(device)}"
     print_result(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}")
     rows = []
-    for row in step.measured(
+    for row in step.measure(
         options.model, options.objective, batch=options.batch, source=options.source, target=options.target,
         precision=precision, device=device, loops=options.loops, trust_remote_code=options.trust_remote_code,
     ):  # fmt: skip
@@ -128,7 +128,7 @@ def _bench_ngrams(options: argparse.Namespace) -> int:
     from ngramloss.bench import ngrams
 
     device = chosen_device(options)
-    for line in ngrams.measured(options.objective, batch=options.batch, longest=options.longest, device=device):
+    for line in ngrams.measure(options.objective, batch=options.batch, longest=options.longest, device=device):
         print_result(line)
     return 0
 

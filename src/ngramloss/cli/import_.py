@@ -53,10 +53,10 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("name a file to write with --out.")
     order, gold = (Path(given) if given else None for given in (options.order, options.gold))
     marks = [] if options.sentences == ["none"] else options.sentences
-    found = import_summaries.imported(
+    found = import_summaries.read_summaries(
         Path(options.file), Path(options.references), marks=marks, ptb=options.ptb, order=order, gold=gold
     )
-    import_summaries.write(found, out)
+    import_summaries.write_summaries(found, out)
     for mark, count in found.marks.items():
         tell(f"note: {mark} parts sentences; it was seen {count} times.")
     for note in found.notes:

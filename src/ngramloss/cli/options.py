@@ -58,7 +58,7 @@ def add_device(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
 
 
-def scored(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
+def score_from_options(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
     """What the options of score and report ask for, with a line that tells what is being done."""
     from pathlib import Path
 
@@ -71,11 +71,11 @@ def scored(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned
     limits = audit.limits(options.limits) if options.limits else None
     count = audit.counter(options.tokenizer) if options.tokenizer else None
     references, documents = (Path(given) if given else None for given in (options.references, options.documents))
-    texts = systems.aligned(references, [Path(path) for path in options.predictions], documents)
+    texts = systems.align(references, [Path(path) for path in options.predictions], documents)
     for warning in texts.warnings:
         tell(f"warning: {warning}")
     show = sys.stderr.isatty()
-    result = results.scored(
+    result = results.score_systems(
         texts, chosen, options=settings, samples=options.samples, shuffles=options.shuffles, seed=options.seed,
         limits=limits, count=count,
         progress=show_progress if show else None,

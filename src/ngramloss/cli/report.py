@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_scoring, scored, verb
+from ngramloss.cli.options import Verbs, add_scoring, score_from_options, verb
 from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
@@ -39,6 +39,6 @@ def run(options: argparse.Namespace) -> int:
 
     if Path(options.out).is_file():
         raise UserError(f"{options.out} is a file; -o needs a folder, which will be made.")
-    result, texts = scored(options)
-    print_result(page.written(record.gathered(result, texts, title=options.title), Path(options.out)))
+    result, texts = score_from_options(options)
+    print_result(page.write_page(record.build_record(result, texts, title=options.title), Path(options.out)))
     return 0

@@ -65,20 +65,20 @@ def run(options: argparse.Namespace) -> int:
     chosen = [name for name in options.metrics.split(",") if name]
     of_metrics = [setting for setting in options.set if setting.partition(".")[0] in chosen]
     folder = Path(options.runs or Path("runs") / f"reproduce-{Path(data).name}")
-    plan = reproduce.planned(
+    plan = reproduce.make_plan(
         options.table, folder, data=data, model=options.model, seeds=options.seeds, objectives=options.objectives,
         overrides=[setting for setting in options.set if setting not in of_metrics], metrics=chosen,
         limit=options.limit,
     )  # fmt: skip
     with tqdm(unit=" documents", desc="writing", leave=False, disable=not sys.stderr.isatty()) as bar:
-        done = reproduce.reproduced(
+        done = reproduce.reproduce(
             plan, Path(options.out), options=metric_options(of_metrics, chosen),
             say=lambda text: bar.write(escape.for_terminal(text), file=sys.stderr),
             progress=lambda count, _: bar.update(count), trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
     if done is None:
         return 130
-    print_result(f"{plan.note}\n{reproduce.seen(done.result)}\n")
+    print_result(f"{plan.note}\n{reproduce.differences_sentence(done.result)}\n")
     for line in tables.columns(reproduce.rows(done.result, plan)):
         print_result(line)
     if options.table == "cases":

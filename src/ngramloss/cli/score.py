@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_scoring, output_file, scored, verb
+from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, verb
 from ngramloss.cli.output import print_result
 
 SCORE = """\
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.scoring import tables
 
     kept = output_file(options.per_document, [*options.predictions, options.references, options.documents])
-    result, _ = scored(options)
+    result, _ = score_from_options(options)
     if kept is not None:
         tables.write_documents(result, kept)
     forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}

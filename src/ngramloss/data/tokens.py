@@ -76,7 +76,7 @@ class Tokens(Dataset[dict[str, Ids]]):
         return lengths
 
 
-def tokenised(
+def tokenise(
     examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *,
     cache: Path | None = None, progress: Callable[[int], None] | None = None,
 ) -> Tokens:

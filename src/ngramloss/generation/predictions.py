@@ -21,7 +21,7 @@ from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import appended, fingerprint, whole_rows, write_whole
 from ngramloss.generation.baselines import baseline_writer
-from ngramloss.generation.search import Written, loaded, model_of_run, summaries
+from ngramloss.generation.search import Written, load_model, model_of_run, summaries
 from ngramloss.recipe import Data, Generation, Model, Recipe
 from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
@@ -220,7 +220,7 @@ def _writer(work: Job) -> Writer:
         splits = {"sentences": "pysbd"} if work.model.startswith("lead-") else {}
         return Writer(lambda examples: [Written(text, 0) for text in baseline(examples)], None,
                       {"model": work.model, **splits})
-    model, tokenizer = loaded(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
+    model, tokenizer = load_model(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
     if work.generation is not None:
         from ngramloss.training.models import prepare_generation
 
@@ -238,10 +238,10 @@ def _writer(work: Job) -> Writer:
         return [one._replace(text="\n".join(sentences(one.text))) for one in written] if by_line else written
 
     def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
-        from ngramloss.generation.teacher_forced import seen
+        from ngramloss.generation.teacher_forced import forced_predictions
 
         references = [example.target for example in examples]
-        return seen(model, tokenizer, ids(examples), references, max_target=shape.max_target)
+        return forced_predictions(model, tokenizer, ids(examples), references, max_target=shape.max_target)
 
     own = Path(work.loading.name).is_dir() and work.loading.name != work.model
     weights = weight_files(Path(work.loading.name))

@@ -25,7 +25,7 @@ class Written(NamedTuple):
     tokens: int
 
 
-def loaded(settings: Model, *, device: str | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
+def load_model(settings: Model, *, device: str | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
     """A trained model on its device, and its tokenizer."""
     tokenizer, _ = models.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
     model = models.load(settings, tokenizer, trust_remote_code=trust_remote_code)
@@ -48,7 +48,7 @@ def of_run(
         raise MissingFileError(f"there is no {run.model}. Make it with: ngramloss train RECIPE --run {folder}")
     settings = recipe.load(str(run.recipe))
     loading = model_of_run(folder, settings.model)
-    model, tokenizer = loaded(loading, device=device, trust_remote_code=trust_remote_code)
+    model, tokenizer = load_model(loading, device=device, trust_remote_code=trust_remote_code)
     data = settings.data
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
     return [one.text for one in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]

@@ -14,7 +14,7 @@ from ngramloss.stats import IGNORE_INDEX, token_stats
 
 
 @torch.inference_mode()
-def seen(
+def forced_predictions(
     model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], references: Sequence[str], *,
     max_target: int, batch_size: int = 16,
 ) -> Iterator[dict[str, list[Any]]]:

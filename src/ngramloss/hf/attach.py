@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
@@ -28,13 +25,11 @@ from ngramloss.hf.calls import (
     outputs_are_read,
 )
 from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
+from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
-from ngramloss.stats import IGNORE_INDEX
 
 ModelT = TypeVar("ModelT", bound=Module)
-Outputs = Any
-"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. transformers itself is never imported here."""
 
 
 def attach(
@@ -127,128 +122,6 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
         _add_decoder_inputs(bare(model), inputs, labels)
     logits: Tensor = model(**inputs, return_dict=True).logits            # [B, T, V]
     return logits
-
-
-def compute_loss_func(
-    objective: str | Iterable[Term] | Term, *, shift: bool | None = None, **options: Any
-) -> Callable[..., Tensor]:
-    """The ``compute_loss_func=`` of a stock Trainer, for those who keep their model and its logits.
-
-    Args:
-        objective: as in :class:`JointLoss`.
-        shift: whether position t predicts label t + 1. Known from the outputs by default: no for an
-            encoder-decoder, yes for a causal model.
-        options: of :class:`JointLoss`.
-
-    Returns:
-        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``.
-    """
-    return functools.partial(_loss_of_outputs, StepLoss(JointLoss(objective, **options)), shift)
-
-
-def shifted(labels: Tensor) -> Tensor:
-    """Labels for a decoder-only model: position t predicts token t + 1, the last one nothing, [B, T]."""
-    return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
-
-
-class LastCall(NamedTuple):
-    """What is remembered of a call.
-
-    Attributes:
-        parts: each term, unweighted and detached.
-        labels: that it was computed for, beside the positions that predict them, [B, T].
-        num_tokens: what token terms were divided by, if it was given: then parts add up over a step's micro-batches.
-        num_sequences: what the other terms were divided by, if it was given.
-    """
-
-    parts: dict[str, Tensor]
-    labels: Tensor | None = None
-    num_tokens: Any = None
-    num_sequences: Any = None
-
-
-class _ThreadsCall(threading.local):
-    """The last call of each thread. A copy, also by pickle, begins anew."""
-
-    call: LastCall | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_ThreadsCall, ())
-
-
-class StepLoss:
-    """A joint loss under a trainer that counts the tokens of a step, and perhaps its sequences."""
-
-    def __init__(self, loss_fn: JointLoss) -> None:
-        self.loss_fn = loss_fn
-        self.warned = all(part.per == "token" for part in loss_fn.parts)
-        self._thread = _ThreadsCall()
-        self._newest, self._newest_was_traced = LastCall({}), False
-
-    @property
-    def last(self) -> LastCall:
-        """The last call in this thread; of compiled code in any, as its writes to a thread's own variables are lost."""
-        return self._newest if self._newest_was_traced or self._thread.call is None else self._thread.call
-
-    def _remember(self, call: LastCall) -> None:
-        self._newest, self._newest_was_traced = call, torch.compiler.is_compiling()
-        if not torch.compiler.is_compiling():
-            self._thread.call = call
-
-    def __call__(
-        self, score: Callable[..., tuple[Tensor, dict[str, Tensor]]], labels: Tensor, *,
-        num_items_in_batch: Any = None, num_tokens: Any = None, num_sequences: Any = None,
-    ) -> Tensor:
-        """The loss that ``score`` gives the labels under the step's denominators. Its parts are remembered.
-
-        Denominators given are used as they are. Else, with N tokens in the step, ``ce`` is divided by N, and the
-        other terms by (sequences here · N / tokens here): they are scaled by this micro-batch's share of the tokens.
-        """
-        if num_items_in_batch is not None and num_sequences is None:
-            self._warn()
-            real = labels != IGNORE_INDEX                                # [B, T]
-            step = num_items_in_batch
-            items = step.to(labels.device) if isinstance(step, Tensor) else step   # []
-            num_sequences = real.any(-1).sum() * items / real.sum().clamp_min(1)   # []
-        num_tokens = num_items_in_batch if num_tokens is None else num_tokens
-        loss, parts = score(labels=labels, num_tokens=num_tokens, num_sequences=num_sequences, return_parts=True)
-        self._remember(LastCall(parts, labels, num_tokens, num_sequences))
-        return loss
-
-    def _warn(self) -> None:
-        if self.warned or torch.compiler.is_compiling():
-            return
-        self.warned = True
-        warnings.warn(
-            "a stock Trainer counts the tokens of a step, not its sequences, so the sequence terms of "
-            f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens: exact where the mean length "
-            "is the same in all of them. NgramTrainer counts both and is always exact; a loop of your own "
-            "can pass num_tokens and num_sequences to the model. Silence this with "
-            "warnings.filterwarnings('ignore', message='a stock Trainer').",
-            stacklevel=2,
-        )
-
-
-def _loss_of_outputs(
-    loss: StepLoss, shift: bool | None, outputs: Outputs, labels: Tensor | None, num_items_in_batch: Any = None
-) -> Tensor:
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits   # [B, T, V]
-    if labels is None or logits.shape[:2] != labels.shape:
-        came = "no labels" if labels is None else f"labels {list(labels.shape)}"
-        raise UserError(
-            f"one label belongs to one position, got logits {list(logits.shape)} and {came}. Trainer takes the labels "
-            "away before the model's forward, so the batch must carry `decoder_input_ids`: use "
-            "DataCollatorForSeq2Seq(tokenizer, model=model)."
-        )
-    kind = type(outputs).__name__
-    if shift is None and "Seq2Seq" not in kind and "Causal" not in kind:
-        raise UserError(
-            f"cannot tell from outputs of type {kind} whether position t predicts label t or t + 1. "
-            "Say compute_loss_func(..., shift=False) or shift=True."
-        )
-    aligned = shifted(labels) if shift or (shift is None and "Causal" in kind) else labels   # [B, T]
-    score: Any = functools.partial(loss.loss_fn, logits)
-    return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)
 
 
 class _State:
@@ -412,13 +285,8 @@ def _shifts(model: Any) -> bool:
     )
 
 
-def _is_ours(function: Any) -> bool:
-    """Whether a ``compute_loss_func`` is one of :func:`compute_loss_func`."""
-    return isinstance(function, functools.partial) and function.func is _loss_of_outputs
-
-
 def _refuse_loss_made_elsewhere(model: Module, loss_fn: JointLoss, *, labels: bool) -> None:
-    setting = loss_made_elsewhere(model, labels, _is_ours)
+    setting = loss_made_elsewhere(model, labels, is_compute_loss_func)
     if setting:
         name, _, factor = setting.partition("=")
         instead = f"and write it in the objective: ce(smoothing={factor})" if factor else (

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ngramloss.hf.attach import LastCall, attached_loss, last_call
+from ngramloss.hf.attach import attached_loss, last_call
+from ngramloss.hf.step_loss import LastCall
 from ngramloss.stats import IGNORE_INDEX
 
 

@@ -47,7 +47,7 @@ class Documents(NamedTuple):
     known: int
 
 
-def packed(value: Any) -> str:
+def pack(value: Any) -> str:
     """JSON, gzipped, in base64. Half a surrogate pair, which no UTF-8 can hold, becomes a question mark."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _base64(text.encode("utf-8", "replace"))
@@ -56,7 +56,7 @@ def packed(value: Any) -> str:
 def texts(references: Sequence[Sequence[str]], systems: Sequence[Sequence[str]]) -> list[str]:
     """Blocks of ``[references of a case, its texts by system]``."""
     rows = [[list(those), [system[place] for system in systems]] for place, those in enumerate(references)]
-    return [packed(rows[start : start + BLOCK]) for start in range(0, len(rows), BLOCK)]
+    return [pack(rows[start : start + BLOCK]) for start in range(0, len(rows), BLOCK)]
 
 
 def figures(systems: Sequence[Sequence[float | None]]) -> Figures:
@@ -85,7 +85,7 @@ def documents(those: Sequence[str | None], room: int) -> Documents:
     places: list[int] = []
     failures = 0
     for group in _groups(those):
-        block = packed([those[place] for place in group])
+        block = pack([those[place] for place in group])
         if len(block) > room:
             failures += 1
             if failures == _PATIENCE:
@@ -119,12 +119,12 @@ def novelty(system: Sequence[str], sources: Sequence[str | None]) -> list[float 
     ]
 
 
-def seen(cases: Mapping[str, Mapping[str, Any]]) -> str:
+def pack_forced(cases: Mapping[str, Mapping[str, Any]]) -> str:
     """What a system's objective saw, by id, with probabilities as far as a shade can show them."""
     kept = {
         key: {name: [_short(value) for value in values] for name, values in case.items()} for key, case in cases.items()
     }
-    return packed(kept)
+    return pack(kept)
 
 
 def is_number(value: Any) -> TypeGuard[float]:

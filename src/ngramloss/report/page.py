@@ -21,7 +21,7 @@ _KEYS = ("title", "notes", "version", "made", "systems", "absent", "signatures",
 _SCRIPTS = ("page.js", "training.js", "cases.js", "spread.js")
 
 
-def written(data: Mapping[str, Any], folder: Path, *, budget: int = BUDGET) -> Path:
+def write_page(data: Mapping[str, Any], folder: Path, *, budget: int = BUDGET) -> Path:
     """Write ``folder/index.html`` and return its path.
 
     Every key of the dict may be missing or empty:
@@ -50,11 +50,11 @@ def written(data: Mapping[str, Any], folder: Path, *, budget: int = BUDGET) -> P
     check(data)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
-    write_whole(path, rendered(data, budget=budget))
+    write_whole(path, page_text(data, budget=budget))
     return path
 
 
-def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
+def page_text(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
     """The whole page as text that UTF-8 can hold: half a surrogate pair becomes a question mark."""
     try:
         import jinja2
@@ -91,7 +91,7 @@ def rendered(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
         return _sound(template.render(**known, blocks=packed, facts=escaped(facts)))
     facts["documents"] = {"starts": kept.starts, "kept": len(kept.places), "known": kept.known}
     packed |= {f"document-{place}": block for place, block in enumerate(kept.blocks)}
-    packed["places"] = blocks.packed(kept.places)
+    packed["places"] = blocks.pack(kept.places)
     return _sound(template.render(**known, blocks=packed, facts=escaped(facts)))
 
 
@@ -161,7 +161,7 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
     }  # fmt: skip
     if not ids:
         return {}, facts
-    packed = {"ids": blocks.packed(ids)}
+    packed = {"ids": blocks.pack(ids)}
     for place, block in enumerate(blocks.texts(cases["references"], cases["texts"])):
         packed[f"texts-{place}"] = block
     scores = _with_shape(cases)
@@ -176,7 +176,7 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
         })  # fmt: skip
     for name, those in (data.get("seen") or {}).items():
         if those:
-            packed[f"seen-{len(facts['seen'])}"] = blocks.seen(those)
+            packed[f"seen-{len(facts['seen'])}"] = blocks.pack_forced(those)
             facts["seen"].append(name)
     return packed, facts
 

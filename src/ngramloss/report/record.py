@@ -45,11 +45,11 @@ MEMBERS = {
 """Metric → its figures that are not called like it."""
 
 
-def gathered(
+def build_record(
     result: Result, texts: Aligned, *, title: str = "ngramloss report", notes: Sequence[str] = (),
     deviations: Sequence[str] = (), paper_of: str | None = None,
 ) -> dict[str, Any]:
-    """The page's record; ``report.page.written`` says what is in it.
+    """The page's record; ``report.page.write_page`` says what is in it.
 
     Args:
         result: of scoring the texts.

@@ -48,7 +48,7 @@ class Imported(NamedTuple):
     notes: list[str]
 
 
-def imported(
+def read_summaries(
     path: Path, references: Path, *, marks: Sequence[str] | None = None, ptb: bool = False,
     order: Path | None = None, gold: Path | None = None,
 ) -> Imported:
@@ -89,7 +89,7 @@ def imported(
     return Imported(predictions, found, notes)
 
 
-def write(found: Imported, path: Path) -> None:
+def write_summaries(found: Imported, path: Path) -> None:
     """Write predictions as JSONL, whole or not at all."""
     rows = ({"id": key, "prediction": text} for key, text in found.predictions.items())
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

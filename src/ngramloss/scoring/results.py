@@ -90,7 +90,7 @@ class Result(NamedTuple):
     unkept: list[str]
 
 
-def scored(
+def score_systems(
     texts: Aligned, metrics: Sequence[str] = ("rouge",), *, options: Mapping[str, Mapping[str, Any]] | None = None,
     samples: int = significance.SAMPLES, shuffles: int = significance.SHUFFLES, seed: int = significance.SEED,
     limits: Limits | None = None, count: Callable[[Sequence[str]], list[int]] | None = None,
@@ -192,7 +192,7 @@ def _compared(
         each = [keyed.scores for keyed in one.values()]
         documents.append({name: those for scores in each for name, those in scores.values.items()})
         values.append({**documents[-1], **{name: pooled for scores in each for name, pooled in scores.pooled.items()}})
-    figures = significance.compared(values, samples=samples, shuffles=shuffles, seed=seed)
+    figures = significance.compare(values, samples=samples, shuffles=shuffles, seed=seed)
     signatures = {name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in found[0].items()}
     left_out = {}
     for name in figures:

@@ -49,7 +49,7 @@ class Figure(NamedTuple):
     p_holm: float | None = None
 
 
-def compared(
+def compare(
     systems: Sequence[Mapping[str, Sequence[float] | Pooled]], *,
     samples: int = SAMPLES, shuffles: int = SHUFFLES, seed: int = SEED,
 ) -> dict[str, list[Figure]]:

@@ -42,7 +42,7 @@ class Aligned(NamedTuple):
     warnings: list[str]
 
 
-def aligned(references: Path | None, predictions: Sequence[Path], documents: Path | None = None) -> Aligned:
+def align(references: Path | None, predictions: Sequence[Path], documents: Path | None = None) -> Aligned:
     """Read and align everything. Missing, extra or duplicate ids are errors that name them.
 
     Args:

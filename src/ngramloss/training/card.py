@@ -25,7 +25,7 @@ ALWAYS = (
 )
 
 
-def write(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], chosen: Path) -> str:
+def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], chosen: Path) -> str:
     """The card as Markdown.
 
     Args:

@@ -79,11 +79,11 @@ def load_tokenizer(
     folder = cache_folder() / "tokenizers" / key
     if not folder.exists():
         with whole_folder(folder) as partial:
-            trained_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
+            train_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
 
 
-def trained_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     """A byte-level BPE of these texts, with BART's special tokens. A word has the same pieces wherever it stands."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import load
-from ngramloss.data.tokens import Padder, Shape, Tokens, tokenised
+from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import whole_folder, write_whole
 from ngramloss.recipe import Recipe
@@ -149,7 +149,7 @@ def _prepare(
     described = {}
     for name, split in splits.items():
         with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=" documents", leave=False) as bar:
-            tokens = tokenised(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update)
+            tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update)
         described[name] = {
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
             "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
@@ -382,7 +382,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say
         if damage:
             say(f"the best checkpoint, {best.name}, is not whole ({damage}); the last weights become the model.")
         chosen = newest if damage else best
-    write_whole(run.card, card.write(settings, prepared, facts, chosen))
+    write_whole(run.card, card.card_text(settings, prepared, facts, chosen))
     with whole_folder(run.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
         run.record_weights(partial_folder)
