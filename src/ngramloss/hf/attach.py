@@ -154,7 +154,7 @@ class _State:
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """The model's own forward, with the joint loss in place of its own."""
-        _refuse_loss_made_elsewhere(model, self.loss.loss_fn, labels=True)
+        _refuse_loss_made_elsewhere(self, labels=True)
         _refuse_cut_logits(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
@@ -243,7 +243,7 @@ def _attached_class(base: Any) -> Any:
         if state is None:
             return base.forward(self, *args, **kwargs)
         if expected(self, args, kwargs) is None:
-            _refuse_loss_made_elsewhere(self, state.loss.loss_fn, labels=False)
+            _refuse_loss_made_elsewhere(state, labels=False)
             return base.forward(self, *args, **kwargs)
         return state.forward(self, base.forward, named(args, kwargs))
 
@@ -285,15 +285,15 @@ def _shifts(model: Any) -> bool:
     )
 
 
-def _refuse_loss_made_elsewhere(model: Module, loss_fn: JointLoss, *, labels: bool) -> None:
-    setting = loss_made_elsewhere(model, labels, is_compute_loss_func)
+def _refuse_loss_made_elsewhere(state: _State, *, labels: bool) -> None:
+    setting = loss_made_elsewhere(state.ran.token, labels, is_compute_loss_func)
     if setting:
         name, _, factor = setting.partition("=")
         instead = f"and write it in the objective: ce(smoothing={factor})" if factor else (
             "or detach(model) and use compute_loss_func=ng.compute_loss_func(...)")
         raise UserError(
-            f"the trainer's {name} makes the loss from the logits, so the attached objective {str(loss_fn)!r} would "
-            f"not run. Leave {name} out, {instead}."
+            f"the trainer's {name} makes the loss from the logits, so the attached objective {str(state.loss.loss_fn)!r} "
+            f"would not run. Leave {name} out, {instead}."
         )
 
 

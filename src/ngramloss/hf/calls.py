@@ -224,13 +224,14 @@ def _replaced(model: Module, replacement: Any) -> str:
 # What the trainer above wants
 
 
-def loss_made_elsewhere(model: Module, labels: bool, is_ours: Callable[[Any], bool]) -> str:
+def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], bool]) -> str:
     """The setting by which a Hugging Face trainer above this call makes the loss itself; empty where none does.
 
     Only the trainer's own methods are looked at: a ``compute_loss`` of the user's does what its writer wants.
 
     Args:
-        model: that is called. One that is not the trainer's, such as a teacher, is none of its business.
+        token: of the called model's objective. A model that is not the trainer's, such as a teacher, may do without
+            labels. Not the model itself: while torch.compile traces, arguments must be constants.
         labels: whether this call was given labels. ``Trainer`` takes them away where it makes the loss itself.
         is_ours: whether a ``compute_loss_func`` is one of this library.
 
@@ -241,7 +242,7 @@ def loss_made_elsewhere(model: Module, labels: bool, is_ours: Callable[[Any], bo
     if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] not in ("transformers", "trl"):
         return ""
     trained = frame.f_locals.get("model")
-    if isinstance(trained, Module) and bare(trained) is not model:
+    if isinstance(trained, Module) and _token(bare(trained)) != token:
         return ""
     trainer = frame.f_locals["self"]
     smoothing = trainer.label_smoother is not None and f"label_smoothing_factor={trainer.args.label_smoothing_factor}"
@@ -251,6 +252,11 @@ def loss_made_elsewhere(model: Module, labels: bool, is_ours: Callable[[Any], bo
         return ""
     custom = trainer.compute_loss_func
     return smoothing or ("compute_loss_func" if custom and not is_ours(custom) else "")
+
+
+def _token(model: Any) -> str | None:
+    state = getattr(model, "_ngramloss", None)
+    return getattr(getattr(state, "ran", None), "token", None)
 
 
 def outputs_are_read(compiling: bool) -> bool:
