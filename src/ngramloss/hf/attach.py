@@ -292,8 +292,8 @@ def _refuse_loss_made_elsewhere(state: _State, *, labels: bool) -> None:
         instead = f"and write it in the objective: ce(smoothing={factor})" if factor else (
             "or detach(model) and use compute_loss_func=ng.compute_loss_func(...)")
         raise UserError(
-            f"the trainer's {name} makes the loss from the logits, so the attached objective {str(state.loss.loss_fn)!r} "
-            f"would not run. Leave {name} out, {instead}."
+            f"the trainer's {name} makes the loss from the logits, so the attached objective "
+            f"{str(state.loss.loss_fn)!r} would not run. Leave {name} out, {instead}."
         )
 
 
