@@ -293,7 +293,7 @@ def test_attention_that_a_configuration_fetches_as_code_is_refused(tmp_path, mar
     folder = plant(tmp_path / "m", own_kind=False)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": "stranger/kernel"}))
-    with pytest.raises(UserError, match=r"its attention is code from stranger/kernel, .* say --trust-remote-code on the command line"):
+    with pytest.raises(UserError, match=r"its attention is code of the hub repository stranger/kernel .* say --trust-remote-code on the command line"):
         models.load(Model(name=str(folder)), tiny_tokenizers.ours())
 
 

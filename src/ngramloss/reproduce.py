@@ -17,7 +17,7 @@ from ngramloss.report import page, record
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance, results, significance, systems, tables
 from ngramloss.scoring.significance import Figure
-from ngramloss.training import runner
+from ngramloss.training import models, runner
 
 Say = Callable[[str], None]
 
@@ -127,7 +127,7 @@ def make_plan(
 
 def chosen_data() -> str:
     """XSum where the hub can be reached, else the built-in corpus."""
-    return "xsum" if _hub_answers() else SMALL
+    return "xsum" if models.hub_answers() else SMALL
 
 
 def reproduce(
@@ -331,17 +331,3 @@ def _folder(folder: Path, settings: recipe.Recipe, seed: int) -> Path:
 def _title(plan: Plan) -> str:
     what = {"table2": "Results (Table 2)", "table3": "Ablation (Table 3)", "cases": "Results and cases (Tables 4 to 6)"}
     return f"{what[plan.table]} on {plan.data}"
-
-
-def _hub_answers() -> bool:
-    try:
-        from huggingface_hub import constants, get_session
-    except ImportError:
-        return False
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        get_session().head(constants.ENDPOINT, timeout=3)
-    except Exception:   # whatever a network may do
-        return False
-    return True

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
         return from_scratch(settings, tokenizer)
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    options = {"revision": settings.revision, "trust_remote_code": trust_remote_code}
+    options = _loading(settings, trust_remote_code)
     with _explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **options)
         if not trust_remote_code:
@@ -44,6 +45,28 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
         return AutoModelForSeq2SeqLM.from_pretrained(
             settings.name, config=config, dtype=torch.float32, use_safetensors=True, **options
         )
+
+
+@cache
+def hub_answers() -> bool:
+    """Whether the Hugging Face hub can be reached: asked once, by its own client with its settings, for 3 s at most."""
+    try:
+        from huggingface_hub import constants, get_session
+    except ImportError:
+        return False
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=3)
+    except Exception:   # whatever a network may do
+        return False
+    return True
+
+
+def _loading(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
+    """Options of ``from_pretrained``. Where no hub answers, its cache alone is asked: the client tries for a minute."""
+    offline = not Path(settings.name).is_dir() and not hub_answers()
+    return {"revision": settings.revision, "trust_remote_code": trust_remote_code, "local_files_only": offline}
 
 
 def _refuse_foreign_kernels(config: Any) -> None:
@@ -69,7 +92,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     if settings.name != "scratch":
-        options = {"revision": settings.revision, "trust_remote_code": trust_remote_code}
+        options = _loading(settings, trust_remote_code)
         with _explained(settings.name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
