@@ -278,7 +278,7 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
             return function(*args, **kwargs)
         return asked
 
-    for name in ("_claim", "_prepare", "_trained", "_finish"):
+    for name in ("_claim", "_prepare", "_run_trainer", "_finish"):
         monkeypatch.setattr(runner, name, noted(getattr(runner, name)))
     assert train(tmp_path / "a") == 0
     assert free == []

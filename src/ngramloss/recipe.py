@@ -210,7 +210,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _checked(_name(name), settings)
+    return _build_recipe(_name(name), settings)
 
 
 def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -218,7 +218,7 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     settings = {"objective": recipe.objective, **{name: dataclasses.asdict(getattr(recipe, name)) for name in SECTIONS}}
     for override in overrides:
         _override(settings, override)
-    return _checked(recipe.name, settings)
+    return _build_recipe(recipe.name, settings)
 
 
 def dump(recipe: Recipe) -> str:
@@ -230,9 +230,9 @@ def dump(recipe: Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(one: Recipe, other: Recipe) -> list[str]:
+def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """Keys in which two recipes differ, as ``train.seed: 1 → 2``."""
-    pairs = zip(_flat(one), _flat(other), strict=True)
+    pairs = zip(_flat(recipe), _flat(other), strict=True)
     return [f"{key}: {before!r} → {after!r}" for (key, before), (_, after) in pairs if before != after]
 
 
@@ -281,11 +281,11 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
     chain = (*above, where)
     if Path(base).resolve() in [Path(file).resolve() for file in chain]:
         raise UserError(f"{where}: base goes round in a circle, {' → '.join([*chain, base])}.")
-    return _merged(_read(base, chain), settings)
+    return _merge(_read(base, chain), settings)
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    both = {key: _merged(below[key], above[key]) for key in below.keys() & above.keys()
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merge(below[key], above[key]) for key in below.keys() & above.keys()
             if isinstance(below[key], dict) and isinstance(above[key], dict)}
     return {**below, **above, **both}
 
@@ -307,12 +307,12 @@ def _override(settings: dict[str, Any], override: str) -> None:
     if _kinds().get(key.strip()) is str and not isinstance(value, str):
         value = text   # a file may be called 2024
     *sections, last = key.strip().split(".")
-    place = settings
+    table = settings
     for section in sections:
-        place = place.setdefault(section, {})
-        if not isinstance(place, dict):
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
             raise UserError(f"--set {override}: {section} is a setting, not a section.")
-    place[last] = value
+    table[last] = value
     _drop_consent(settings, "--set")
 
 
@@ -326,7 +326,7 @@ def _drop_consent(settings: dict[str, Any], where: str) -> None:
         )
 
 
-def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
+def _build_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
     mistakes: list[str] = []
     kinds = _kinds()
     values: dict[str, Any] = {}
@@ -339,7 +339,7 @@ def _checked(name: str, settings: Mapping[str, Any]) -> Recipe:
             example = next(iter(get_type_hints(SECTIONS[key])))
             mistakes.append(f"{key}: is a section of settings, such as {key}.{example}, got {value!r}.")
     mistakes += [_unknown(escape.name(key), kinds) for key in values if key not in kinds]
-    typed = {key: _typed(key, values[key], kind, mistakes) for key, kind in kinds.items() if key in values}
+    typed = {key: _convert(key, values[key], kind, mistakes) for key, kind in kinds.items() if key in values}
     typed = {key: value for key, value in typed.items() if value is not None}
     sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in get_type_hints(kind)
                                  if f"{section}.{key}" in typed}) for section, kind in SECTIONS.items()}
@@ -382,7 +382,7 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key." + (f" Did you mean {close[0]}?" if close else "")
 
 
-def _typed(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
+def _convert(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
     """The value in its type, or None and a mistake."""
     if isinstance(value, int) and not isinstance(value, bool) and kind in (int, float) and abs(value) >= _WHOLE:
         mistakes.append(f"{key}: must be below {_WHOLE:,}, got {_few_digits(value)}.")

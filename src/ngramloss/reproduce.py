@@ -155,20 +155,20 @@ def reproduce(
 
     if plan.base is not None:
         begin("a model trained with ce, to be fine-tuned")
-        if not _trained(plan.base, plan.folder / "base", say):
+        if not _train(plan.base, plan.folder / "base", say):
             return None
     for training in plan.trainings:
         begin(f"{training.objective}, seed {training.seed}")
-        if not _trained(training.settings, training.folder, say, trust_remote_code):
+        if not _train(training.settings, training.folder, say, trust_remote_code):
             return None
         work = predictions.job(
             str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code
         )
-        _written(work, training.folder, progress)
+        _write_predictions(work, training.folder, progress)
     for baseline in plan.baselines:
         begin(f"{baseline}, which needs no training")
         work = predictions.job(baseline, data=plan.data, limit=plan.limit, batch_size=BATCH)
-        _written(work, plan.folder / baseline, progress)
+        _write_predictions(work, plan.folder / baseline, progress)
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / baseline for baseline in plan.baselines]
     texts = systems.align(None, folders)
@@ -186,13 +186,13 @@ def deviations(plan: Plan) -> list[str]:
     theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
     first = plan.trainings[0].settings
     printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
-    apart = [line for line in recipe.differences(printed, first)
+    sentences = [line for line in recipe.differences(printed, first)
              if not line.startswith("model.") or line.startswith("model.name")]
-    if apart:
-        apart.insert(0, f"settings are told as the paper's for {theirs} → here")
+    if sentences:
+        sentences.insert(0, f"settings are told as the paper's for {theirs} → here")
     if plan.limit:
-        apart.append(f"scored on the first {plan.limit} test documents")
-    return apart
+        sentences.append(f"scored on the first {plan.limit} test documents")
+    return sentences
 
 
 def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
@@ -200,20 +200,20 @@ def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
     label = record.LABELS[figure]
     if result.seeds:
         first, *others = result.seeds
-        each = [f"{one.label} {one.against_first[figure]['difference']:+.2f}"
-                f"{tables.mark(one.against_first[figure]['p_holm'])}" for one in others]
+        each = [f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
+                f"{tables.mark(seeds.against_first[figure]['p_holm'])}" for seeds in others]
         return f"Seen here, {label} against {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
     each = []
-    for place, one in enumerate(result.runs):
-        found = result.figures[figure][place]
-        if one is not None and not one.is_baseline and found.difference is not None:
-            each.append(f"{one.label} {found.difference:+.2f}{tables.mark(found.p_holm)}")
+    for system, run in enumerate(result.runs):
+        score = result.figures[figure][system]
+        if run is not None and not run.is_baseline and score.difference is not None:
+            each.append(f"{run.label} {score.difference:+.2f}{tables.mark(score.p_holm)}")
     return (f"Seen here, {label} against {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
             "about variation between runs.")
 
 
-def _listed(those: Sequence[str]) -> str:
-    return ", ".join(those) or "nothing to compare"
+def _listed(differences: Sequence[str]) -> str:
+    return ", ".join(differences) or "nothing to compare"
 
 
 def rows(result: results.Result, plan: Plan) -> list[list[str]]:
@@ -223,10 +223,10 @@ def rows(result: results.Result, plan: Plan) -> list[list[str]]:
     title = paper.TITLES[_paper_data(plan)]
     table = [["", *(record.LABELS[name] for name in names), "Docs/s", title, "R-1", "R-2", "R-L"]]
     for label, objective, printed in _layout(plan):
-        places = [place for place, one in enumerate(result.runs) if one is not None and one.label == objective]
+        indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
         beside = ["" if value is None else f"{value:.2f}" for value in printed]
         speed = f"{speeds[objective]:.0f} (×{speeds[objective] / speeds['ce']:.2f})" if objective in speeds else ""
-        table.append([objective, *(_cell(result.figures[name], places) for name in names), speed, label, *beside])
+        table.append([objective, *(_cell(result.figures[name], indices) for name in names), speed, label, *beside])
     return table
 
 
@@ -237,20 +237,20 @@ def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int
 
 def cases(result: results.Result, texts: systems.Aligned, *, count: int = 3) -> str:
     """The cases where the systems differ most in ROUGE-2: reference and every system's text, for a terminal."""
-    trained = [place for place, one in enumerate(result.runs) if one is not None and not one.is_baseline]
-    scores = [result.documents[place]["rouge2"] for place in trained]
-    apart = [max(each) - min(each) for each in zip(*scores, strict=True)]
+    trained = [system for system, run in enumerate(result.runs) if run is not None and not run.is_baseline]
+    scores = [result.documents[system]["rouge2"] for system in trained]
+    differences = [max(each) - min(each) for each in zip(*scores, strict=True)]
     lines = []
-    for case in sorted(range(len(apart)), key=lambda place: -apart[place])[:count]:
+    for case in sorted(range(len(differences)), key=lambda case: -differences[case])[:count]:
         lines += ["", texts.task.ids[case], f"  reference: {texts.task.references[case][0]}"]
-        for place, each in zip(trained, scores, strict=True):
-            lines.append(f"  {_label(result, place)} ({each[case]:.0f}): {texts.texts[place][case]}")
+        for system, each in zip(trained, scores, strict=True):
+            lines.append(f"  {_label(result, system)} ({each[case]:.0f}): {texts.texts[system][case]}")
     return "\n".join(lines)
 
 
-def _label(result: results.Result, place: int) -> str:
-    one = result.runs[place]
-    return result.names[place] if one is None else f"{one.label}, seed {one.seed}"
+def _label(result: results.Result, system: int) -> str:
+    run = result.runs[system]
+    return result.names[system] if run is None else f"{run.label}, seed {run.seed}"
 
 
 def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
@@ -259,7 +259,7 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
     lines: list[tuple[str, str, tuple[float | None, ...]]]
     if plan.table == "table3":
         lines = [(f"{label} {part.split()[1]}" if objective != "ce" else label, objective, printed)
-                 for part, those in paper.TABLE3.items() for label, objective, printed in those]
+                 for part, part_rows in paper.TABLE3.items() for label, objective, printed in part_rows]
     else:
         theirs = paper.TABLE2[_paper_data(plan)]
         lines = [(row.label, row.objective, row.scores[:3]) for row in theirs if row.objective]
@@ -274,40 +274,40 @@ def _paper_data(plan: Plan) -> str:
     return plan.data if plan.data in paper.TABLE2 and plan.table != "table3" else "cnn_dailymail"
 
 
-def _cell(figures: Sequence[Figure], places: Sequence[int]) -> str:
+def _cell(figures: Sequence[Figure], indices: Sequence[int]) -> str:
     """One run with its interval and mark, or the mean of several with their spread."""
-    if not places:
+    if not indices:
         return "–"
-    if len(places) > 1:
-        spread = significance.over_seeds([figures[place].value for place in places])
+    if len(indices) > 1:
+        spread = significance.over_seeds([figures[index].value for index in indices])
         return f"{spread['mean']:.2f} ±{spread['spread']:.2f}"
-    return tables.cell(figures[places[0]])
+    return tables.cell(figures[indices[0]])
 
 
 def _speeds(result: results.Result) -> dict[str, float]:
     """Objective → documents a second, the mean of its runs."""
     each: dict[str, list[float]] = {}
-    for one in result.runs:
-        speed = provenance.docs_per_second(one.folder) if one is not None and one.own else None
-        if one is not None and speed is not None:
-            each.setdefault(one.label, []).append(speed)
+    for run in result.runs:
+        speed = provenance.docs_per_second(run.folder) if run is not None and run.own else None
+        if run is not None and speed is not None:
+            each.setdefault(run.label, []).append(speed)
     return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items() if "ce" in each}
 
 
-def _trained(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: bool = False) -> bool:
+def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: bool = False) -> bool:
     """Train, or go on; whether it was trained to its end. A run of other settings is not taken for this one."""
-    there = RunFolder(folder)
-    if there.finished:
-        known = there.recipe.exists()   # else a model was brought here
-        apart = recipe.differences(recipe.load(str(there.recipe)), settings) if known else []
-        if apart:
-            raise UserError(f"{folder} was trained with other settings ({'; '.join(apart)}). Choose another --runs, "
+    run = RunFolder(folder)
+    if run.finished:
+        known = run.recipe.exists()   # else a model was brought here
+        changed = recipe.differences(recipe.load(str(run.recipe)), settings) if known else []
+        if changed:
+            raise UserError(f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, "
                              "or delete it.")
         return True
     return runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code).finished
 
 
-def _written(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+def _write_predictions(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
     if not RunFolder(folder).predictions.exists():   # of this plan: see _claim
         predictions.write_predictions(work, folder, progress=progress)
 

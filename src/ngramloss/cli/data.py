@@ -56,14 +56,14 @@ def run(options: argparse.Namespace) -> int:
             bars[split] = tqdm(total=total, desc=f"counting {escape.name(split)}", unit=" texts", leave=False)
         bars[split].update(done - bars[split].n)
 
-    found = measurement(
+    result = measurement(
         options.name, splits=options.split, rules=options.rules, source=options.source, target=options.target,
         on_bad_row=options.on_bad_row, limit=options.limit, progress=show,
     )  # fmt: skip
     for bar in bars.values():
         bar.close()
-    for rows in found.skipped.values():
+    for rows in result.skipped.values():
         for bad in rows:
             tell(f"skipped {bad}")
-    print_result(escape.in_json(json.dumps(found.record(), indent=1, ensure_ascii=False)) if options.json else found)
+    print_result(escape.in_json(json.dumps(result.record(), indent=1, ensure_ascii=False)) if options.json else result)
     return 0

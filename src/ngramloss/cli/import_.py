@@ -53,13 +53,13 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("name a file to write with --out.")
     order, gold = (Path(given) if given else None for given in (options.order, options.gold))
     marks = [] if options.sentences == ["none"] else options.sentences
-    found = import_summaries.read_summaries(
+    imported = import_summaries.read_summaries(
         Path(options.file), Path(options.references), marks=marks, ptb=options.ptb, order=order, gold=gold
     )
-    import_summaries.write_summaries(found, out)
-    for mark, count in found.marks.items():
+    import_summaries.write_summaries(imported, out)
+    for mark, count in imported.marks.items():
         tell(f"note: {mark} parts sentences; it was seen {count} times.")
-    for note in found.notes:
+    for note in imported.notes:
         tell(f"note: {note}")
     print_result(options.out)
     return 0

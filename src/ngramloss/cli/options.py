@@ -99,7 +99,8 @@ def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
     if not path.parent.is_dir():
         raise MissingFileError(f"there is no folder {path.parent} to write {path.name} into. Make it first.")
     read = [Path(name) for name in inputs if name and Path(name).exists()]
-    if path.exists() and any(one.samefile(path) or one.samefile(path.parent) for one in read):   # or in a run's folder
+    if path.exists() and any(file.samefile(path) or file.samefile(path.parent)   # or in a run's folder
+                             for file in read):
         raise UserError(f"{given} is read here, and would be written over. Choose another name.")
     return path
 

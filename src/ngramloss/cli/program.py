@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell("stopped.")
         return 130
     except Exception as error:
-        return _failed(error)
+        return _report_failure(error)
 
 
 LEAST = {"batch_size": 1, "seeds": 1, "samples": 1}
@@ -56,7 +56,7 @@ def _check_counts(options: argparse.Namespace) -> None:
             raise UserError(f"{flag} must be at most {most:,}, got {value:,}.")
 
 
-def _failed(error: Exception) -> int:
+def _report_failure(error: Exception) -> int:
     """Say what failed: a package or the system in a sentence, anything else as the bug of ours that it is."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):

@@ -48,10 +48,10 @@ def run(options: argparse.Namespace) -> int:
     """Do what the options say."""
     from ngramloss.scoring import tables
 
-    kept = output_file(options.per_document, [*options.predictions, options.references, options.documents])
+    out = output_file(options.per_document, [*options.predictions, options.references, options.documents])
     result, _ = score_from_options(options)
-    if kept is not None:
-        tables.write_documents(result, kept)
+    if out is not None:
+        tables.write_documents(result, out)
     forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
     print_result(form(result))

@@ -81,14 +81,14 @@ def load(
         raise UserError(f"limit must be 0 (all rows) or more, got {limit}.")
     split = origins.SPLIT_ALIASES.get(split, split)
     rows = origins.split_rows(name, split, limit=limit, seed=seed)
-    first = _opening(rows)
+    first = _first_rows(rows)
     examples: list[Example] = []
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
         known_source, known_target = origins.known_columns(name)
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
         chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target)
-        examples, bad = _sorted_out(_checked(chain(first, rows), chosen), limit)
+        examples, bad = _separate(_examples(chain(first, rows), chosen), limit)
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
@@ -113,7 +113,7 @@ def fingerprint(examples: Iterable[Example]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _opening(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
+def _first_rows(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
     """The first rows, among them at least one that can be read, if there is any."""
     first: list[Row | BadRow] = []
     readable = False
@@ -125,7 +125,7 @@ def _opening(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
     return first
 
 
-def _sorted_out(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Example], list[BadRow]]:
+def _separate(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Example], list[BadRow]]:
     examples: list[Example] = []
     bad: list[BadRow] = []
     for row in checked:
@@ -138,9 +138,9 @@ def _sorted_out(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[E
     return examples, bad
 
 
-def _checked(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
+def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
     """Each row as an example, or why it is none. A row's number counts bad rows too, so that skipping moves no id."""
-    seen: dict[str, Row] = {}
+    row_by_id: dict[str, Row] = {}
     for number, row in enumerate(rows, 1):
         if isinstance(row, BadRow):
             yield row
@@ -151,14 +151,14 @@ def _checked(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example 
             identity = str(identity)
         if chosen.id is not None:
             reasons.append(_fault(row._replace(values={**row.values, chosen.id: identity}), chosen.id))
-        if isinstance(identity, str) and identity in seen:
-            reasons.append(f"id {identity!r} was already used at {seen[identity].file}:{seen[identity].line}")
-        found = [reason for reason in reasons if reason]
-        if found:
-            yield BadRow(row.file, row.line, "; ".join(found))
+        if isinstance(identity, str) and identity in row_by_id:
+            reasons.append(f"id {identity!r} was already used at {row_by_id[identity].file}:{row_by_id[identity].line}")
+        faults = [reason for reason in reasons if reason]
+        if faults:
+            yield BadRow(row.file, row.line, "; ".join(faults))
             continue
         yield Example(str(identity), str(row.values[chosen.source]), str(row.values[chosen.target]))
-        seen[str(identity)] = row
+        row_by_id[str(identity)] = row
 
 
 def _fault(row: Row, column: str) -> str:

@@ -84,8 +84,8 @@ def document(rng: Random, kind: Kind, outcome: Outcome, facts: dict[str, str]) -
 
 def summary(outcome: Outcome, facts: dict[str, str]) -> str:
     """The outcome's own wording, with each phrase of the document in the summary's words."""
-    said = {field: PHRASES.get(pool(field), {}).get(facts[field], facts[field]) for field in fields(outcome.summary)}
-    return sentence(outcome.summary, said)
+    words = {field: PHRASES.get(pool(field), {}).get(facts[field], facts[field]) for field in fields(outcome.summary)}
+    return sentence(outcome.summary, words)
 
 
 def sentence(template: str, facts: dict[str, str]) -> str:
@@ -162,8 +162,8 @@ def right(items: Sequence[Item], predictions: Sequence[str]) -> dict[str, float]
 def share(wanted: Sequence[tuple[str, ...]], predictions: Sequence[str]) -> float:
     """Per cent of all wanted strings that stand in their predictions; 100 when nothing is wanted."""
     pairs = zip(wanted, predictions, strict=True)
-    found = [stands_in(text, prediction) for texts, prediction in pairs for text in texts]
-    return 100 * sum(found) / len(found) if found else 100.0
+    hits = [stands_in(text, prediction) for texts, prediction in pairs for text in texts]
+    return 100 * sum(hits) / len(hits) if hits else 100.0
 
 
 def stands_in(text: str, prediction: str) -> bool:

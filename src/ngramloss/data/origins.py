@@ -83,15 +83,15 @@ def origin(name: str) -> Origin:
 
 def split_names(name: str) -> list[str]:
     """The splits a data set has, training first."""
-    found = origin(name)
-    if isinstance(found, Files):
-        present = list(found.splits)
-    elif isinstance(found, Hub):
-        datasets = files.needed("datasets", f"reading {found} from the hub", "hf")
+    data_set = origin(name)
+    if isinstance(data_set, Files):
+        present = list(data_set.splits)
+    elif isinstance(data_set, Hub):
+        datasets = files.needed("datasets", f"reading {data_set} from the hub", "hf")
         try:
-            present = list(datasets.get_dataset_split_names(found.id, found.config))
+            present = list(datasets.get_dataset_split_names(data_set.id, data_set.config))
         except Exception as error:
-            raise _unreached(name, found, error) from error
+            raise _hub_error(name, data_set, error) from error
     else:
         from ngramloss.data import newswire
 
@@ -102,19 +102,19 @@ def split_names(name: str) -> list[str]:
 
 def split_rows(name: str, split: str, *, limit: int = 0, seed: int = 0) -> Iterator[Row | BadRow]:
     """The rows of one split, good and bad. Files are looked for at once, and read as the rows are asked for."""
-    found = origin(name)
-    if isinstance(found, Files):
-        paths = _split_files(name, found, split)
+    data_set = origin(name)
+    if isinstance(data_set, Files):
+        paths = _split_files(name, data_set, split)
         return (row for path in paths for row in files.rows(path))
-    if isinstance(found, Hub):
-        return _hub_rows(name, found, split)
+    if isinstance(data_set, Hub):
+        return _hub_rows(name, data_set, split)
     return _newswire_rows(split, limit, seed)
 
 
 def known_columns(name: str) -> tuple[str | None, str | None]:
     """The source and target columns of a data set whose columns are known, else None twice."""
-    found = origin(name)
-    return (found.source, found.target) if isinstance(found, Hub) else (None, None)
+    data_set = origin(name)
+    return (data_set.source, data_set.target) if isinstance(data_set, Hub) else (None, None)
 
 
 def canonical(name: str) -> str:
@@ -129,7 +129,7 @@ def canonical(name: str) -> str:
 
 def _folder_splits(folder: Path) -> dict[str, list[Path]]:
     """The splits of a folder by the stems of its files; ``train-00000-of-00002.parquet`` is a part of ``train``."""
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
             try:
@@ -138,47 +138,47 @@ def _folder_splits(folder: Path) -> dict[str, list[Path]]:
                 continue
             shard = _SHARD.fullmatch(stem)
             split = shard["split"] if shard else stem
-            found.setdefault(SPLIT_ALIASES.get(split, split), []).append(path)
-    if not found:
+            splits.setdefault(SPLIT_ALIASES.get(split, split), []).append(path)
+    if not splits:
         raise MissingFileError(
             f"the folder {folder} holds no file of a split. Expected names like train.jsonl, validation.csv or "
             f"test.parquet; there {_nearby(folder)}."
         )
-    return found
+    return splits
 
 
 def _given_splits(name: str) -> dict[str, list[Path]]:
     """``train=a.jsonl,test=b.csv`` as files of splits."""
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for part in name.split(","):
         split, sign, file = (piece.strip() for piece in part.partition("="))
         if not (split and sign and file):
             raise UserError(f"expected train=FILE,validation=FILE,test=FILE, got {name!r}: {part!r} is no such pair.")
         split = SPLIT_ALIASES.get(split, split)
-        if split in found:
+        if split in splits:
             raise UserError(f"expected one file for each split, got {split!r} twice in {name!r}.")
-        found[split] = [Path(file).expanduser()]
-    return found
+        splits[split] = [Path(file).expanduser()]
+    return splits
 
 
-def _split_files(name: str, found: Files, split: str) -> list[Path]:
+def _split_files(name: str, data_set: Files, split: str) -> list[Path]:
     """The files of one split, in order, all of them present."""
-    if split not in found.splits:
+    if split not in data_set.splits:
         if Path(name).expanduser().is_file():
             raise UserError(
                 f"{name} is a single file, which is the split 'train'; there is no {split!r} in it. Give a folder with "
                 f"a file for each split, or name the files: train={name},{split}=FILE."
             )
-        raise MissingFileError(f"{name} has no split {split!r}; the splits found are {sorted(found.splits)}.")
-    paths = found.splits[split]
+        raise MissingFileError(f"{name} has no split {split!r}; the splits found are {sorted(data_set.splits)}.")
+    paths = data_set.splits[split]
     for path in paths:
         if not path.is_file():
             raise MissingFileError(_absent(path))
     shards = [_SHARD.fullmatch(files.parts(path)[0]) for path in paths]
-    whole = [(int(shard["index"]), int(shard["of"])) for shard in shards if shard]
-    if len(paths) > 1 and len(whole) < len(paths):
+    numbers = [(int(shard["index"]), int(shard["of"])) for shard in shards if shard]
+    if len(paths) > 1 and len(numbers) < len(paths):
         raise UserError(f"expected one file for the split {split!r} of {name}, got {[path.name for path in paths]}.")
-    if whole and Path(name).expanduser().is_dir() and whole != [(index, len(paths)) for index in range(len(paths))]:
+    if numbers and Path(name).expanduser().is_dir() and numbers != [(index, len(paths)) for index in range(len(paths))]:
         raise MissingFileError(
             f"the split {split!r} of {name} is not whole: its parts here are {[path.name for path in paths]}."
         )
@@ -190,19 +190,19 @@ def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[Row | BadRow]:
     try:
         table = datasets.load_dataset(hub.id, hub.config, split=split)
     except Exception as error:
-        raise _unreached(name, hub, error) from error
+        raise _hub_error(name, hub, error) from error
     return (Row(f"{hub}/{split}", number, values) for number, values in enumerate(table, 1))
 
 
-def _unreached(name: str, hub: Hub, error: Exception) -> Exception:
+def _hub_error(name: str, hub: Hub, error: Exception) -> Exception:
     """A sentence for whatever the hub's client raised: a wrong split or config is a bad value, the rest absence."""
     kind = UserError if isinstance(error, ValueError) else MissingFileError
-    said = str(error).strip().splitlines() or [""]
+    lines = str(error).strip().splitlines() or [""]
     here = f"a folder {name} is here: write ./{name}. " if Path(name).is_dir() else ""
     tried = f"tried the data set {hub} of the Hugging Face hub; there is no local file or folder {name!r}"
     return kind(
         f"cannot load {name!r}: {tried if not here else tried.partition(';')[0]} ({type(error).__name__}: "
-        f"{said[0].rstrip('.')}). Without the hub, local files work: {here}give a file, a folder with train.jsonl, "
+        f"{lines[0].rstrip('.')}). Without the hub, local files work: {here}give a file, a folder with train.jsonl, "
         "validation.jsonl and test.jsonl (.csv, .tsv and .parquet too), or train=FILE,validation=FILE,test=FILE."
     )
 

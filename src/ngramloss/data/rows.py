@@ -137,13 +137,13 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
         return
     text = _text(stream.read(), first=True)
     try:
-        found = list(_list_items(text))
+        items = list(_list_items(text))
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} begins as a JSON list but cannot be read to its end: {error}. Mend it there, or write one object "
             "a line, so that a bad row costs no more than itself."
         ) from error
-    for line, item in found:
+    for line, item in items:
         yield _json_row(item, path, line)
 
 

@@ -78,12 +78,12 @@ def split_many(
     split = partial(sentences, splitter=splitter, language=language)
     split("")                                             # a wrong splitter or a missing package is told here, once
     chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
-    found: list[list[str]] = []
-    for chunk in _chunks_split(chunks, split, _workers(len(texts), splitter, processes)):
-        found += chunk
+    by_text: list[list[str]] = []
+    for chunk in _split_chunks(chunks, split, _workers(len(texts), splitter, processes)):
+        by_text += chunk
         if progress:
-            progress(len(found))
-    return found
+            progress(len(by_text))
+    return by_text
 
 
 def _workers(count: int, splitter: str, processes: int | None) -> int:
@@ -100,7 +100,7 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _chunks_split(
+def _split_chunks(
     chunks: Iterable[Sequence[str]], split: Callable[[str], list[str]], workers: int
 ) -> Iterator[list[list[str]]]:
     if workers == 1:
@@ -112,9 +112,9 @@ def _chunks_split(
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
         with _deaf_to_ctrl_c():
-            begun = [pool.submit(_each, split, chunk) for chunk in chunks]
-        for one in begun:
-            yield one.result()
+            futures = [pool.submit(_each, split, chunk) for chunk in chunks]
+        for future in futures:
+            yield future.result()
     except BaseException:   # Ctrl-C: asked to stop in good order, a pool that is starting may wait for ever
         for process in list(pool._processes.values()):
             process.kill()
@@ -164,10 +164,10 @@ def _pieces(line: str) -> Iterator[str]:
 
 def _line_by_rules(line: str, segment: Callable[[str], list[str]]) -> list[str]:
     try:
-        found = [str(piece) for piece in segment(line)]
+        pieces = [str(piece) for piece in segment(line)]
     except Exception:     # pysbd makes regular expressions of the text's own characters: anything may come of it
         return _by_endings(line)
-    return found if _same(found, line) else _by_endings(line)
+    return pieces if _same(pieces, line) else _by_endings(line)
 
 
 def _same(pieces: Sequence[str], text: str) -> bool:

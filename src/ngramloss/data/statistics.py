@@ -183,15 +183,15 @@ def measurement(
         progress: told the split, the texts done and the texts there are.
     """
     _check(rules)
-    found: dict[str, Statistics] = {}
+    by_split: dict[str, Statistics] = {}
     fingerprints: dict[str, str] = {}
     skipped: dict[str, list[BadRow]] = {}
     for wanted in splits or split_names(name):
         loaded = load(name, wanted, source=source, target=target, on_bad_row=on_bad_row, limit=limit, seed=seed)
-        told = _told(progress, loaded.split, 2 * len(loaded.examples))
-        found[loaded.split] = statistics(loaded.examples, rules=rules, processes=processes, progress=told)
+        report = _split_progress(progress, loaded.split, 2 * len(loaded.examples))
+        by_split[loaded.split] = statistics(loaded.examples, rules=rules, processes=processes, progress=report)
         fingerprints[loaded.split], skipped[loaded.split] = loaded.fingerprint, loaded.skipped
-    return Measurement(name, rules, found, fingerprints, skipped)
+    return Measurement(name, rules, by_split, fingerprints, skipped)
 
 
 def statistics(
@@ -219,13 +219,13 @@ def statistics(
         raise UserError("statistics need at least one example, got none.")
     sources, targets = [example.source for example in examples], [example.target for example in examples]
     if rules == "standard":
-        lengths = [len(found) for found in split_many([*sources, *targets], processes=processes, progress=progress)]
+        lengths = [len(split) for split in split_many([*sources, *targets], processes=processes, progress=progress)]
         source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
         tokens, words = words_of, _length
     else:
         source_sentences = sum(len(text.split(".")) for text in sources)
         target_sentences = sum(len(text.split("\n")) for text in targets)
-        tokens, words = _whole, _pieces
+        tokens, words = _space_separated, _pieces
     source_words = target_words = 0
     novelty = []
     for source, target in zip(sources, targets, strict=True):
@@ -235,18 +235,18 @@ def statistics(
         novelty.append(_novelty(source_tokens, target_tokens))
     return Statistics(
         len(examples), source_words, source_sentences, target_words, target_sentences,
-        with_bigrams=sum(found.types > 0 for found in novelty),
-        novel_types_shares=fsum(found.novel_types / found.types for found in novelty if found.types),
-        novel_tokens_shares=fsum(found.novel_tokens / found.tokens for found in novelty if found.types),
-        novel_types_total=sum(found.novel_types for found in novelty),
-        types_total=sum(found.types for found in novelty),
+        with_bigrams=sum(bigrams.types > 0 for bigrams in novelty),
+        novel_types_shares=fsum(bigrams.novel_types / bigrams.types for bigrams in novelty if bigrams.types),
+        novel_tokens_shares=fsum(bigrams.novel_tokens / bigrams.tokens for bigrams in novelty if bigrams.types),
+        novel_types_total=sum(bigrams.novel_types for bigrams in novelty),
+        types_total=sum(bigrams.types for bigrams in novelty),
     )
 
 
 def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard") -> str:
     """The statistics of each split and of all together, beside the paper's where it has them, and what was counted."""
     _check(rules)
-    rows = [[split, *_figures(found)] for split, found in splits.items()]
+    rows = [[split, *_figures(counts)] for split, counts in splits.items()]
     if len(splits) > 1:
         rows.append(["all", *_figures(reduce(add, splits.values()))])
     paper = PAPER.get(canonical(name))
@@ -255,7 +255,7 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
     over = ["", "", "source", "", "summary", "", "% novel bigrams", "", ""]
     heads = ["split", "examples", "words", "sents", "words", "sents", "types", "tokens", "pooled"]
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = [_aligned(row, widths) for row in [heads, *rows]]
+    lines = [_align(row, widths) for row in [heads, *rows]]
     starts = [sum(widths[:column]) + 2 * column for column in range(len(heads))]
     top = ""
     for start, head, narrow in zip(starts, over, heads, strict=True):
@@ -267,12 +267,12 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
     return "\n".join([f"{name}, {rules} rules", "", top, *lines, "", *definitions])
 
 
-def _figures(found: Statistics) -> list[str]:
-    means = (getattr(found, name) for name in _MEANS)
-    return [f"{found.examples:,}", *("–" if mean is None else f"{mean:.2f}" for mean in means)]
+def _figures(counts: Statistics) -> list[str]:
+    means = (getattr(counts, name) for name in _MEANS)
+    return [f"{counts.examples:,}", *("–" if mean is None else f"{mean:.2f}" for mean in means)]
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+def _align(row: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = row
     cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
     return "  ".join(cells).rstrip()
@@ -298,7 +298,7 @@ def words_of(text: str) -> list[str]:
     return WORD.findall(unicodedata.normalize("NFC", text).casefold())
 
 
-def _whole(text: str) -> list[str]:
+def _space_separated(text: str) -> list[str]:
     return text.split()
 
 
@@ -319,7 +319,7 @@ def _check(rules: str) -> None:
         raise UserError(f"unknown rules {rules!r}; choose from {list(DEFINITIONS)}.")
 
 
-def _told(
+def _split_progress(
     progress: Callable[[str, int, int], None] | None, split: str, total: int
 ) -> Callable[[int], None] | None:
     return None if progress is None else lambda done: progress(split, done, total)

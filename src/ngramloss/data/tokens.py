@@ -130,10 +130,10 @@ def sources(texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int |
         bodies = _bare(tokenizer, [shape.prefix + text for text in texts])
     else:
         split = split_many(texts, shape.splitter)
-        spaced = [[" " * (place > 0) + sentence for place, sentence in enumerate(one)] for one in split]
-        pieces = iter(_bare(tokenizer, [sentence for one in spaced for sentence in one]))
+        spaced = [[" " * (index > 0) + sentence for index, sentence in enumerate(document)] for document in split]
+        pieces = iter(_bare(tokenizer, [sentence for document in spaced for sentence in document]))
         prefix = _bare(tokenizer, [shape.prefix])[0] if shape.prefix else []
-        bodies = [prefix + [token for _ in one for token in (separator, *next(pieces))] for one in split]
+        bodies = [prefix + [token for _ in document for token in (separator, *next(pieces))] for document in split]
     return [[*before, *body[:room], *after] for body in bodies]
 
 
@@ -144,10 +144,10 @@ def separator_id(tokenizer: Any, separator: str) -> int | None:
     token = tokenizer.sep_token or tokenizer.eos_token if separator == "auto" else separator
     if token is None:
         raise UserError("this tokenizer has no separator. Name a token with data.separator, or write \"none\".")
-    found = tokenizer.convert_tokens_to_ids(token)
-    if found is None or (found == tokenizer.unk_token_id and token != tokenizer.unk_token):
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    if token_id is None or (token_id == tokenizer.unk_token_id and token != tokenizer.unk_token):
         raise UserError(f"the tokenizer does not know the separator {token!r}. Choose a token of its vocabulary.")
-    return int(found)
+    return int(token_id)
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -168,10 +168,10 @@ def _bare(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 
 def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The special tokens before and after a text."""
-    (bare,), whole = _bare(tokenizer, ["a"]), list(tokenizer("a")["input_ids"])
-    for start in range(len(whole) - len(bare) + 1):
-        if bare and whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
+    (bare,), framed = _bare(tokenizer, ["a"]), list(tokenizer("a")["input_ids"])
+    for start in range(len(framed) - len(bare) + 1):
+        if bare and framed[start : start + len(bare)] == bare:
+            return framed[:start], framed[start + len(bare) :]
     raise UserError(f"{type(tokenizer).__name__} writes a text otherwise between its special tokens than alone.")
 
 
@@ -189,16 +189,16 @@ class Padder:
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """A batch of these rows."""
-        ids, mask = self._padded([row["input_ids"] for row in rows], self.pad)          # [B, S]
-        labels, _ = self._padded([row["labels"] for row in rows], IGNORE_INDEX)          # [B, T]
+        ids, mask = self._pad_rows([row["input_ids"] for row in rows], self.pad)        # [B, S]
+        labels, _ = self._pad_rows([row["labels"] for row in rows], IGNORE_INDEX)        # [B, T]
         read = self.decoder_inputs(labels)                               # [B, T]
         return {"input_ids": ids, "attention_mask": mask, "labels": labels, "decoder_input_ids": read}
 
-    def _padded(self, rows: Sequence[Any], fill: int) -> tuple[Tensor, Tensor]:
+    def _pad_rows(self, rows: Sequence[Any], fill: int) -> tuple[Tensor, Tensor]:
         longest = -(-max(len(row) for row in rows) // self.multiple) * self.multiple
         padded = torch.full((len(rows), longest), fill)                  # [B, S]
         mask = torch.zeros_like(padded)                                  # [B, S]
-        for place, row in enumerate(rows):
-            padded[place, : len(row)] = torch.from_numpy(np.array(row, dtype=np.int64))
-            mask[place, : len(row)] = 1
+        for index, row in enumerate(rows):
+            padded[index, : len(row)] = torch.from_numpy(np.array(row, dtype=np.int64))
+            mask[index, : len(row)] = 1
         return padded, mask

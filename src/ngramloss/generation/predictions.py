@@ -125,14 +125,14 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with nullcontext() if rank else run.lock(option="--out"):
-            return _written(work, run, rank, progress)
+            return _write_share(work, run, rank, progress)
     except BaseException:
         if made and not any(folder.iterdir()):   # what is wrong was found before anything was written
             folder.rmdir()
         raise
 
 
-def _written(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
+def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
     """Write this process's share; the first one also writes what is there once, and puts the shares together."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     split = load(
@@ -143,7 +143,7 @@ def _written(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int]
     writer = _writer(work)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
                 "documents": len(examples), "preset": work.preset, "versions": _versions()}
-    begun = _begun(run, settings)
+    begun = _was_begun(run, settings)
     if begun and run.predictions.exists():
         return run.predictions
     if processes == 1:
@@ -152,25 +152,25 @@ def _written(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int]
         if not begun:
             run.seen.unlink(missing_ok=True)   # of other predictions
         write_whole(run.generation, json.dumps(settings, indent=1))
-        rows = ({"id": one.id, "reference": one.target, "document": one.source} for one in examples)
+        rows = ({"id": example.id, "reference": example.target, "document": example.source} for example in examples)
         write_whole(run.references, "".join(_line(row) for row in rows))
     share = run.share(rank)
     write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # a line that a kill cut short is cut off
-    done = _done(run)
+    done = _done_rows(run)
     mine = [example for example in examples[rank::processes] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)   # like lengths together, a lack of memory first
     with appended(share) as file:
         for start in range(0, len(mine), work.batch_size):
             batch = mine[start : start + work.batch_size]
             pairs = zip(batch, writer.write(batch), strict=True)
-            file.write("".join(_line(_row(one.id, written)) for one, written in pairs))
+            file.write("".join(_line(_row(example.id, written)) for example, written in pairs))
             file.flush()
             if progress is not None:
                 progress(len(batch), len(mine))
     if rank == 0:
         if writer.look is not None:
             shown = examples[:SEEN]
-            rows = ({"id": one.id, **found} for one, found in zip(shown, writer.look(shown), strict=True))
+            rows = ({"id": example.id, **forced} for example, forced in zip(shown, writer.look(shown), strict=True))
             write_whole(run.seen, "".join(_line(row) for row in rows))
         _merge(run, [example.id for example in examples])
     return run.predictions
@@ -178,14 +178,14 @@ def _written(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int]
 
 def _merge(run: RunFolder, ids: Sequence[str]) -> None:
     """Wait until every document is done, then write them in their order."""
-    while len(done := _done(run)) < len(ids):
+    while len(done := _done_rows(run)) < len(ids):
         time.sleep(0.5)
     write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
     for path in run.shares():
         path.unlink()
 
 
-def _begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
+def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
     """Whether this job was begun here. Another one's files are not mixed with it."""
     if not run.has_predictions:
         return False
@@ -203,12 +203,13 @@ def _begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
     left_out = {"versions", "model"} if same_weights else {"versions"}
     changed = [key for key in settings if before.get(key) != settings[key] and key not in left_out]
     if changed:
-        told = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
-        raise UserError(f"{run.path} holds predictions made otherwise ({told}). Choose another --out, or delete them.")
+        changes = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
+        raise UserError(f"{run.path} holds predictions made otherwise ({changes}). Choose another --out, or delete "
+                        "them.")
     return True
 
 
-def _done(run: RunFolder) -> dict[str, dict[str, Any]]:
+def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What is written already, by id."""
     rows = (row for path in run.shares() for row in whole_rows(path))
     return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
@@ -235,7 +236,8 @@ def _writer(work: Job) -> Writer:
 
     def write(examples: Sequence[Example]) -> list[Written]:
         written = summaries(model, tokenizer, ids(examples), batch_size=len(examples))
-        return [one._replace(text="\n".join(sentences(one.text))) for one in written] if by_line else written
+        return ([summary._replace(text="\n".join(sentences(summary.text))) for summary in written]
+                if by_line else written)
 
     def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
         from ngramloss.generation.teacher_forced import forced_predictions

@@ -51,7 +51,7 @@ def of_run(
     model, tokenizer = load_model(loading, device=device, trust_remote_code=trust_remote_code)
     data = settings.data
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
-    return [one.text for one in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
+    return [summary.text for summary in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
 
 
 @torch.inference_mode()
@@ -70,23 +70,23 @@ def summaries(
     """
     model.eval()
     written = [Written("", 0)] * len(sources)
-    order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     for start in range(0, len(order), batch_size):
-        places = order[start : start + batch_size]
+        indices = order[start : start + batch_size]
         # After the text, whatever side the tokenizer prefers: before it, padding would move the encoder's positions.
         batch = tokenizer.pad(
-            {"input_ids": [list(sources[place]) for place in places]}, padding_side="right", return_tensors="pt"
+            {"input_ids": [list(sources[index]) for index in indices]}, padding_side="right", return_tensors="pt"
         )
         inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}   # [B, S]
         ids = model.generate(**inputs)                                   # [B, T]
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        for place, text, row in zip(places, texts, ids.tolist(), strict=True):
-            written[place] = Written(text.strip(), _length(row, tokenizer.pad_token_id))
+        for index, text, row in zip(indices, texts, ids.tolist(), strict=True):
+            written[index] = Written(text.strip(), _length(row, tokenizer.pad_token_id))
         if progress is not None:
-            progress(len(places))
+            progress(len(indices))
     return written
 
 
 def _length(ids: Sequence[int], pad: int) -> int:
     """Tokens before the padding at the end."""
-    return next((place for place in range(len(ids), 0, -1) if ids[place - 1] != pad), 0)
+    return next((length for length in range(len(ids), 0, -1) if ids[length - 1] != pad), 0)

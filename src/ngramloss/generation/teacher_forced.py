@@ -39,12 +39,12 @@ def forced_predictions(
         batch = {name: tensor.to(model.device) for name, tensor in padder(rows[start : start + batch_size]).items()}
         labels = batch.pop("labels")                                     # [B, T]
         stats = token_stats(model(**batch, use_cache=False).logits, labels)
-        for place, row in enumerate(labels):
+        for index, row in enumerate(labels):
             real = row != IGNORE_INDEX                                   # [T]
             yield {
-                "tokens": _pieces(tokenizer, row[real]), "best": _pieces(tokenizer, stats.best_token[place][real]),
-                "confidence": _rounded(stats.best_logp[place][real]),
-                "label_probability": _rounded(stats.label_logp[place][real]),
+                "tokens": _pieces(tokenizer, row[real]), "best": _pieces(tokenizer, stats.best_token[index][real]),
+                "confidence": _probabilities(stats.best_logp[index][real]),
+                "label_probability": _probabilities(stats.label_logp[index][real]),
             }
 
 
@@ -52,5 +52,5 @@ def _pieces(tokenizer: Any, ids: torch.Tensor) -> list[str]:
     return [tokenizer.decode([token]) for token in ids.tolist()]
 
 
-def _rounded(logp: torch.Tensor) -> list[float]:
+def _probabilities(logp: torch.Tensor) -> list[float]:
     return [round(value, 4) for value in logp.exp().tolist()]

@@ -106,14 +106,14 @@ def bertscore(
         raise UserError(f"batch_size is at least 1, got {batch_size}.")
     encoder = _encoder(model, layer, device)
     rescaled = None if baseline is None else _baseline(Path(baseline), encoder.layer)
-    ids = _tokenised(encoder, {text for those in references for text in those} | set(predictions))
-    weights = _inverse_frequencies([ids[text] for those in references for text in those]) if idf else _plain(encoder)
+    ids = _token_ids(encoder, {text for texts in references for text in texts} | set(predictions))
+    weights = _inverse_frequencies([ids[text] for texts in references for text in texts]) if idf else _plain(encoder)
 
-    documents = [(ids[prediction], [ids[text] for text in those])
-                 for prediction, those in zip(predictions, references, strict=True)]
+    documents = [(ids[prediction], [ids[text] for text in texts])
+                 for prediction, texts in zip(predictions, references, strict=True)]
     best = _best_matches(encoder, documents, weights, batch_size, progress or (lambda _: None))
     return Scores(
-        {name: [100 * value for value in _rescaled([getattr(match, part) for match in best], rescaled, part)]
+        {name: [100 * value for value in _rescale([getattr(match, part) for match in best], rescaled, part)]
          for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f"))},
         _signature(encoder, refs=refs, idf=idf, baseline=baseline),
     )
@@ -162,7 +162,7 @@ def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids
 
     ordered = sorted(texts, key=lambda ids: (len(ids), ids))
     pad = encoder.tokenizer.pad_token_id or 0   # RoBERTa counts positions by it; to others only the mask matters
-    found = {}
+    states = {}
     for start in range(0, len(ordered), batch_size):
         batch = ordered[start : start + batch_size]
         longest = len(batch[-1])
@@ -172,12 +172,12 @@ def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids
             device = encoder.model.device
             hidden = encoder.model(tokens.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
         for ids, rows in zip(batch, hidden, strict=True):
-            found[ids] = rows[: len(ids)].clone()                                                 # [T, D]
-            if not found[ids].isfinite().all():
+            states[ids] = rows[: len(ids)].clone()                                                # [T, D]
+            if not states[ids].isfinite().all():
                 text = encoder.tokenizer.decode(ids, skip_special_tokens=True)
                 raise UserError(f"bertscore's model gave values that are not finite for the text {text[:80]!r}; its "
                                  "weights are damaged, or this device computes it wrongly.")
-    return found
+    return states
 
 
 def _match(prediction: Ids, reference: Ids, states: Mapping[Ids, Tensor], weights: Callable[[int], float]) -> Match:
@@ -207,15 +207,15 @@ def _inverse_frequencies(references: Sequence[Ids]) -> Callable[[int], float]:
     return lambda token: math.log((len(references) + 1) / (having[token] + 1))
 
 
-def _tokenised(encoder: Encoder, texts: Iterable[str]) -> dict[str, Ids]:
+def _token_ids(encoder: Encoder, texts: Iterable[str]) -> dict[str, Ids]:
     """Ids of each text. Half a surrogate pair, which no tokenizer takes, is read as a question mark."""
     ordered = sorted(texts)
     clean = [pretrained.readable(text.strip()) for text in ordered]
     read = [" " + text if encoder.spaced and text else text for text in clean]
     cut = {} if encoder.longest is None else {"truncation": True, "max_length": encoder.longest}
-    found = [tuple(ids) for ids in encoder.tokenizer(read, **cut)["input_ids"]] if read else []
-    pretrained.check_tokens(found, encoder.model, encoder.source.name)
-    return dict(zip(ordered, found, strict=True))
+    sequences = [tuple(ids) for ids in encoder.tokenizer(read, **cut)["input_ids"]] if read else []
+    pretrained.check_tokens(sequences, encoder.model, encoder.source.name)
+    return dict(zip(ordered, sequences, strict=True))
 
 
 def _encoder(name: str, layer: int | None, device: str | None) -> Encoder:
@@ -288,7 +288,7 @@ def _baseline(path: Path, layer: int) -> Mapping[str, float]:
     return of_layer[layer]
 
 
-def _rescaled(values: Sequence[float], baseline: Mapping[str, float] | None, part: str) -> list[float]:
+def _rescale(values: Sequence[float], baseline: Mapping[str, float] | None, part: str) -> list[float]:
     if baseline is None:
         return list(values)
     return [(value - baseline[part]) / (1 - baseline[part]) for value in values]

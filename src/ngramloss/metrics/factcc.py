@@ -97,6 +97,6 @@ def _judge(name: str, device: str | None) -> Classifier:
     tensors = pretrained.load_state(source)
     state = {RENAMED.get(key, key): value for key, value in tensors.items() if key not in SPANS}
     model = pretrained.load_model(source, "BertForSequenceClassification", config, state=state)
-    places = named_outputs(config, WORDS) or {"correct": 0, "incorrect": 1}
-    columns = (places["correct"], 1 - places["correct"])
+    outputs = named_outputs(config, WORDS) or {"correct": 0, "incorrect": 1}
+    columns = (outputs["correct"], 1 - outputs["correct"])
     return classifier(source, model, tokenizer, columns, longest=LONGEST, device=device)

@@ -22,10 +22,10 @@ def facts(ids: Sequence[str], predictions: Sequence[str]) -> Scores:
         {'names_right': [100.0], 'figures_right': [100.0]}
     """
     check_lengths(ids=ids, predictions=predictions)
-    places = [re.fullmatch(rf"newswire-({'|'.join(newswire.SPLITS)})-(\d+)", key) for key in ids]
-    if not all(places):
+    matches = [re.fullmatch(rf"newswire-({'|'.join(newswire.SPLITS)})-(\d+)", key) for key in ids]
+    if not all(matches):
         raise Absent("facts are known of the built-in corpus newswire alone.")
-    items = [newswire.item(place[1], int(place[2]), seed=0) for place in places if place]
+    items = [newswire.item(match[1], int(match[2]), seed=0) for match in matches if match]
     pairs = list(zip(items, predictions, strict=True))
     return Scores({
         "names_right": [_share(item.names, text) for item, text in pairs],

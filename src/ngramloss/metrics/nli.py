@@ -61,7 +61,7 @@ def nli(
         longest: tokens of a pair, special ones included; SummaC's 500. A model with fewer positions reads fewer.
         device: None takes the first GPU, where there is one.
     """
-    hub, known = _published(name)
+    hub, known = _published_model(name)
     source = pretrained.find(hub, metric=metric)
     config = pretrained.load_config(source)
     columns = _columns(config, labels or known, source.name)
@@ -100,15 +100,15 @@ def probabilities(
         raise UserError(f"batch_size must be 1 or more, got {batch_size}.")
     known = {} if known is None else known
     fresh = [pair for pair in dict.fromkeys(pairs) if pair not in known]
-    ids = _encoded(classifier, fresh)
-    order = sorted(range(len(fresh)), key=lambda place: -len(ids[place]["input_ids"]))
+    ids = _encode(classifier, fresh)
+    order = sorted(range(len(fresh)), key=lambda index: -len(ids[index]["input_ids"]))
     for start in range(0, len(order), batch_size):
-        places = order[start : start + batch_size]
-        batch = classifier.tokenizer.pad([ids[place] for place in places], padding_side="right", return_tensors="pt")
+        indices = order[start : start + batch_size]
+        batch = classifier.tokenizer.pad([ids[index] for index in indices], padding_side="right", return_tensors="pt")
         with torch.inference_mode(), pretrained.computing(classifier.metric, batch_size):
             logits = classifier.model(**batch.to(classifier.model.device)).logits           # [B, L]
             rows = logits.float().softmax(-1)[:, list(classifier.columns)].tolist()
-        known.update((fresh[place], tuple(row)) for place, row in zip(places, rows, strict=True))
+        known.update((fresh[index], tuple(row)) for index, row in zip(indices, rows, strict=True))
     return [known[pair] for pair in pairs]
 
 
@@ -121,7 +121,7 @@ def check_finite(rows: Sequence[Sequence[float]], *, metric: str, document: int)
         )
 
 
-def _published(name: str) -> tuple[str, tuple[str, ...] | None]:
+def _published_model(name: str) -> tuple[str, tuple[str, ...] | None]:
     if name in PUBLISHED:
         return PUBLISHED[name]
     for hub, labels in PUBLISHED.values():
@@ -131,14 +131,14 @@ def _published(name: str) -> tuple[str, tuple[str, ...] | None]:
 
 
 def _columns(config: Any, labels: Sequence[str] | None, name: str) -> tuple[int, ...]:
-    places = named_outputs(config, WORDS) if labels is None else {label: at for at, label in enumerate(labels)}
-    if set(places) != set(RELATIONS) or sorted(places.values()) != list(range(config.num_labels)):
+    outputs = named_outputs(config, WORDS) if labels is None else {label: at for at, label in enumerate(labels)}
+    if set(outputs) != set(RELATIONS) or sorted(outputs.values()) != list(range(config.num_labels)):
         raise UserError(
             f"which outputs of {Path(name).name} mean {', '.join(RELATIONS)}? "
             + (f"It calls them {list(config.id2label.values())}" if labels is None else f"Got labels={list(labels)!r}")
             + f" and has {config.num_labels}. Give labels= those three words in the order of its outputs."
         )
-    return tuple(places[relation] for relation in RELATIONS)
+    return tuple(outputs[relation] for relation in RELATIONS)
 
 
 def named_outputs(config: Any, words: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -148,13 +148,13 @@ def named_outputs(config: Any, words: Mapping[str, Sequence[str]]) -> dict[str, 
         {int(at): str(label) for label, at in (config.label2id or {}).items()},
     ):
         heard = {at: label.lower().replace("_", " ").replace("-", " ").strip() for at, label in names.items()}
-        found = {meaning: at for meaning, said in words.items() for at, label in heard.items() if label in said}
-        if found:
-            return found
+        outputs = {meaning: at for meaning, aliases in words.items() for at, label in heard.items() if label in aliases}
+        if outputs:
+            return outputs
     return {}
 
 
-def _encoded(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, list[int]]]:
+def _encode(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, list[int]]]:
     if not pairs:
         return []
     premises, hypotheses = zip(*(_shortened(classifier, pair) for pair in pairs), strict=True)
@@ -165,7 +165,7 @@ def _encoded(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, li
         return_token_type_ids=segments,
     )
     pretrained.check_tokens(made["input_ids"], classifier.model, classifier.name)
-    return [{name: made[name][place] for name in made} for place in range(len(pairs))]
+    return [{name: made[name][index] for name in made} for index in range(len(pairs))]
 
 
 def _shortened(classifier: Classifier, pair: Pair) -> list[str]:

@@ -18,7 +18,7 @@ def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tok
     """
     metric = _sacrebleu("BLEU", tokenize=tokenize)
     sentence = _sacrebleu("BLEU", tokenize=tokenize, effective_order=True)
-    return _pooled("bleu", metric, sentence, references, predictions)
+    return _pooled_scores("bleu", metric, sentence, references, predictions)
 
 
 def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, word_order: int = 0) -> Scores:
@@ -26,7 +26,7 @@ def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, wor
     if word_order < 0:
         raise UserError(f"chrF needs a word_order of 0 or more, got {word_order}; 2 is chrF++.")
     metric, sentence = (_sacrebleu("CHRF", word_order=word_order) for _ in range(2))   # each counts its references
-    return _pooled("chrf", metric, sentence, references, predictions)
+    return _pooled_scores("chrf", metric, sentence, references, predictions)
 
 
 def _sacrebleu(kind: str, **options: Any) -> Any:
@@ -40,11 +40,11 @@ def _sacrebleu(kind: str, **options: Any) -> Any:
     try:
         return getattr(metrics, kind)(**options)
     except (ImportError, RuntimeError, OSError) as reason:   # a tokenizer's own package, or a file that it fetches
-        told = " ".join(str(reason).split())
-        raise Absent(f"sacreBLEU's tokenizer {options['tokenize']} cannot be had: {told}") from None
+        message = " ".join(str(reason).split())
+        raise Absent(f"sacreBLEU's tokenizer {options['tokenize']} cannot be had: {message}") from None
 
 
-def _pooled(
+def _pooled_scores(
     name: str, metric: Any, sentence: Any, references: Sequence[Sequence[str]], predictions: Sequence[str]
 ) -> Scores:
     import numpy as np
@@ -53,7 +53,7 @@ def _pooled(
     added = metric._extract_corpus_statistics(list(predictions), _streams(references))   # and counts references
     statistics = np.array(added, dtype=np.float64)                       # [N, k]
     pairs = zip(predictions, references, strict=True)
-    values = [sentence.sentence_score(text, list(those)).score for text, those in pairs]
+    values = [sentence.sentence_score(text, list(golds)).score for text, golds in pairs]
 
     def combine(sums: Any) -> Any:
         rows = np.asarray(sums, dtype=np.float64)
@@ -65,5 +65,5 @@ def _pooled(
 
 def _streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
     """SacreBLEU's turn of a table: the first reference of all, the second of all; None where there is no second."""
-    most = max((len(those) for those in references), default=1)
-    return [[those[place] if place < len(those) else None for those in references] for place in range(most)]
+    most = max((len(golds) for golds in references), default=1)
+    return [[golds[index] if index < len(golds) else None for golds in references] for index in range(most)]

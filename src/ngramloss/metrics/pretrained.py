@@ -60,7 +60,7 @@ def find(name: str, *, metric: str) -> Source:
     folder = cached(name)
     if folder is None:
         try:
-            folder = _fetched(name)
+            folder = _fetch(name)
         except Exception as error:   # the hub's client has had other kinds of errors in each of its versions
             raise Absent(
                 f"{metric} needs the model {name!r}: it is no folder here, the hub's cache does not hold it whole, and "
@@ -116,14 +116,14 @@ def load_model(
 
 def load_state(source: Source) -> dict[str, Any]:
     """All tensors of a folder by name."""
-    found = weight_files(source.folder)
-    if not found:
+    files = weight_files(source.folder)
+    if not files:
         raise Absent(
             f"{source.metric}: {source.folder} holds neither model.safetensors nor pytorch_model.bin. docs/metrics.md "
             "says how to obtain one."
         )
     state: dict[str, Any] = {}
-    for path in found:
+    for path in files:
         with reading(path, source.metric):
             state |= read_state(path)
     return state
@@ -145,7 +145,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of weights that are read."""
-    return next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    return next((paths for pattern in WEIGHTS if (paths := sorted(folder.glob(pattern)))), [])
 
 
 def files_hash(source: Source) -> str:
@@ -248,20 +248,20 @@ def cached(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        config = try_to_load_from_cache(name, "config.json")
     except HFValidationError:   # a path, and there is nothing
         return None
-    return Path(found).parent if isinstance(found, str) and _is_whole(Path(found).parent) else None
+    return Path(config).parent if isinstance(config, str) and _is_whole(Path(config).parent) else None
 
 
 def _is_whole(folder: Path) -> bool:
     """Whether weights, all parts of them, and a vocabulary are there."""
     files = weight_files(folder)
-    parts = {int(told[1]) for path in files if (told := re.search(r"-of-(\d+)$", path.stem))}
+    parts = {int(match[1]) for path in files if (match := re.search(r"-of-(\d+)$", path.stem))}
     return bool(files) and parts <= {len(files)} and any(any(folder.glob(pattern)) for pattern in VOCABULARIES)
 
 
-def _fetched(name: str) -> Path:
+def _fetch(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     listed = HfApi().model_info(name, timeout=PATIENCE).siblings or ()    # once; a download would try for 20 seconds

@@ -48,12 +48,12 @@ def rouge(
     plain, lines = list(NAMES), list(NAMES[:0])
     if sentences != "newline":
         plain, lines = list(NAMES[:3]), [NAMES[3]]
-    values = _scored(references, predictions, plain, stemmer, tokenizer)
+    values = _f_measures(references, predictions, plain, stemmer, tokenizer)
     if lines:
-        flat = [text for those in references for text in those]
+        flat = [text for golds in references for text in golds]
         split = iter("\n".join(parts) for parts in split_many([*flat, *predictions], sentences))
-        parted = [[next(split) for _ in those] for those in references]
-        values |= _scored(parted, list(split), lines, stemmer, tokenizer)
+        parted = [[next(split) for _ in golds] for golds in references]
+        values |= _f_measures(parted, list(split), lines, stemmer, tokenizer)
     return Scores(values, signature(
         "rouge", refs=several, stemmer=stemmer, lsum=sentences, tokens=tokenizer,
         rouge_score_rs=version("rouge-score-rs"),
@@ -62,19 +62,19 @@ def rouge(
 
 def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str], token: re.Pattern[str]) -> None:
     """Raise where a table of two texts would not fit the memory: the scorer would end the program."""
-    for number, (those, prediction) in enumerate(zip(references, predictions, strict=True), 1):
-        for reference in those:
+    for number, (golds, prediction) in enumerate(zip(references, predictions, strict=True), 1):
+        for reference in golds:
             if len(reference) * len(prediction) <= LARGEST:
                 continue   # there are no more tokens than characters
-            one, other = (sum(1 for _ in token.finditer(text)) for text in (reference, prediction))
-            if one * other > LARGEST:
+            gold_words, text_words = (sum(1 for _ in token.finditer(text)) for text in (reference, prediction))
+            if gold_words * text_words > LARGEST:
                 raise UserError(
-                    f"ROUGE-L of document {number} would need {4 * one * other / 1e9:.0f} GB: its reference has "
-                    f"{one:,} words and the prediction {other:,}. Cut one of them."
+                    f"ROUGE-L of document {number} would need {4 * gold_words * text_words / 1e9:.0f} GB: its "
+                    f"reference has {gold_words:,} words and the prediction {text_words:,}. Cut one of them."
                 )
 
 
-def _scored(
+def _f_measures(
     references: Sequence[Sequence[str]], predictions: Sequence[str], names: list[str], stemmer: bool, tokenizer: str
 ) -> dict[str, list[float]]:
     try:
@@ -85,9 +85,9 @@ def _scored(
     options = {"tokenizer": getattr(tokenizers, made)()} if made else {}
     kind: Any = RougeScorer
     scorer = kind(names, use_stemmer=stemmer, **options)
-    if all(len(those) == 1 for those in references):
-        scored = scorer.score_batch([those[0] for those in references], list(predictions))
+    if all(len(golds) == 1 for golds in references):
+        scored = scorer.score_batch([golds[0] for golds in references], list(predictions))
     else:
         pairs = zip(references, predictions, strict=True)
-        scored = [scorer.score_multi(list(those), prediction) for those, prediction in pairs]
+        scored = [scorer.score_multi(list(golds), prediction) for golds, prediction in pairs]
     return {name: [100 * scores[name].fmeasure for scores in scored] for name in names}

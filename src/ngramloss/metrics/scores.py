@@ -54,7 +54,7 @@ def signature(metric: str, **facts: object) -> str:
 
 def check_lengths(**texts: Sequence[object]) -> None:
     """Raise unless there are as many of one as of the other."""
-    counts = {name: len(those) for name, those in texts.items()}
+    counts = {name: len(values) for name, values in texts.items()}
     if len(set(counts.values())) > 1:
         raise ValueError("one for each document: got " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
@@ -65,11 +65,11 @@ def reference_count(references: Sequence[Sequence[str]]) -> str:
     >>> reference_count([["a", "b"], ["c"]])
     'var'
     """
-    for number, those in enumerate(references, 1):
-        if isinstance(those, str):
+    for number, golds in enumerate(references, 1):
+        if isinstance(golds, str):
             raise TypeError(f"references of a document are a list of texts; document {number} has the text "
-                            f"{those[:40]!r}. Put it in a list.")
-        if not those:
+                            f"{golds[:40]!r}. Put it in a list.")
+        if not golds:
             raise ValueError(f"document {number} has no reference.")
-    counts = {len(those) for those in references} or {1}
+    counts = {len(golds) for golds in references} or {1}
     return str(counts.pop()) if len(counts) == 1 else "var"

@@ -23,18 +23,18 @@ def shape(predictions: Sequence[str], documents: Sequence[str] | None = None) ->
     """
     written = [words_of(text) for text in predictions]
     values: dict[str, list[float]] = {
-        "words": [float(len(text)) for text in written], "repeated3": [_repeated(text, 3) for text in written],
+        "words": [float(len(text)) for text in written], "repeated3": [_repetition(text, 3) for text in written],
     }
     if documents is not None:
         check_lengths(documents=documents, predictions=predictions)
         pairs = [(words_of(document), text) for document, text in zip(documents, written, strict=True)]
         values["compression"] = [len(document) / max(len(text), 1) for document, text in pairs]
         for n in (1, 2, 3, 4):
-            values[f"novel{n}"] = [_novel(document, text, n) for document, text in pairs]
+            values[f"novel{n}"] = [_novelty(document, text, n) for document, text in pairs]
         copied = [fragments(document, text) for document, text in pairs]
-        values["coverage"] = [100 * sum(those) / max(len(text), 1) for those, text in zip(copied, written, strict=True)]
+        values["coverage"] = [100 * sum(spans) / max(len(text), 1) for spans, text in zip(copied, written, strict=True)]
         values["density"] = [
-            sum(length**2 for length in those) / max(len(text), 1) for those, text in zip(copied, written, strict=True)
+            sum(length**2 for length in spans) / max(len(text), 1) for spans, text in zip(copied, written, strict=True)
         ]
     return Scores(values, signature("shape", words="letters-digits-casefolded", documents=documents is not None))
 
@@ -46,27 +46,27 @@ def fragments(document: Sequence[str], text: Sequence[str]) -> list[int]:
         >>> fragments("a b c d e".split(), "x b c d a".split())
         [3, 1]
     """
-    places: dict[str, list[int]] = {}
-    for place, word in enumerate(document):
-        places.setdefault(word, []).append(place)
+    positions: dict[str, list[int]] = {}
+    for position, word in enumerate(document):
+        positions.setdefault(word, []).append(position)
     lengths, at = [], 0
     while at < len(text):
         longest = 0
-        for place in places.get(text[at], ()):
-            if place + longest >= len(document) or at + longest >= len(text):
-                break   # no later place has a longer one
-            if document[place + longest] == text[at + longest]:   # else it is no longer than the longest so far
-                longest = max(longest, _shared(document, place, text, at))
+        for position in positions.get(text[at], ()):
+            if position + longest >= len(document) or at + longest >= len(text):
+                break   # no later position has a longer one
+            if document[position + longest] == text[at + longest]:   # else it is no longer than the longest so far
+                longest = max(longest, _shared_length(document, position, text, at))
         if longest:
             lengths.append(longest)
         at += max(longest, 1)
     return lengths
 
 
-def _shared(document: Sequence[str], place: int, text: Sequence[str], at: int) -> int:
+def _shared_length(document: Sequence[str], position: int, text: Sequence[str], at: int) -> int:
     """How many words are alike from these places on."""
-    length, most = 0, min(len(document) - place, len(text) - at)
-    while length < most and document[place + length] == text[at + length]:
+    length, most = 0, min(len(document) - position, len(text) - at)
+    while length < most and document[position + length] == text[at + length]:
         length += 1
     return length
 
@@ -75,11 +75,11 @@ def _ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:
     return list(pairwise(text)) if n == 2 else list(zip(*(text[start:] for start in range(n)), strict=False))
 
 
-def _novel(document: Sequence[str], text: Sequence[str], n: int) -> float:
+def _novelty(document: Sequence[str], text: Sequence[str], n: int) -> float:
     kinds = set(_ngrams(text, n))
     return 100 * len(kinds.difference(_ngrams(document, n))) / len(kinds) if kinds else 0.0
 
 
-def _repeated(text: Sequence[str], n: int) -> float:
+def _repetition(text: Sequence[str], n: int) -> float:
     counts = Counter(_ngrams(text, n))
     return 100 * (counts.total() - len(counts)) / counts.total() if counts else 0.0

@@ -109,7 +109,7 @@ def summac(
     transformers = pretrained.packages("summac")
     conv = _weights(weights) if form == "conv" else None
     judge = nli(model, metric="summac", labels=labels, device=device)
-    sources = [kept[:document_sentences] for kept in _sentences(documents, splitter)]
+    sources = [split[:document_sentences] for split in _sentences(documents, splitter)]
     summaries = _sentences(predictions, splitter)
     images = _images(judge, sources, summaries, metric, batch_size, progress)
     figures = [convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction) for image in images]
@@ -136,8 +136,8 @@ def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
 
 def convolved(image: Tensor, conv: Conv) -> float:
     """The probability of consistency that Conv's weights give to the histograms of entailment, 0 to 1."""
-    found = histograms(image[..., 0])[:SUMMARY_SENTENCES].double()      # [S, bins]
-    mean = (found @ conv.weight.T + conv.bias).mean()
+    counts = histograms(image[..., 0])[:SUMMARY_SENTENCES].double()     # [S, bins]
+    mean = (counts @ conv.weight.T + conv.bias).mean()
     logits = conv.final_weight @ mean.expand(3) + conv.final_bias       # [2]
     return float(logits.softmax(0)[1])
 
@@ -153,8 +153,8 @@ def histograms(entailment: Tensor) -> Tensor:
     import torch
 
     inner = torch.tensor(EDGES[1:-1], dtype=torch.float64)
-    places = torch.bucketize(entailment.double().contiguous(), inner, right=True)   # [D, S]
-    return torch.nn.functional.one_hot(places, len(EDGES) - 1).sum(0)   # [S, bins]
+    bins = torch.bucketize(entailment.double().contiguous(), inner, right=True)   # [D, S]
+    return torch.nn.functional.one_hot(bins, len(EDGES) - 1).sum(0)     # [S, bins]
 
 
 def _sentences(texts: Sequence[str], splitter: str) -> list[list[str]]:

@@ -101,16 +101,16 @@ def wmd(
         raise UserError(f"limit is a number of vectors, 0 for all, got {limit}.")
     ot = _transport()
     stopped = STOP_WORDS[stop_words]
-    documents = [(_bag(prediction, stopped), [_bag(text, stopped) for text in those])
-                 for prediction, those in zip(predictions, references, strict=True)]
-    wanted = {word for prediction, those in documents for bag in (prediction, *those) for word in bag}
+    documents = [(_bag(prediction, stopped), [_bag(text, stopped) for text in texts])
+                 for prediction, texts in zip(predictions, references, strict=True)]
+    wanted = {word for prediction, golds in documents for bag in (prediction, *golds) for word in bag}
     known, dimensions = read_vectors(Path(vectors), wanted, normalise=normalise, limit=limit)
 
     values: dict[str, list[float]] = {"wmd": [], "wmd_known": []}
-    for number, (prediction, those) in enumerate(documents, 1):
-        bags = [{word: count for word, count in bag.items() if word in known} for bag in (prediction, *those)]
+    for number, (prediction, golds) in enumerate(documents, 1):
+        bags = [{word: count for word, count in bag.items() if word in known} for bag in (prediction, *golds)]
         distances = [_distance(bags[0], bag, known, ot, f"document {number}") for bag in bags[1:] if bags[0] and bag]
-        words = sum(sum(bag.values()) for bag in (prediction, *those))
+        words = sum(sum(bag.values()) for bag in (prediction, *golds))
         values["wmd"].append(min(distances, default=math.nan))
         values["wmd_known"].append(100 * sum(sum(bag.values()) for bag in bags) / max(1, words))
         if progress:
@@ -203,22 +203,22 @@ def read_vectors(
     import numpy
 
     sought = {word.encode("utf-8", "replace"): word for word in wanted}
-    found: dict[str, Vector] = {}
+    vectors: dict[str, Vector] = {}
     dimensions = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
             for entry, dimensions in (_binary if kind == ".bin" else _text)(file, path, limit):
                 word = sought.get(entry.word)
-                if word is None or word in found:
+                if word is None or word in vectors:
                     continue
                 vector = _numbers(entry, dimensions, binary=kind == ".bin")
                 length = float(numpy.linalg.norm(vector))
-                found[word] = vector / length if normalise and length else vector
+                vectors[word] = vector / length if normalise and length else vector
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged or not whole ({error}). Fetch it again.") from error
     if not dimensions:
         raise UserError(f"{path} holds no vectors.")
-    return found, dimensions
+    return vectors, dimensions
 
 
 def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:

@@ -55,7 +55,7 @@ def pack(value: Any) -> str:
 
 def texts(references: Sequence[Sequence[str]], systems: Sequence[Sequence[str]]) -> list[str]:
     """Blocks of ``[references of a case, its texts by system]``."""
-    rows = [[list(those), [system[place] for system in systems]] for place, those in enumerate(references)]
+    rows = [[list(gold), [system[case] for system in systems]] for case, gold in enumerate(references)]
     return [pack(rows[start : start + BLOCK]) for start in range(0, len(rows), BLOCK)]
 
 
@@ -78,14 +78,14 @@ def figures(systems: Sequence[Sequence[float | None]]) -> Figures:
     return Figures(low, decimals, _base64(codes.tobytes()))
 
 
-def documents(those: Sequence[str | None], room: int) -> Documents:
+def documents(sources: Sequence[str | None], room: int) -> Documents:
     """As many documents as fit into ``room`` bytes, from the first on. A block that does not fit is passed over."""
     blocks: list[str] = []
     starts: list[int] = []
-    places: list[int] = []
+    indices: list[int] = []
     failures = 0
-    for group in _groups(those):
-        block = pack([those[place] for place in group])
+    for group in _groups(sources):
+        block = pack([sources[index] for index in group])
         if len(block) > room:
             failures += 1
             if failures == _PATIENCE:
@@ -93,9 +93,9 @@ def documents(those: Sequence[str | None], room: int) -> Documents:
             continue
         room -= len(block)
         blocks.append(block)
-        starts.append(len(places))
-        places += group
-    return Documents(blocks, starts, places, sum(text is not None for text in those))
+        starts.append(len(indices))
+        indices += group
+    return Documents(blocks, starts, indices, sum(text is not None for text in sources))
 
 
 def lengths(system: Sequence[str]) -> list[float | None]:
@@ -121,10 +121,10 @@ def novelty(system: Sequence[str], sources: Sequence[str | None]) -> list[float 
 
 def pack_forced(cases: Mapping[str, Mapping[str, Any]]) -> str:
     """What a system's objective saw, by id, with probabilities as far as a shade can show them."""
-    kept = {
+    rounded = {
         key: {name: [_short(value) for value in values] for name, values in case.items()} for key, case in cases.items()
     }
-    return pack(kept)
+    return pack(rounded)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -141,17 +141,17 @@ def _bigrams(text: str) -> set[tuple[str, str]]:
     return set(pairwise(words))
 
 
-def _groups(those: Sequence[str | None]) -> Iterator[list[int]]:
+def _groups(sources: Sequence[str | None]) -> Iterator[list[int]]:
     """Places of documents, so many together as make a block."""
     group: list[int] = []
     size = 0
-    for place, text in enumerate(those):
+    for index, text in enumerate(sources):
         if text is None:
             continue
         if group and size + len(text) > DOCUMENT_BLOCK:
             yield group
             group, size = [], 0
-        group.append(place)
+        group.append(index)
         size += len(text)
     if group:
         yield group

@@ -73,7 +73,7 @@ def training(runs: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each."""
     panels: list[Panel] = []
     for title, parts in _subjects(runs):
-        series = [one for place, run in enumerate(runs) for one in _series(place, run.get("rows") or [], parts)]
+        series = [curve for index, run in enumerate(runs) for curve in _series(index, run.get("rows") or [], parts)]
         if series:
             panels.append(_panel(title, series, f"t{len(panels)}"))
     return panels
@@ -86,8 +86,8 @@ def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]],
     """
     rows = table.get("rows") or []
     names = ablation_figures(table, figures)
-    drawn = [one for one in names if one != "rougeLsum" or "rougeL" not in names]   # the two are often one
-    shown = [one for one in drawn if any(_gains(rows, kind, one) for kind in _KINDS)][:SHOWN]
+    drawn = [metric for metric in names if metric != "rougeLsum" or "rougeL" not in names]   # the two are often one
+    shown = [metric for metric in drawn if any(_gains(rows, kind, metric) for kind in _KINDS)][:SHOWN]
     if not shown:
         return ""
     import matplotlib
@@ -95,20 +95,20 @@ def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]],
     with matplotlib.rc_context(_SETTINGS):
         figure = _figure(5.0, 0.5 + 0.19 * len(rows))
         axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-        for place, (one, ax) in enumerate(zip(shown, axes, strict=True)):
+        for column, (metric, ax) in enumerate(zip(shown, axes, strict=True)):
             for kind, face in _KINDS.items():
-                points = _gains(rows, kind, one)
+                points = _gains(rows, kind, metric)
                 ax.scatter(
                     [value for value, _ in points], [at for _, at in points], s=16, linewidths=1.1, zorder=3,
                     edgecolors=_colour(0), facecolors=_colour(0) if face else "none",
                 )  # fmt: skip
             ax.axvline(0, color=_INK, linewidth=0.8)
-            ax.set_title(_drawable(f"{figures[one].get('label', one)}, added"), fontsize=8, parse_math=False)
+            ax.set_title(_drawable(f"{figures[metric].get('label', metric)}, added"), fontsize=8, parse_math=False)
             ax.set_ylim(len(rows) - 0.5, -0.5)
             ax.locator_params(axis="x", nbins=3)
             ax.margins(x=0.15)
             ax.spines["left"].set_visible(False)
-            if place == 0:
+            if column == 0:
                 ax.set_yticks(range(len(rows)))
                 ax.set_yticklabels([_drawable(row.get("label", "")) for row in rows], parse_math=False)
         figure.set_layout_engine("constrained")
@@ -118,9 +118,10 @@ def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]],
 def ablation_figures(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The figures that the paper has too, R-Lsum beside its R-L; where it has none, all that a row has."""
     rows = table.get("rows") or []
-    known = {kind: [one for one in figures if any(is_number(_of(row, kind, one)) for row in rows)] for kind in _KINDS}
-    beside = [one for one in known["scores"] if one in known["paper"] or one == "rougeLsum"]
-    return [one for one in figures if one in {*beside, *known["paper"]}] if known["paper"] else known["scores"]
+    known = {kind: [name for name in figures if any(is_number(_of(row, kind, name)) for row in rows)]
+             for kind in _KINDS}
+    beside = [name for name in known["scores"] if name in known["paper"] or name == "rougeLsum"]
+    return [name for name in figures if name in {*beside, *known["paper"]}] if known["paper"] else known["scores"]
 
 
 _KINDS = {"scores": True, "paper": False}
@@ -145,7 +146,7 @@ def _subjects(runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str
     terms = [name for name in names if _TERM.fullmatch(name) and not name.startswith("eval_")] + judged
     for term in ["loss", *dict.fromkeys(term for term in terms if term != "loss" and term not in _CLOCKS)]:
         yield ("joint loss" if term == "loss" else term), {term: "training", f"eval_{term}": "validation"}
-    lengths = {int(found[1]) for name in names if (found := re.fullmatch(r"(?:matched|placed)/(\d+)", name))}
+    lengths = {int(match[1]) for name in names if (match := re.fullmatch(r"(?:matched|placed)/(\d+)", name))}
     for n in sorted(lengths):
         yield f"{n}-grams matched", {f"matched/{n}": "anywhere", f"placed/{n}": "in their place"}
     yield "learning rate", {"learning_rate": ""}
@@ -153,14 +154,14 @@ def _subjects(runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str
 
 
 def _series(run: int, rows: Sequence[Mapping[str, Any]], parts: Mapping[str, str]) -> Iterator[Series]:
-    for place, (name, part) in enumerate(parts.items()):
+    for index, (name, part) in enumerate(parts.items()):
         pairs = [(row.get("step"), row.get(name)) for row in rows]
-        points = _thinned([(step, value) for step, value in pairs if is_number(step) and is_number(value)])
+        points = _thin([(step, value) for step, value in pairs if is_number(step) and is_number(value)])
         if points:
-            yield Series(run, part, place == 1, [x for x, _ in points], [float(f"{y:.4g}") for _, y in points])
+            yield Series(run, part, index == 1, [x for x, _ in points], [float(f"{y:.4g}") for _, y in points])
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     stride = -(-len(points) // POINTS)
     return [*points[:: stride or 1], *(points[-1:] if stride > 1 and (len(points) - 1) % stride else [])]
 
@@ -171,24 +172,25 @@ def _panel(title: str, series: list[Series], name: str) -> Panel:
     with matplotlib.rc_context(_SETTINGS):
         figure = _figure(4.0, 2.3)
         ax = figure.add_axes((0.125, 0.12, 0.855, 0.84))
-        for one in series:
-            _draw(ax, one)
+        for curve in series:
+            _draw(ax, curve)
         ax.locator_params(axis="both", nbins=5)
         ax.grid(visible=False, axis="x")
         ax.margins(x=0.01)
         low, high = ax.get_xlim()
         width, height = (72 * side for side in figure.get_size_inches())
         box = [0.125 * width, (1 - 0.96) * height, 0.98 * width, (1 - 0.12) * height]
-        parts = list(dict.fromkeys(one.part for one in series if one.part))
+        parts = list(dict.fromkeys(curve.part for curve in series if curve.part))
         return Panel(title, parts, _markup(figure, name), [round(side, 1) for side in box], [low, high], series)
 
 
-def _draw(ax: Axes, one: Series) -> None:
-    style = ":" if one.run >= COLOURS else "--" if one.dashed else "-"
-    (line,) = ax.plot(one.x, one.y, style, color=_colour(one.run))
-    if len(one.x) == 1 or (one.dashed and len(one.x) <= 30):   # a few validations stand out; many would be a ribbon
+def _draw(ax: Axes, curve: Series) -> None:
+    style = ":" if curve.run >= COLOURS else "--" if curve.dashed else "-"
+    (line,) = ax.plot(curve.x, curve.y, style, color=_colour(curve.run))
+    # A few validations stand out; many would be a ribbon.
+    if len(curve.x) == 1 or (curve.dashed and len(curve.x) <= 30):
         line.set(marker="o", markersize=2.6, markeredgewidth=0)
-    line.set_gid(f"run-{one.run}-{one.part}")
+    line.set_gid(f"run-{curve.run}-{curve.part}")
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -220,7 +222,7 @@ def _markup(figure: Figure, name: str) -> str:
     for element in root.iter():
         element.tail = None
         element.text = element.text if element.text and element.text.strip() else None
-        _made_local(element, name)
+        _make_local(element, name)
     for side in ("width", "height"):
         root.attrib.pop(side, None)
     root.set("aria-hidden", "true")
@@ -229,7 +231,7 @@ def _markup(figure: Figure, name: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _made_local(element: ElementTree.Element, name: str) -> None:
+def _make_local(element: ElementTree.Element, name: str) -> None:
     own = element.attrib.pop("id", None)
     if own is not None and (run := re.match(r"run-(\d+)-", own)):
         element.set("data-run", run[1])
@@ -239,15 +241,15 @@ def _made_local(element: ElementTree.Element, name: str) -> None:
         if key == f"{{{_LINK}}}href":
             element.set(key, f"#{name}-{value.removeprefix('#')}")
         elif key in ("style", "clip-path"):
-            value = re.sub(r"#0000\d\d|#0001\d\d", lambda found: _PLACES[found[0]], value)
+            value = re.sub(r"#0000\d\d|#0001\d\d", lambda match: _PLACES[match[0]], value)
             value = re.sub(r"url\(#(\w+)\)", rf"url(#{name}-\1)", value)
             value = re.sub(r"font(-family)?: [^;]*sans[^;]*", _without_family, value)
             element.set(key, value)
         elif key == "d":
-            element.set(key, re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.1f}", value))
+            element.set(key, re.sub(r"\d+\.\d+", lambda match: f"{float(match[0]):.1f}", value))
 
 
-def _without_family(found: re.Match[str]) -> str:
+def _without_family(match: re.Match[str]) -> str:
     """The size of a font, and the page's own family."""
-    size = re.search(r"[\d.]+px", found[0])
+    size = re.search(r"[\d.]+px", match[0])
     return f"font-size: {size[0]}" if size else "font-family: inherit"

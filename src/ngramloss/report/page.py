@@ -66,7 +66,7 @@ def page_text(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     template = environment.get_template("page.html")
-    data = {**dict.fromkeys(_KEYS), **data, "figures": _told(data.get("figures") or {})}
+    data = {**dict.fromkeys(_KEYS), **data, "figures": _with_defaults(data.get("figures") or {})}
     figures = data["figures"]
     shown, shape = tables.parted(figures)
     panels = charts.training(data.get("training") or [])
@@ -79,19 +79,20 @@ def page_text(data: Mapping[str, Any], *, budget: int = BUDGET) -> str:
         "comparisons": tables.comparisons(data), "ablation": _ablation(data), "settings": settings(data),
         "labels": [tables.written_label(system) for system in data["systems"] or []], "colours": charts.COLOURS,
         "runs": [str(run.get("label") or run.get("system") or "") for run in data["training"] or []],
-        "audit": [(tables.written_label(one), one["audit"]) for one in data["systems"] or [] if one.get("audit")],
+        "audit": [(tables.written_label(system), system["audit"])
+                  for system in data["systems"] or [] if system.get("audit")],
         "style": (_HERE / "page.css").read_text(encoding="utf-8"), "script": script, "script_hash": _hash(script),
     }  # fmt: skip
-    facts |= {"copies": tables.copies(data), "panels": [_read_off(panel) for panel in panels]}
+    facts |= {"copies": tables.copies(data), "panels": [_panel_facts(panel) for panel in panels]}
     empty = template.render(**known, blocks=packed, facts=escaped(facts))
     size = len(empty.encode("utf-8", "replace"))
-    kept = blocks.documents((data.get("cases") or {}).get("documents") or [], budget - size - _RESERVE)
-    if not kept.blocks:
-        facts["documents"]["known"] = kept.known
+    documents = blocks.documents((data.get("cases") or {}).get("documents") or [], budget - size - _RESERVE)
+    if not documents.blocks:
+        facts["documents"]["known"] = documents.known
         return _sound(template.render(**known, blocks=packed, facts=escaped(facts)))
-    facts["documents"] = {"starts": kept.starts, "kept": len(kept.places), "known": kept.known}
-    packed |= {f"document-{place}": block for place, block in enumerate(kept.blocks)}
-    packed["places"] = blocks.pack(kept.places)
+    facts["documents"] = {"starts": documents.starts, "kept": len(documents.places), "known": documents.known}
+    packed |= {f"document-{index}": block for index, block in enumerate(documents.blocks)}
+    packed["places"] = blocks.pack(documents.places)
     return _sound(template.render(**known, blocks=packed, facts=escaped(facts)))
 
 
@@ -103,14 +104,14 @@ def check(data: Mapping[str, Any]) -> None:
         raise ValueError(f"cases has texts of {len(cases['texts'])} systems, and there are {len(systems)}.")
     parts = {"references": cases.get("references") or [], "documents": cases.get("documents")}
     texts = zip(systems, cases.get("texts") or [], strict=False)
-    parts |= {f"texts of {one.get('name')!r}": those for one, those in texts}
+    parts |= {f"texts of {system.get('name')!r}": values for system, values in texts}
     for name, scores in (cases.get("scores") or {}).items():
         if len(scores) != len(systems):
             raise ValueError(f"cases has {name} of {len(scores)} systems, and there are {len(systems)}.")
-        parts |= {f"{name} of {one.get('name')!r}": those for one, those in zip(systems, scores, strict=True)}
-    for name, those in parts.items():
-        if those is not None and len(those) != count:
-            raise ValueError(f"cases has {count} ids and {len(those)} {name}: there must be one for each id.")
+        parts |= {f"{name} of {system.get('name')!r}": values for system, values in zip(systems, scores, strict=True)}
+    for name, values in parts.items():
+        if values is not None and len(values) != count:
+            raise ValueError(f"cases has {count} ids and {len(values)} {name}: there must be one for each id.")
 
 
 def escaped(value: Any) -> str:
@@ -127,25 +128,25 @@ def settings(data: Mapping[str, Any]) -> dict[str, list[tuple[str, list[str]]]]:
     """Settings by name: those that are the same in all systems that have them, and those that differ, one for each."""
     systems = data.get("systems") or []
     flat = [_flat(system.get("settings") or {}) for system in systems]
-    names = list(dict.fromkeys(name for those in flat for name in those))
-    known = {name: list(dict.fromkeys(those[name] for those in flat if name in those)) for name in names}
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    known = {name: list(dict.fromkeys(row[name] for row in flat if name in row)) for name in names}
     return {
         "shared": [(name, values) for name, values in known.items() if len(values) == 1],
-        "different": [(name, [those.get(name, "–") for those in flat]) for name in names if len(known[name]) > 1],
+        "different": [(name, [row.get(name, "–") for row in flat]) for name in names if len(known[name]) > 1],
     }
 
 
-def _told(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _with_defaults(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     plain = {"lower_is_better": False, "metric": "", "help": ""}
-    return {name: {**plain, **one, "label": one.get("label") or name} for name, one in figures.items()}
+    return {name: {**plain, **figure, "label": figure.get("label") or name} for name, figure in figures.items()}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
     if isinstance(value, Mapping) and value:
-        found: dict[str, str] = {}
-        for key, one in value.items():
-            found |= _flat(one, f"{name}.{key}" if name else str(key))
-        return found
+        flat: dict[str, str] = {}
+        for key, inner in value.items():
+            flat |= _flat(inner, f"{name}.{key}" if name else str(key))
+        return flat
     return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}
 
 
@@ -153,38 +154,38 @@ def _case_blocks(data: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any
     """Compressed blocks by name, and what the page must know to read them."""
     cases, systems = data.get("cases") or {}, data.get("systems") or []
     figures = data.get("figures") or {}
-    ids = [str(one) for one in cases.get("ids") or []]
+    ids = [str(key) for key in cases.get("ids") or []]
     facts: dict[str, Any] = {
-        "systems": [{"name": str(one.get("name", "")), "label": tables.written_label(one)} for one in systems],
+        "systems": [{"name": str(system.get("name", "")), "label": tables.written_label(system)} for system in systems],
         "pair": _pair(systems), "block": blocks.BLOCK, "count": len(ids), "nothing": blocks.NOTHING, "figures": [],
         "documents": {"starts": [], "kept": 0, "known": 0}, "seen": [], "objectives": data.get("objectives") or {},
     }  # fmt: skip
     if not ids:
         return {}, facts
     packed = {"ids": blocks.pack(ids)}
-    for place, block in enumerate(blocks.texts(cases["references"], cases["texts"])):
-        packed[f"texts-{place}"] = block
+    for index, block in enumerate(blocks.texts(cases["references"], cases["texts"])):
+        packed[f"texts-{index}"] = block
     scores = _with_shape(cases)
     for name, values in scores.items():
-        told = figures.get(name, {})
+        figure = figures.get(name, {})
         codes = blocks.figures(values)
         packed[f"figure-{len(facts['figures'])}"] = codes.codes
         facts["figures"].append({
-            "name": name, "label": told.get("label") or _SHAPES.get(name, name), "low": codes.low,
-            "lower": bool(told.get("lower_is_better")), "ranks": name in figures and tables.ranks(told),
+            "name": name, "label": figure.get("label") or _SHAPES.get(name, name), "low": codes.low,
+            "lower": bool(figure.get("lower_is_better")), "ranks": name in figures and tables.ranks(figure),
             "decimals": codes.decimals, "systems": len(values),
         })  # fmt: skip
-    for name, those in (data.get("seen") or {}).items():
-        if those:
-            packed[f"seen-{len(facts['seen'])}"] = blocks.pack_forced(those)
+    for name, forced in (data.get("seen") or {}).items():
+        if forced:
+            packed[f"seen-{len(facts['seen'])}"] = blocks.pack_forced(forced)
             facts["seen"].append(name)
     return packed, facts
 
 
 def _pair(systems: Sequence[Mapping[str, Any]]) -> list[int]:
     """The two systems that are compared at first: those first given that are no baselines."""
-    places = sorted(range(len(systems)), key=lambda place: bool(systems[place].get("baseline")))
-    return [*places[:2], *places[:1], 0][:2]
+    order = sorted(range(len(systems)), key=lambda system: bool(systems[system].get("baseline")))
+    return [*order[:2], *order[:1], 0][:2]
 
 
 _SHAPES = {"words": "words", "novel2": "novel bigrams, %", "reference words": "words of the reference"}
@@ -196,7 +197,7 @@ def _with_shape(cases: Mapping[str, Any]) -> dict[str, Sequence[Sequence[float |
     own: dict[str, Sequence[Sequence[float | None]]] = {}
     if "words" not in scores:
         own["words"] = [blocks.lengths(system) for system in cases["texts"]]
-    own["reference words"] = [blocks.lengths([those[0] if those else "" for those in cases["references"]])]
+    own["reference words"] = [blocks.lengths([gold[0] if gold else "" for gold in cases["references"]])]
     documents = cases.get("documents")
     if "novel2" not in scores and documents and any(text is not None for text in documents):
         own["novel2"] = [blocks.novelty(system, documents) for system in cases["texts"]]
@@ -206,7 +207,7 @@ def _with_shape(cases: Mapping[str, Any]) -> dict[str, Sequence[Sequence[float |
 def _ablation(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The ablation's tables with their drawings: a row's figures here and in the paper, the best of each in bold."""
     figures, shown = data.get("figures") or {}, []
-    for place, table in enumerate(data.get("ablation") or []):
+    for index, table in enumerate(data.get("ablation") or []):
         rows = table.get("rows") or []
         columns = [(kind, name) for name in charts.ablation_figures(table, figures) for kind in ("scores", "paper")
                    if any(blocks.is_number((row.get(kind) or {}).get(name)) for row in rows)]
@@ -217,7 +218,7 @@ def _ablation(data: Mapping[str, Any]) -> list[dict[str, Any]]:
             "title": table.get("title", ""), "heads": heads, "has_paper": any(paper for _, paper in heads),
             "rows": [(row.get("label", ""), [(text, text == most) for text, most in zip(line, best, strict=True)])
                      for row, line in zip(rows, texts, strict=True)],
-            "svg": charts.ablation(table, figures, f"a{place}"),
+            "svg": charts.ablation(table, figures, f"a{index}"),
         })  # fmt: skip
     return shown
 
@@ -229,8 +230,8 @@ def _best(rows: Sequence[Mapping[str, Any]], kind: str, figure: Mapping[str, Any
     return tables.fixed(min(values) if figure.get("lower_is_better") else max(values), 2)
 
 
-def _read_off(panel: charts.Panel) -> dict[str, Any]:
-    return {"box": panel.box, "steps": panel.steps, "series": [one._asdict() for one in panel.series]}
+def _panel_facts(panel: charts.Panel) -> dict[str, Any]:
+    return {"box": panel.box, "steps": panel.steps, "series": [curve._asdict() for curve in panel.series]}
 
 
 def _sound(text: str) -> str:

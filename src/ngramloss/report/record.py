@@ -67,12 +67,12 @@ def build_record(
     return {
         "title": title, "notes": list(notes) or [_first_note(result)], "version": __version__,
         "made": date.today().isoformat(), "figures": _figures(result), "signatures": result.signatures,
-        "systems": [_system(system, labels[place], result.runs[place])
-                    for place, system in enumerate(record["systems"])],
+        "systems": [_system(system, labels[index], result.runs[index])
+                    for index, system in enumerate(record["systems"])],
         "over_seeds": record["over_seeds"], "absent": result.absent, "deviations": list(deviations),
         "paper": _paper(beside, result, whole=beside in known) if beside else None,
         "training": _training(result, labels), "ablation": _ablation(result), "cases": _cases(result, texts),
-        "seen": _seen(result), "objectives": {name: run.label for name, run in _trained(result)},
+        "seen": _teacher_forced(result), "objectives": {name: run.label for name, run in _trained_runs(result)},
     }  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _system(system: Mapping[str, Any], label: str, run: Run | None) -> dict[str,
 
 
 def _paper(name: str, result: Result, *, whole: bool) -> dict[str, Any]:
-    trained = {run.label for _, run in _trained(result)}
+    trained = {run.label for _, run in _trained_runs(result)}
     rows = []
     for row in paper.TABLE2[name]:
         if not whole and row.objective not in trained:
@@ -132,26 +132,26 @@ def _paper(name: str, result: Result, *, whole: bool) -> dict[str, Any]:
     return {"title": paper.TITLES[name], "rows": rows}
 
 
-def _trained(result: Result) -> list[tuple[str, Run]]:
+def _trained_runs(result: Result) -> list[tuple[str, Run]]:
     return [(name, run) for name, run in zip(result.names, result.runs, strict=True) if run is not None and run.recipe]
 
 
 def _training(result: Result, labels: Sequence[str]) -> list[dict[str, Any]]:
-    found = []
+    logs = []
     for name, label, run in zip(result.names, labels, result.runs, strict=True):
         rows = provenance.log(run.folder) if run and run.own else []
         if rows:
-            found.append({"system": name, "label": label, "rows": rows})
-    return found
+            logs.append({"system": name, "label": label, "rows": rows})
+    return logs
 
 
 def _ablation(result: Result) -> list[dict[str, Any]]:
     """The paper's Table 3 where two rows of one of its parts or more were trained besides cross-entropy."""
     means: dict[str, dict[str, float | None]] = {}
-    for objective in {run.label for _, run in _trained(result)}:
-        places = [place for place, run in enumerate(result.runs) if run is not None and run.label == objective]
-        means[objective] = {name: number(sum(those[place].value for place in places) / len(places))
-                            for name, those in result.figures.items()}
+    for objective in {run.label for _, run in _trained_runs(result)}:
+        indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
+        means[objective] = {name: number(sum(figures[index].value for index in indices) / len(indices))
+                            for name, figures in result.figures.items()}
     parts = []
     for title, rows in paper.TABLE3.items():
         if sum(objective in means for _, objective, _ in rows) > 2:
@@ -175,10 +175,10 @@ def _short(value: float) -> float | None:
     return None if plain is None else round(plain, 2)
 
 
-def _seen(result: Result) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, run in _trained(result):
+def _teacher_forced(result: Result) -> dict[str, dict[str, Any]]:
+    forced = {}
+    for name, run in _trained_runs(result):
         rows = whole_rows(RunFolder(run.folder).seen)
         if rows:
-            found[name] = {str(row["id"]): {key: value for key, value in row.items() if key != "id"} for row in rows}
-    return found
+            forced[name] = {str(row["id"]): {key: value for key, value in row.items() if key != "id"} for row in rows}
+    return forced

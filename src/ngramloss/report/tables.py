@@ -128,15 +128,15 @@ def seeds(data: Mapping[str, Any], figures: Figures) -> list[dict[str, Any]]:
     for group in data.get("over_seeds") or []:
         cells = []
         for name, figure in figures.items():
-            found = (group.get("scores") or {}).get(name) or {}
+            spread = (group.get("scores") or {}).get(name) or {}
             digits = places(name, figure, data.get("systems") or [])
             test = (group.get("against_first") or {}).get(name) or {}
             shown = is_number(test.get("difference"))
             cells.append(Cell(
-                fixed(found.get("mean"), digits), _number(found.get("mean")),
-                interval=f"±{found['spread']:.{digits}f}" if is_number(found.get("spread")) else "",
+                fixed(spread.get("mean"), digits), _number(spread.get("mean")),
+                interval=f"±{spread['spread']:.{digits}f}" if is_number(spread.get("spread")) else "",
                 difference=signed(test["difference"], digits) if shown else "",
-                title=_seed_title(found, test, digits), mark=mark(test),
+                title=_seed_title(spread, test, digits), mark=mark(test),
             ))  # fmt: skip
         rows.append({"label": group.get("label", ""), "runs": list(group.get("runs") or []), "cells": cells})
     return rows
@@ -150,8 +150,8 @@ def copies(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     everything: Figures = data.get("figures") or {}
     shown, _ = parted(everything)
     table = results(data, shown)
-    whole = _csv(results(data, everything), everything)
-    return {"latex": _latex(table, shown), "markdown": _markdown(table, shown), "csv": whole}
+    csv_table = _csv(results(data, everything), everything)
+    return {"latex": _latex(table, shown), "markdown": _markdown(table, shown), "csv": csv_table}
 
 
 def chance(value: Any) -> str:
@@ -209,32 +209,32 @@ def _cell(system: Mapping[str, Any], name: str, figure: Mapping[str, Any], digit
     interval = (system.get("intervals") or {}).get(name)
     test = (system.get("against_first") or {}).get(name) or {}
     compared = is_number(test.get("difference"))
-    said = [f"{figure.get('label', name)} {value:.{digits}f}"]
+    parts = [f"{figure.get('label', name)} {value:.{digits}f}"]
     if interval:
-        said.append(f"95% interval {interval[0]:.{digits}f} to {interval[1]:.{digits}f}")
+        parts.append(f"95% interval {interval[0]:.{digits}f} to {interval[1]:.{digits}f}")
     if compared:
-        said.append(f"against the first {signed(test['difference'], digits)}")
-        said += [f"p {chance(test[key])} ({how})" for key, how in _TESTS.items() if is_number(test.get(key))]
+        parts.append(f"against the first {signed(test['difference'], digits)}")
+        parts += [f"p {chance(test[key])} ({how})" for key, how in _TESTS.items() if is_number(test.get(key))]
     return Cell(
         f"{value:.{digits}f}", value, mark(test),
         interval=f"±{(interval[1] - interval[0]) / 2:.{digits}f}" if interval else "",
         difference=signed(test["difference"], digits) if compared else "",
-        title="; ".join(said),
+        title="; ".join(parts),
     )  # fmt: skip
 
 
 _TESTS = {"p_bootstrap": "bootstrap", "p_randomisation": "randomisation", "p_holm": "Holm"}
 
 
-def _seed_title(found: Mapping[str, Any], test: Mapping[str, Any], digits: int) -> str:
-    said = []
-    if is_number(found.get("low")) and is_number(found.get("high")):
-        said.append(f"from {found['low']:.{digits}f} to {found['high']:.{digits}f}")
+def _seed_title(spread: Mapping[str, Any], test: Mapping[str, Any], digits: int) -> str:
+    parts = []
+    if is_number(spread.get("low")) and is_number(spread.get("high")):
+        parts.append(f"from {spread['low']:.{digits}f} to {spread['high']:.{digits}f}")
     if is_number(test.get("low")) and is_number(test.get("high")):
-        said.append(f"difference from {signed(test['low'], digits)} to {signed(test['high'], digits)}")
+        parts.append(f"difference from {signed(test['low'], digits)} to {signed(test['high'], digits)}")
     if is_number(test.get("p")):
-        said.append(f"p {chance(test['p'])}")
-    return "; ".join(said)
+        parts.append(f"p {chance(test['p'])}")
+    return "; ".join(parts)
 
 
 def _with_best(rows: Sequence[Row], figures: Figures) -> list[Row]:
@@ -257,7 +257,8 @@ def _with_best(rows: Sequence[Row], figures: Figures) -> list[Row]:
 
 
 def _heads(figures: Figures, down: str) -> list[str]:
-    return [str(one.get("label", name)) + (down if one.get("lower_is_better") else "") for name, one in figures.items()]
+    return [str(figure.get("label", name)) + (down if figure.get("lower_is_better") else "")
+            for name, figure in figures.items()]
 
 
 def _latex(table: Table, figures: Figures) -> dict[str, Any]:
@@ -307,17 +308,17 @@ def _csv(table: Table, figures: Figures) -> dict[str, Any]:
         csv.writer(out, lineterminator="").writerow(cells)
         return out.getvalue()
 
-    def row(kind: str, one: Row) -> str:
-        cells = [part for cell in one.cells for part in (cell.value, cell.interval.removeprefix("±"), cell.mark)]
-        speed = [one.speed.value] if table.has_speed else []
-        return line([in_csv(one.name), in_csv(one.label), kind, *cells, *speed])
+    def row(kind: str, system: Row) -> str:
+        cells = [part for cell in system.cells for part in (cell.value, cell.interval.removeprefix("±"), cell.mark)]
+        speed = [system.speed.value] if table.has_speed else []
+        return line([in_csv(system.name), in_csv(system.label), kind, *cells, *speed])
 
     heads = [part for name in figures for part in (name, f"{name} ±", f"{name} mark")]
     return {
         "before": [line(["name", "label", "kind", *heads, *(["docs_per_second"] if table.has_speed else [])]),
-                   *[row("baseline", one) for one in table.baselines]],
-        "rows": [row("system", one) for one in table.systems],
-        "after": [row("paper", one) for one in table.paper],
+                   *[row("baseline", system) for system in table.baselines]],
+        "rows": [row("system", system) for system in table.systems],
+        "after": [row("paper", system) for system in table.paper],
     }  # fmt: skip
 
 

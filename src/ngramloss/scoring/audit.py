@@ -25,10 +25,10 @@ def limits(written: str) -> Limits:
     least, colon, most = written.partition(":")
     if not colon or not all(part == "" or part.isdecimal() for part in (least, most)) or not least + most:
         raise UserError(f"limits are written MIN:MAX, such as 56:142, got {written!r}.")
-    found = Limits(int(least or 0), int(most or 0))
-    if found.most and found.least > found.most:
-        raise UserError(f"limits are written MIN:MAX, and {found.least} is above {found.most}.")
-    return found
+    parsed = Limits(int(least or 0), int(most or 0))
+    if parsed.most and parsed.least > parsed.most:
+        raise UserError(f"limits are written MIN:MAX, and {parsed.least} is above {parsed.most}.")
+    return parsed
 
 
 def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed: Limits | None = None) -> list[str]:
@@ -39,15 +39,15 @@ def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed
         lengths: tokens of each; without them words are counted, and said to be: a text has at least as many tokens.
         allowed: fewest and most tokens.
     """
-    told = []
+    notes = []
     empty = sum(not text.strip() for text in texts)
     if empty:
-        told.append(f"{empty} empty")
+        notes.append(f"{empty} empty")
     shared = sum(count - 1 for text, count in Counter(texts).items() if text.strip())
     if shared:
-        told.append(f"{shared} that another document has word for word")
+        notes.append(f"{shared} that another document has word for word")
     if allowed is None:
-        return told
+        return notes
     unit = "words" if lengths is None else "tokens"
     counts = [len(text.split()) for text in texts] if lengths is None else lengths
     short = sum(count < allowed.least for count in counts)
@@ -55,12 +55,12 @@ def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed
     full = sum(count == allowed.most for count in counts) if allowed.most and lengths is not None else 0
     note = " (words are counted: a text has more tokens)" if lengths is None else ""
     if short:
-        told.append(f"{short} shorter than the {allowed.least} {unit} allowed{note}")
+        notes.append(f"{short} shorter than the {allowed.least} {unit} allowed{note}")
     if long:
-        told.append(f"{long} longer than the {allowed.most} {unit} allowed")
+        notes.append(f"{long} longer than the {allowed.most} {unit} allowed")
     if full:
-        told.append(f"{full} that fill the {allowed.most} tokens allowed, and may be cut off")
-    return told
+        notes.append(f"{full} that fill the {allowed.most} tokens allowed, and may be cut off")
+    return notes
 
 
 def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:

@@ -76,22 +76,22 @@ def read_summaries(
     if has_ids and not order and not gold:
         ids = list(texts)
     elif gold:
-        released = [_split(text, _seen([text], MARKS)) for text in _texts(gold)[0].values()]
+        released = [_split(text, _mark_counts([text], MARKS)) for text in _texts(gold)[0].values()]
         ids = _ids_by_text(released, {key: _first(value) for key, value in ours.items()}, gold, references, notes)
     else:
         ids = _ids_in(order) if order else list(ours)
-    texts = _as_many(texts, len(ids), path, order or gold or references, notes)
+    texts = _matching_texts(texts, len(ids), path, order or gold or references, notes)
     _check_ids(ids, ours, path if has_ids and not order else order or references, references)
-    found = _seen(list(texts.values()), MARKS if marks is None else marks)
-    split = dict(zip(ids, (_split(text, found) for text in texts.values()), strict=True))
+    mark_counts = _mark_counts(list(texts.values()), MARKS if marks is None else marks)
+    split = dict(zip(ids, (_split(text, mark_counts) for text in texts.values()), strict=True))
     predictions = {key: plain_text(split[key]) if ptb else split[key] for key in ours}
     notes += _oddities(predictions, {key: _first(value) for key, value in ours.items()})
-    return Imported(predictions, found, notes)
+    return Imported(predictions, mark_counts, notes)
 
 
-def write_summaries(found: Imported, path: Path) -> None:
+def write_summaries(imported: Imported, path: Path) -> None:
     """Write predictions as JSONL, whole or not at all."""
-    rows = ({"id": key, "prediction": text} for key, text in found.predictions.items())
+    rows = ({"id": key, "prediction": text} for key, text in imported.predictions.items())
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
@@ -122,8 +122,8 @@ def _texts(path: Path) -> tuple[dict[str, str], bool]:
     """Texts by id or number, and whether they have ids."""
     if path.is_dir():
         return _documents(path), False
-    found, numbered = table(path, "prediction")
-    return found, not numbered
+    texts, numbered = table(path, "prediction")
+    return texts, not numbered
 
 
 def _documents(folder: Path) -> dict[str, str]:
@@ -138,11 +138,11 @@ def _documents(folder: Path) -> dict[str, str]:
         numbered[int(number[0])] = path
     if not numbered:
         raise UserError(f"{folder} has no files. A folder has one numbered file for each document.")
-    places = sorted(numbered)
-    lost = sorted(set(range(places[0], places[-1] + 1)).difference(places))
+    numbers = sorted(numbered)
+    lost = sorted(set(range(numbers[0], numbers[-1] + 1)).difference(numbers))
     if lost:
-        raise UserError(f"{folder} lacks {len(lost)} numbers between {places[0]} and {places[-1]}, first {lost[0]}.")
-    return {str(place): "\n".join(lines(numbered[place])) for place in places}
+        raise UserError(f"{folder} lacks {len(lost)} numbers between {numbers[0]} and {numbers[-1]}, first {lost[0]}.")
+    return {str(document): "\n".join(lines(numbered[document])) for document in numbers}
 
 
 def _ids_in(path: Path) -> list[str]:
@@ -155,29 +155,29 @@ def _ids_in(path: Path) -> list[str]:
     return ids
 
 
-def _as_many(texts: dict[str, str], wanted: int, path: Path, other: Path, notes: list[str]) -> dict[str, str]:
+def _matching_texts(texts: dict[str, str], wanted: int, path: Path, other: Path, notes: list[str]) -> dict[str, str]:
     """The texts, less empty ones at the end where those are too many."""
-    kept = dict(list(texts.items())[:wanted])
+    wanted_texts = dict(list(texts.items())[:wanted])
     rest = [text for text in list(texts.values())[wanted:] if text.strip()]
-    if len(kept) < wanted or rest:
+    if len(wanted_texts) < wanted or rest:
         raise UserError(
             f"{path} has {len(texts)} summaries and {other} {wanted}. The usual causes: another split or version of "
             "the data set, documents that were left out, or sentences on lines of their own. Nothing was written."
         )
     if len(texts) > wanted:
         notes.append(f"{len(texts) - wanted} empty lines at the end were left out.")
-    return kept
+    return wanted_texts
 
 
 def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, references: Path) -> None:
     known = set(ids)
     wrong = {"missing": [key for key in ours if key not in known], "extra": [key for key in ids if key not in ours]}
-    told = ", ".join(f"{len(those)} {kind} ({listed(those)})" for kind, those in wrong.items() if those)
-    if told:
-        raise UserError(f"{path} does not have the ids of {references}: {told}.")
+    message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
+    if message:
+        raise UserError(f"{path} does not have the ids of {references}: {message}.")
 
 
-def _seen(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:
+def _mark_counts(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:
     """How often each mark stands in the texts; those that do not are left out."""
     counts = {mark: sum(text.count(mark) for text in texts) for mark in marks}
     return {mark: count for mark, count in counts.items() if count}
@@ -198,32 +198,32 @@ def _ids_by_text(
     released: Sequence[str], ours: Mapping[str, str], gold: Path, references: Path, notes: list[str]
 ) -> list[str]:
     """The ids of released references: those of the same letters and digits, then of the most shared words."""
-    places: dict[str, list[str]] = {}
+    ids_by_letters: dict[str, list[str]] = {}
     for key, text in ours.items():
-        places.setdefault(_letters(text), []).append(key)
-    twice = sum(len(keys) for keys in places.values() if len(keys) > 1)
-    found = [places[text].pop(0) if places.get(text) else None for text in map(_letters, released)]
-    unlike = [place for place, key in enumerate(found) if key is None]
+        ids_by_letters.setdefault(_letters(text), []).append(key)
+    twice = sum(len(keys) for keys in ids_by_letters.values() if len(keys) > 1)
+    ids = [ids_by_letters[text].pop(0) if ids_by_letters.get(text) else None for text in map(_letters, released)]
+    unlike = [index for index, key in enumerate(ids) if key is None]
     if len(released) != len(ours) or len(unlike) > UNLIKE * len(ours):
         raise UserError(
             f"{gold} has {len(released)} references, of which {len(released) - len(unlike)} are among the {len(ours)} "
             f"of {references}. Both should hold the same test set; otherwise give the ids with --order."
         )
-    left = {key: set(words_of(ours[key])) for keys in places.values() for key in keys}
-    for place in unlike:
-        words = set(words_of(released[place]))
+    left = {key: set(words_of(ours[key])) for keys in ids_by_letters.values() for key in keys}
+    for index in unlike:
+        words = set(words_of(released[index]))
         nearest = max(left, key=lambda key: _overlap(words, left[key]))
-        found[place] = nearest
+        ids[index] = nearest
         del left[nearest]
     if unlike:
         notes.append(f"{len(unlike)} released references are not written as ours; each got the id of the nearest.")
     if twice:
         notes.append(f"{twice} references share their text with another; among those the order of the file was taken.")
-    return [key for key in found if key is not None]
+    return [key for key in ids if key is not None]
 
 
-def _overlap(one: set[str], other: set[str]) -> float:
-    return len(one & other) / (len(one | other) or 1)
+def _overlap(words: set[str], other: set[str]) -> float:
+    return len(words & other) / (len(words | other) or 1)
 
 
 def _letters(text: str) -> str:
@@ -239,7 +239,7 @@ def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[s
     if len(predictions) >= LOOKED_AT:
         texts = [set(words_of(text)) for text in predictions.values()]
         golds = [set(words_of(ours[key])) for key in predictions]
-        own, other = _shared(texts, golds), _shared(texts, golds[1:] + golds[:1])
+        own, other = _shared_words(texts, golds), _shared_words(texts, golds[1:] + golds[:1])
         if own < 1.5 * other:
             notes.append(
                 f"the order looks wrong: of a summary's words its own reference has {own:.0%}, the next one "
@@ -248,7 +248,7 @@ def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[s
     return notes
 
 
-def _shared(texts: Sequence[set[str]], golds: Sequence[set[str]]) -> float:
+def _shared_words(texts: Sequence[set[str]], golds: Sequence[set[str]]) -> float:
     """The mean share of a text's words that the other has."""
     pairs = zip(texts, golds, strict=True)
     return sum(len(text & gold) / (len(text) or 1) for text, gold in pairs) / len(texts)

@@ -106,15 +106,15 @@ def written_by(run: Run) -> str:
              "split": known.get("split"), "documents": known.get("documents"), "fingerprint": known.get("fingerprint")}
     search = {key: run.search[key] for key in SEARCH if run.search.get(key) is not None}
     versions = _section(known, "versions")
-    said = {name: value for name, value in facts.items() if value is not None} | search | {
+    fields = {name: value for name, value in facts.items() if value is not None} | search | {
         name: versions[name] for name in ("transformers", "ngramloss") if name in versions}
-    return escape.name(signature("generation", **said))
+    return escape.name(signature("generation", **fields))
 
 
 def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
     """A table within a table; empty where a file of another tool has something else there."""
-    found = table.get(name)
-    return found if isinstance(found, dict) else {}
+    section = table.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as mistake:
         raise UserError(f"{path} is not JSON: {mistake}.") from None
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

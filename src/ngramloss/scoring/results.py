@@ -119,11 +119,11 @@ def score_systems(
             raise UserError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}.")
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     tell = progress or (lambda _: None)
-    keeping = [score_cache.read(folder, texts.task.ids, those) if folder else {}
-               for folder, those in zip(texts.folders, texts.texts, strict=True)]
+    keeping = [score_cache.read(folder, texts.task.ids, predictions) if folder else {}
+               for folder, predictions in zip(texts.folders, texts.texts, strict=True)]
     # Now: what is in a folder may be another run's by the time that the metrics are done.
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
-    found: list[dict[str, Keyed]] = [{} for _ in texts.names]
+    scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
     for name in metrics:
         metric, takes = METRICS[name]
@@ -135,45 +135,45 @@ def score_systems(
             continue
         chosen, lacking = _options(metric, dict((options or {}).get(name, {})))
         if lacking:
-            told = ", ".join(f"--set {name}.{option}=…" for option in lacking)
-            absent[name] = f"needs {told}; docs/metrics.md says what to give."
+            missing = ", ".join(f"--set {name}.{option}=…" for option in lacking)
+            absent[name] = f"needs {missing}; docs/metrics.md says what to give."
             continue
-        for place, system in enumerate(texts.names):
-            taken = {text: (given | {"predictions": texts.texts[place]})[text] for text in takes}
+        for index, system in enumerate(texts.names):
+            taken = {text: (given | {"predictions": texts.texts[index]})[text] for text in takes}
             key = score_cache.key(name, chosen, taken)
-            before = keeping[place].get(name)
+            before = keeping[index].get(name)
             if before is not None and before.key == key and not before.pooled:
-                found[place][name] = before
+                scores[index][name] = before
                 continue
             tell(f"{name} of {system}")
             try:
-                watched = _counted(metric, f"{name} of {system}", len(texts.task.ids), tell)
-                found[place][name] = Keyed(key, metric(*taken.values(), **chosen, **watched))
+                watched = _progress(metric, f"{name} of {system}", len(texts.task.ids), tell)
+                scores[index][name] = Keyed(key, metric(*taken.values(), **chosen, **watched))
             except Absent as reason:
                 absent[name] = str(reason)
                 break
     for name in absent:
-        for one in found:
-            one.pop(name, None)
+        for by_metric in scores:
+            by_metric.pop(name, None)
     tell("intervals and tests")
-    result = _compared(texts, found, about, samples=samples, shuffles=shuffles, seed=seed)
-    audit = [_audited(texts, place, run, limits, count) for place, run in enumerate(result.runs)]
+    result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
+    audit = [_audit(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
     result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
-    return result._replace(unkept=_kept(texts, found, result))
+    return result._replace(unkept=_write_caches(texts, scores, result))
 
 
-def _kept(texts: Aligned, found: Sequence[Mapping[str, Keyed]], result: Result) -> list[str]:
+def _write_caches(texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result: Result) -> list[str]:
     """Keep the figures of folders; a sentence for each where that cannot be done."""
     refused = []
-    for place, folder in enumerate(texts.folders):
-        if folder is None or not found[place]:
+    for index, folder in enumerate(texts.folders):
+        if folder is None or not scores[index]:
             continue
-        corpus = {name: those[place].value for name, those in result.figures.items()}
-        if provenance.run(folder) != result.runs[place]:
+        corpus = {name: figures[index].value for name, figures in result.figures.items()}
+        if provenance.run(folder) != result.runs[index]:
             refused.append(f"the figures of documents are not kept in {folder}: its predictions are others by now.")
             continue
         try:
-            score_cache.write(folder, texts.task.ids, texts.texts[place], found[place], corpus)
+            score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus)
         except Busy:
             refused.append(f"the figures of documents are not kept in {folder}: another process works in it.")
         except OSError as reason:
@@ -181,19 +181,19 @@ def _kept(texts: Aligned, found: Sequence[Mapping[str, Keyed]], result: Result) 
     return refused
 
 
-def _compared(
-    texts: Aligned, found: Sequence[Mapping[str, Keyed]], about: list[Run | None], *, samples: int, shuffles: int,
+def _comparison(
+    texts: Aligned, by_system: Sequence[Mapping[str, Keyed]], about: list[Run | None], *, samples: int, shuffles: int,
     seed: int,
 ) -> Result:
     """The figures of the corpus with intervals and tests, of what was found of each document."""
     values: list[dict[str, Sequence[float] | Pooled]] = []
     documents: list[dict[str, list[float]]] = []
-    for one in found:
-        each = [keyed.scores for keyed in one.values()]
-        documents.append({name: those for scores in each for name, those in scores.values.items()})
+    for by_metric in by_system:
+        each = [keyed.scores for keyed in by_metric.values()]
+        documents.append({name: column for scores in each for name, column in scores.values.items()})
         values.append({**documents[-1], **{name: pooled for scores in each for name, pooled in scores.pooled.items()}})
     figures = significance.compare(values, samples=samples, shuffles=shuffles, seed=seed)
-    signatures = {name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in found[0].items()}
+    signatures = {name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in by_system[0].items()}
     left_out = {}
     for name in figures:
         columns = zip(*(system[name] for system in documents), strict=True)
@@ -203,53 +203,53 @@ def _compared(
     return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [], [])
 
 
-def _audited(
-    texts: Aligned, place: int, run: Run | None, limits: Limits | None,
+def _audit(
+    texts: Aligned, system: int, run: Run | None, limits: Limits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
 ) -> list[str]:
     """What is odd about a system's texts; a folder states limits and the tokens that were written."""
     counts = provenance.token_counts(run.folder) if run else {}
     lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
     if lengths is None and count is not None:
-        lengths = count(texts.texts[place])
+        lengths = count(texts.texts[system])
     if limits is None and run is not None and lengths is not None:
         least, most = (run.search.get(name) for name in ("min_length", "max_length"))
         limits = Limits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
-    return oddities(texts.texts[place], lengths, limits)
+    return oddities(texts.texts[system], lengths, limits)
 
 
 def _over_seeds(result: Result) -> list[Seeds]:
     """Systems that several runs have in common, with what their figures do over the seeds."""
     kinds: dict[str, list[int]] = {}
-    for place, run in enumerate(result.runs):
+    for system, run in enumerate(result.runs):
         if run is not None and run.kind:
-            kinds.setdefault(run.kind, []).append(place)
-    found: list[Seeds] = []
+            kinds.setdefault(run.kind, []).append(system)
+    groups: list[Seeds] = []
     first: dict[str, dict[int, float]] = {}
-    for places in kinds.values():
-        each = {name: {_seed(result, place): those[place].value for place in places}
-                for name, those in result.figures.items()}
-        if len(places) < 2 or any(len(values) < len(places) for values in each.values()):
+    for systems in kinds.values():
+        each = {name: {_seed(result, system): figures[system].value for system in systems}
+                for name, figures in result.figures.items()}
+        if len(systems) < 2 or any(len(values) < len(systems) for values in each.values()):
             continue   # one run, or the same seed twice
         spread = {name: significance.over_seeds(list(values.values())) for name, values in each.items()}
         against = {name: significance.between_seeds(values, first[name]) for name, values in each.items() if first}
         first = first or each
-        label = next(run.label for run in (result.runs[place] for place in places) if run is not None)
-        found.append(Seeds(label, [result.names[place] for place in places], spread, against))
+        label = next(run.label for run in (result.runs[system] for system in systems) if run is not None)
+        groups.append(Seeds(label, [result.names[system] for system in systems], spread, against))
     for name in result.figures:
-        others = [one.against_first[name] for one in found[1:]]
+        others = [group.against_first[name] for group in groups[1:]]
         chances = [1.0 if isnan(test["p"]) else test["p"] for test in others]   # every seed the same: no difference
         for test, chance in zip(others, significance.holm(chances), strict=True):
             test["p_holm"] = chance
-    return found
+    return groups
 
 
-def _seed(result: Result, place: int) -> int:
-    run = result.runs[place]
+def _seed(result: Result, system: int) -> int:
+    run = result.runs[system]
     return -1 if run is None or run.seed is None else run.seed
 
 
-def _counted(metric: Callable[..., Scores], what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def _progress(metric: Callable[..., Scores], what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """A ``progress`` for a metric that takes one: it tells how many documents are done."""
     if "progress" not in signature(metric).parameters:
         return {}
@@ -265,20 +265,21 @@ def _counted(metric: Callable[..., Scores], what: str, total: int, tell: Callabl
 
 def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A metric's options with paths as paths, and those it needs and was not given."""
-    known = {name: one for name, one in signature(metric).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    known = {name: option for name, option in signature(metric).parameters.items()
+             if option.kind is option.KEYWORD_ONLY}
     for name in given:
         if name not in known or name == "progress":
-            there = ", ".join(one for one in known if one != "progress") or "none"
-            raise UserError(f"{metric.__name__} has no option {name!r}; it has {there}.")
+            available = ", ".join(option for option in known if option != "progress") or "none"
+            raise UserError(f"{metric.__name__} has no option {name!r}; it has {available}.")
     chosen = {name: _option(metric.__name__, name, str(known[name].annotation), value) for name, value in given.items()}
-    return chosen, [name for name, one in known.items() if one.default is one.empty and name not in given]
+    return chosen, [name for name, option in known.items() if option.default is option.empty and name not in given]
 
 
 def _option(metric: str, name: str, kind: str, value: Any) -> Any:
     """A value of the kind that an option has, such as ``int | None``: a text that says no would count as a yes."""
     kinds: dict[str, tuple[type, str]] = {"bool": (bool, "true or false"), "int": (int, "a whole number"),
                                           "float": (float, "a number"), "str": (str, "text"), "Path": (Path, "a path")}
-    wanted, told = kinds.get(kind.partition(" | ")[0], (object, ""))
+    wanted, expected = kinds.get(kind.partition(" | ")[0], (object, ""))
     if wanted in (str, Path) and not isinstance(value, (str, Path)):
         value = str(value)   # a file may be called 2024
     if wanted is Path:
@@ -286,5 +287,5 @@ def _option(metric: str, name: str, kind: str, value: Any) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise UserError(f"{metric}.{name} should be {told}, got {value!r}.")
+        raise UserError(f"{metric}.{name} should be {expected}, got {value!r}.")
     return value

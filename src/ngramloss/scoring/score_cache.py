@@ -55,7 +55,7 @@ def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> dict[s
 
 
 def write(
-    folder: Path, ids: Sequence[str], predictions: Sequence[str], found: Mapping[str, Keyed],
+    folder: Path, ids: Sequence[str], predictions: Sequence[str], scores: Mapping[str, Keyed],
     corpus: Mapping[str, float],
 ) -> None:
     """Keep the figures of each document, and beside them those of the corpus with their signatures.
@@ -67,23 +67,23 @@ def write(
         folder: of the run.
         ids: of the documents, in the figures' order.
         predictions: that the figures are of.
-        found: metric → its figures.
+        scores: metric → its figures.
         corpus: figure → that of all documents.
     """
     run = RunFolder(folder)
     with run.lock(option="folder", patience=PATIENCE):
         before = _corpus(folder)
-        whole = {**read(folder, ids, predictions), **found}
+        by_metric = {**read(folder, ids, predictions), **scores}
         about = {metric: {"key": keyed.key, "signature": keyed.scores.signature, "figures": list(keyed.scores.values),
-                          "pooled": keyed.pooled or bool(keyed.scores.pooled)} for metric, keyed in whole.items()}
-        values = {name: those for keyed in whole.values() for name, those in keyed.scores.values.items()}
-        rows = ({"id": one, **{name: number(those[place]) for name, those in values.items()}}
-                for place, one in enumerate(ids))
+                          "pooled": keyed.pooled or bool(keyed.scores.pooled)} for metric, keyed in by_metric.items()}
+        values = {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
+        rows = ({"id": document, **{name: number(column[index]) for name, column in values.items()}}
+                for index, document in enumerate(ids))
         run.scores.unlink(missing_ok=True)   # never beside rows it does not tell of
         write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
         plain = {name: number(corpus[name]) if name in corpus else before.get(name) for name in values}
-        told = {"scores": plain, "predictions": _hash([ids, predictions]), "metrics": about}
-        write_whole(run.scores, json.dumps(told, indent=1))
+        content = {"scores": plain, "predictions": _hash([ids, predictions]), "metrics": about}
+        write_whole(run.scores, json.dumps(content, indent=1))
 
 
 def number(value: float | None) -> float | None:
@@ -100,8 +100,8 @@ def _corpus(folder: Path) -> dict[str, Any]:
 
 
 def _hash(content: Any) -> str:
-    whole = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[float]]:

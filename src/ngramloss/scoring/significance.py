@@ -73,16 +73,17 @@ def compare(
 
     check(samples=samples, shuffles=shuffles, seed=seed)
     names = [name for name in systems[0] if all(name in system for system in systems)]
-    tables = {name: _known([_as_pooled(system[name]) for system in systems]) for name in names}
+    tables = {name: _zero_unknown([_as_pooled(system[name]) for system in systems]) for name in names}
     sizes = {name: table[0].statistics.shape[1] for name, table in tables.items()}
     if not tables:
         return {}
-    everything = np.concatenate([one.statistics for table in tables.values() for one in table], axis=1)   # [N, columns]
-    drawn = _drawn(everything, samples, seed)                            # [samples, columns]
-    apart = [other.statistics - table[0].statistics for table in tables.values() for other in table[1:]]
+    everything = np.concatenate(                                         # [N, columns]
+        [pooled.statistics for table in tables.values() for pooled in table], axis=1)
+    drawn = _bootstrap_sums(everything, samples, seed)                   # [samples, columns]
+    differences = [other.statistics - table[0].statistics for table in tables.values() for other in table[1:]]
     moved = None
-    if apart and shuffles:
-        moved = _swapped(np.concatenate(apart, axis=1), shuffles, seed)  # [shuffles, columns]
+    if differences and shuffles:
+        moved = _randomised_sums(np.concatenate(differences, axis=1), shuffles, seed)  # [shuffles, columns]
     figures, at, moved_at = {}, 0, 0
     for name, table in tables.items():
         width = sizes[name]
@@ -92,7 +93,7 @@ def compare(
         if moved is not None:
             swaps[1:] = np.split(moved[:, moved_at : moved_at + width * (len(table) - 1)], len(table) - 1, axis=1)
             moved_at += width * (len(table) - 1)
-        figures[name] = _corrected(_figures(table, sampled, swaps))
+        figures[name] = _with_holm(_figures(table, sampled, swaps))
     return figures
 
 
@@ -103,11 +104,12 @@ def check(*, samples: int, shuffles: int, seed: int) -> None:
             raise UserError(f"{name} must be {least} or more, got {value}.")
 
 
-def _corrected(figures: Sequence[Figure]) -> list[Figure]:
+def _with_holm(figures: Sequence[Figure]) -> list[Figure]:
     """The figures with their chances corrected for being several; the first system has none."""
     first, *others = figures
-    larger = [max(chance for chance in (one.p_bootstrap, one.p_randomisation) if chance is not None) for one in others]
-    return [first, *(one._replace(p_holm=chance) for one, chance in zip(others, holm(larger), strict=True))]
+    larger = [max(chance for chance in (test.p_bootstrap, test.p_randomisation) if chance is not None)
+              for test in others]
+    return [first, *(test._replace(p_holm=chance) for test, chance in zip(others, holm(larger), strict=True))]
 
 
 def _figures(table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequence[Numbers | None]) -> list[Figure]:
@@ -118,19 +120,19 @@ def _figures(table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequenc
         with np.errstate(invalid="ignore"):   # no document with a figure: 0 / 0
             return table[0].combine(sums)
 
-    sums = [one.statistics.sum(0) for one in table]                      # each [k]
-    values = [float(combine(one)) for one in sums]
-    resampled = [combine(one) for one in sampled]                        # each [samples]
+    sums = [pooled.statistics.sum(0) for pooled in table]                # each [k]
+    values = [float(combine(system_sums)) for system_sums in sums]
+    resampled = [combine(system_sums) for system_sums in sampled]        # each [samples]
     figures = [Figure(values[0], *_interval(resampled[0]))]
-    for place in range(1, len(table)):
-        gap, gaps = values[place] - values[0], resampled[place] - resampled[0]
+    for system in range(1, len(table)):
+        gap, gaps = values[system] - values[0], resampled[system] - resampled[0]
         gaps = gaps[np.isfinite(gaps)]
         drawn = _chance(gaps - gaps.mean(), gap) if len(gaps) else np.nan
-        swapped, moved = None, swaps[place]
+        swapped, moved = None, swaps[system]
         if moved is not None:
-            total = sums[0] + sums[place]                                # [k]
+            total = sums[0] + sums[system]                               # [k]
             swapped = _chance(combine((total + moved) / 2) - combine((total - moved) / 2), gap)
-        figures.append(Figure(values[place], *_interval(resampled[place]), gap, *_interval(gaps), drawn, swapped))
+        figures.append(Figure(values[system], *_interval(resampled[system]), gap, *_interval(gaps), drawn, swapped))
     return figures
 
 
@@ -151,12 +153,12 @@ def holm(chances: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    known = [place for place, chance in enumerate(chances) if not isnan(chance)]
-    order = sorted(known, key=lambda place: chances[place])
+    known = [index for index, chance in enumerate(chances) if not isnan(chance)]
+    order = sorted(known, key=lambda index: chances[index])
     corrected, so_far = [nan] * len(chances), 0.0
-    for rank, place in enumerate(order):
-        so_far = max(so_far, min(1.0, chances[place] * (len(order) - rank)))
-        corrected[place] = so_far
+    for rank, index in enumerate(order):
+        so_far = max(so_far, min(1.0, chances[index] * (len(order) - rank)))
+        corrected[index] = so_far
     return corrected
 
 
@@ -191,14 +193,14 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
     difference = sum(values.values()) / len(values) - sum(first.values()) / len(first)
     paired = values.keys() == first.keys()
     varying = [[values[seed] - first[seed] for seed in first]] if paired else [[*values.values()], [*first.values()]]
-    if all(max(those) - min(those) < _SLACK for those in varying):
+    if all(max(numbers) - min(numbers) < _SLACK for numbers in varying):
         return {"difference": difference, "low": difference, "high": difference, "p": nan}
     if paired:
-        found = ttest_rel([values[seed] for seed in first], list(first.values()))
+        test = ttest_rel([values[seed] for seed in first], list(first.values()))
     else:
-        found = ttest_ind(list(values.values()), list(first.values()), equal_var=False)
-    interval = found.confidence_interval(0.95)
-    low, high, chance = float(interval.low), float(interval.high), float(found.pvalue)
+        test = ttest_ind(list(values.values()), list(first.values()), equal_var=False)
+    interval = test.confidence_interval(0.95)
+    low, high, chance = float(interval.low), float(interval.high), float(test.pvalue)
     return {"difference": difference, "low": low, "high": high, "p": chance}
 
 
@@ -212,15 +214,15 @@ def _as_pooled(system: Sequence[float] | Pooled) -> Pooled:
     return Pooled(np.stack([values, np.ones_like(values)], 1), lambda sums: sums[..., 0] / sums[..., 1])
 
 
-def _known(table: Sequence[Pooled]) -> list[Pooled]:
+def _zero_unknown(table: Sequence[Pooled]) -> list[Pooled]:
     """The statistics with 0 for documents that some system has no figure for: they then add to no sum."""
     import numpy as np
 
-    known = np.isfinite(np.concatenate([one.statistics for one in table], axis=1)).all(1)   # [N]
-    return [Pooled(np.where(known[:, None], one.statistics, 0.0), one.combine) for one in table]
+    known = np.isfinite(np.concatenate([pooled.statistics for pooled in table], axis=1)).all(1)   # [N]
+    return [Pooled(np.where(known[:, None], pooled.statistics, 0.0), pooled.combine) for pooled in table]
 
 
-def _drawn(statistics: Numbers, samples: int, seed: int) -> Numbers:
+def _bootstrap_sums(statistics: Numbers, samples: int, seed: int) -> Numbers:
     """Sums over documents drawn with replacement, [samples, columns]."""
     import numpy as np
 
@@ -233,7 +235,7 @@ def _drawn(statistics: Numbers, samples: int, seed: int) -> Numbers:
     return np.concatenate(sums)
 
 
-def _swapped(apart: Numbers, shuffles: int, seed: int) -> Numbers:
+def _randomised_sums(gaps: Numbers, shuffles: int, seed: int) -> Numbers:
     """Sums of differences with random signs, [shuffles, columns]."""
     import numpy as np
 
@@ -241,8 +243,8 @@ def _swapped(apart: Numbers, shuffles: int, seed: int) -> Numbers:
     sums = []
     for start in range(0, shuffles, _CHUNK):
         rows = min(_CHUNK, shuffles - start)
-        bits = np.unpackbits(rng.integers(0, 256, (rows, -(-len(apart) // 8)), dtype=np.uint8), axis=1)[:, : len(apart)]
-        sums.append((bits.astype(np.float64) * 2 - 1) @ apart)           # [rows, columns]
+        bits = np.unpackbits(rng.integers(0, 256, (rows, -(-len(gaps) // 8)), dtype=np.uint8), axis=1)[:, : len(gaps)]
+        sums.append((bits.astype(np.float64) * 2 - 1) @ gaps)            # [rows, columns]
     return np.concatenate(sums)
 
 

@@ -82,10 +82,10 @@ def _predictions_in(folder: Path) -> Path:
 def _references_of(folders: Sequence[Path]) -> Path:
     """The references of the first folder that has some."""
     paths = (RunFolder(folder).references for folder in folders)
-    found = next((path for path in paths if path.is_file()), None)
-    if found is None:
+    references = next((path for path in paths if path.is_file()), None)
+    if references is None:
         raise UserError("give --references FILE: only folders that ngramloss generate wrote bring their own.")
-    return found
+    return references
 
 
 def _has_documents(path: Path) -> bool:
@@ -103,10 +103,10 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
         if not path.is_file():
             continue
         other, _ = table(path, "reference")
-        apart = [key for key in gold if other.get(key) != gold[key]]
-        if apart:
+        ids = [key for key in gold if other.get(key) != gold[key]]
+        if ids:
             raise UserError(
-                f"{path} and {references} have other references for {len(apart)} ids ({listed(apart)}): the systems "
+                f"{path} and {references} have other references for {len(ids)} ids ({listed(ids)}): the systems "
                 "were not judged by the same data. Generate them for the same data and split."
             )
 
@@ -115,34 +115,34 @@ def _texts(
     path: Path, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str]
 ) -> list[str]:
     """The texts of a file in the order of the ids."""
-    found, by_line = table(path, what)
-    if by_line != numbered and (by_line or not set(ids) <= found.keys()):
+    texts, by_line = table(path, what)
+    if by_line != numbered and (by_line or not set(ids) <= texts.keys()):
         raise UserError(
             f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
             "cannot be aligned. Give both as JSONL with ids, or both as lines."
         )
-    if by_line and len(found) != len(ids):
-        kept = _without_blank_end(found)
-        if len(kept) != len(ids):
+    if by_line and len(texts) != len(ids):
+        trimmed = _without_blank_end(texts)
+        if len(trimmed) != len(ids):
             raise UserError(
-                f"{path} has {len(found)} lines and {references} {len(ids)}: a text may hold line ends of its own. "
+                f"{path} has {len(texts)} lines and {references} {len(ids)}: a text may hold line ends of its own. "
                 "Write JSONL with ids instead."
             )
-        warnings.append(f"{path}: {len(found) - len(kept)} empty lines at the end were left out.")
-        found = kept
+        warnings.append(f"{path}: {len(texts) - len(trimmed)} empty lines at the end were left out.")
+        texts = trimmed
     known = set(ids)
-    wrong = {"missing": [key for key in ids if key not in found], "extra": [key for key in found if key not in known]}
+    wrong = {"missing": [key for key in ids if key not in texts], "extra": [key for key in texts if key not in known]}
     if wrong["missing"] or (wrong["extra"] and what != "document"):
-        told = ", ".join(f"{len(those)} {kind} ({listed(those)})" for kind, those in wrong.items() if those)
-        raise UserError(f"{path} does not have the ids of {references}: {told}.")
-    return [str(found[key]) for key in ids]
+        message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
+        raise UserError(f"{path} does not have the ids of {references}: {message}.")
+    return [str(texts[key]) for key in ids]
 
 
-def _without_blank_end(found: dict[str, Any]) -> dict[str, Any]:
-    keys = list(found)
-    while keys and not str(found[keys[-1]]).strip():
+def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
+    keys = list(texts)
+    while keys and not str(texts[keys[-1]]).strip():
         keys.pop()
-    return {key: found[key] for key in keys}
+    return {key: texts[key] for key in keys}
 
 
 def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
@@ -153,10 +153,10 @@ def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
         raise UserError(f"{path} is a folder; name a file of {what}s in it.")
     if _bare(path).suffix.lower() in (".jsonl", ".json", ".ndjson"):
         return _rows(path, what)
-    found = {str(number): line for number, line in enumerate(lines(path), 1)}
-    if not found:
+    texts = {str(number): line for number, line in enumerate(lines(path), 1)}
+    if not texts:
         raise UserError(f"{path} is empty.")
-    return found, True
+    return texts, True
 
 
 def _bare(path: Path) -> Path:
@@ -165,7 +165,7 @@ def _bare(path: Path) -> Path:
 
 
 def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
-    found: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     has_ids: bool | None = None
     for number, line in enumerate(lines(path), 1):
         if not line.strip():
@@ -182,42 +182,42 @@ def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
             raise UserError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
         field = next((field for field in _FIELDS[what] if field in row), None)
         if field is None:
-            there = ", ".join(map(escape.name, row)) or "nothing"
+            fields = ", ".join(map(escape.name, row)) or "nothing"
             read = ", ".join(_FIELDS[what])
-            raise UserError(f"{path}:{number} has no {what}: it has {there}; one of {read} is read.")
+            raise UserError(f"{path}:{number} has no {what}: it has {fields}; one of {read} is read.")
         if has_ids is None:
             has_ids = "id" in row
         if ("id" in row) != has_ids:
             raise UserError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before.")
-        key = _id(row["id"], path, number) if has_ids else str(len(found) + 1)
-        if key in found:
+        key = _id(row["id"], path, number) if has_ids else str(len(texts) + 1)
+        if key in texts:
             raise UserError(f"{path}:{number} repeats the id {key!r}.")
-        found[key] = _checked(row[field], path, number, what)
-    if not found:
+        texts[key] = _text_value(row[field], path, number, what)
+    if not texts:
         raise UserError(f"{path} is empty.")
-    return found, not has_ids
+    return texts, not has_ids
 
 
 def _id(value: Any, path: Path, number: int) -> str:
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        return _whole(str(value))
+        return _without_halves(str(value))
     raise UserError(f"{path}:{number}: id should be text or a number, got {json.dumps(value)[:40]}.")
 
 
-def _checked(value: Any, path: Path, number: int, what: str) -> Any:
+def _text_value(value: Any, path: Path, number: int, what: str) -> Any:
     if isinstance(value, str):
-        return _whole(value)
-    if what == "reference" and isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        return [_whole(one) for one in value]
+        return _without_halves(value)
+    if what == "reference" and isinstance(value, list) and value and all(isinstance(text, str) for text in value):
+        return [_without_halves(text) for text in value]
     several = " or a list of texts" if what == "reference" else ""
-    found = "an empty list" if value == [] else type(value).__name__
-    raise UserError(f"{path}:{number}: {what} should be text{several}, got {found}.")
+    got = "an empty list" if value == [] else type(value).__name__
+    raise UserError(f"{path}:{number}: {what} should be text{several}, got {got}.")
 
 
-def _whole(text: str) -> str:
+def _without_halves(text: str) -> str:
     """The text with U+FFFD for halves of characters, which JSON can write and UTF-8 cannot: an emoji cut in two.
 
-    >>> _whole(chr(0xD83D) + " cut")
+    >>> _without_halves(chr(0xD83D) + " cut")
     '\ufffd cut'
     """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -241,13 +241,13 @@ def lines(path: Path) -> Iterator[str]:
 def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
     """The stem of each file, the name of each folder; where two are alike, with the folder above."""
     real = [os.path.realpath(file) for file in files]
-    for place, path in enumerate(paths):
-        before = real.index(real[place])
-        if before < place:
+    for index, path in enumerate(paths):
+        before = real.index(real[index])
+        if before < index:
             raise UserError(f"{paths[before]} and {path} are the same file. Name each system once.")
-    whole = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
-    stems = [path.name if path.is_dir() else _bare(path).stem for path in whole]
-    pairs = zip(whole, stems, strict=True)
+    absolute = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
+    stems = [path.name if path.is_dir() else _bare(path).stem for path in absolute]
+    pairs = zip(absolute, stems, strict=True)
     names = [escape.name(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
     for name in names:
         if names.count(name) > 1:

@@ -19,8 +19,8 @@ def write_documents(result: Result, path: Path) -> None:
     """Write the figures of every document, a line of JSON for each document of each system."""
     lines = []
     for name, figures in zip(result.names, result.documents, strict=True):
-        for place, key in enumerate(result.ids):
-            row = {figure: number(those[place]) for figure, those in figures.items()}
+        for index, key in enumerate(result.ids):
+            row = {figure: number(values[index]) for figure, values in figures.items()}
             lines.append(json.dumps({"system": name, "id": key, **row}))
     write_whole(path, "\n".join(lines) + "\n")
 
@@ -31,24 +31,24 @@ def record(result: Result) -> dict[str, Any]:
     What is no number is None.
     """
     systems = []
-    for place, name in enumerate(result.names):
-        each = {figure: those[place] for figure, those in result.figures.items()}
-        run = result.runs[place]
+    for index, name in enumerate(result.names):
+        each = {figure: figures[index] for figure, figures in result.figures.items()}
+        run = result.runs[index]
         system: dict[str, Any] = {
             "name": name,
-            "scores": {figure: number(found.value) for figure, found in each.items()},
-            "intervals": {figure: [number(found.low), number(found.high)] for figure, found in each.items()},
+            "scores": {figure: number(score.value) for figure, score in each.items()},
+            "intervals": {figure: [number(score.low), number(score.high)] for figure, score in each.items()},
             "signature": result.signatures,
-            "audit": result.audit[place],
+            "audit": result.audit[index],
         }
         if run is not None:
             system |= {"label": run.label, "generation": provenance.written_by(run)}
-        if place:
-            system["against_first"] = {figure: _against(found) for figure, found in each.items()}
+        if index:
+            system["against_first"] = {figure: _against(score) for figure, score in each.items()}
         systems.append(system)
     return {
         "systems": systems, "documents": len(result.ids), "lower_is_better": _lower(result), "absent": result.absent,
-        "left_out": result.left_out, "over_seeds": [_seeds(one._asdict()) for one in result.seeds],
+        "left_out": result.left_out, "over_seeds": [_seeds(seeds._asdict()) for seeds in result.seeds],
     }  # fmt: skip
 
 
@@ -61,8 +61,8 @@ def cells(result: Result) -> list[list[str]]:
     """A table: a row for each system, a column for each figure, with intervals and marks."""
     lower = _lower(result)
     rows = [["system", *(f"{name} ↓" if name in lower else name for name in result.figures)]]
-    for place, name in enumerate(result.names):
-        rows.append([name, *(cell(those[place]) for those in result.figures.values())])
+    for index, name in enumerate(result.names):
+        rows.append([name, *(cell(figures[index]) for figures in result.figures.values())])
     return rows
 
 
@@ -71,7 +71,7 @@ def as_text(result: Result) -> str:
     lines = [*columns(cells(result)), "", "± half of the 95% interval over documents (bootstrap)."]
     if len(result.names) > 1:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
-        swapped = any(those[1].p_randomisation is not None for those in result.figures.values())
+        swapped = any(figures[1].p_randomisation is not None for figures in result.figures.values())
         tests = "the paired bootstrap and in the paired randomisation" if swapped else "the paired bootstrap alone"
         lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}."]
     if _lower(result):
@@ -111,18 +111,18 @@ def _lower(result: Result) -> list[str]:
     return [name for name in result.figures if name in LOWER_IS_BETTER]
 
 
-def _against(found: Figure) -> dict[str, Any]:
+def _against(figure: Figure) -> dict[str, Any]:
     return {
-        "difference": number(found.difference),
-        "interval": [number(found.difference_low), number(found.difference_high)],
-        "p_bootstrap": number(found.p_bootstrap), "p_randomisation": number(found.p_randomisation),
-        "p_holm": number(found.p_holm),
+        "difference": number(figure.difference),
+        "interval": [number(figure.difference_low), number(figure.difference_high)],
+        "p_bootstrap": number(figure.p_bootstrap), "p_randomisation": number(figure.p_randomisation),
+        "p_holm": number(figure.p_holm),
     }  # fmt: skip
 
 
 def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
     def plain(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-        return {name: {key: number(value) for key, value in those.items()} for name, those in figures.items()}
+        return {name: {key: number(value) for key, value in values.items()} for name, values in figures.items()}
 
     return {"label": seeds["label"], "runs": seeds["names"], "scores": plain(seeds["spread"]),
             "against_first": plain(seeds["against_first"])}
@@ -130,19 +130,19 @@ def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
 
 def _seed_cells(result: Result) -> list[list[str]]:
     rows = [["over seeds", "runs", *result.figures]]
-    for one in result.seeds:
-        found = (_seed_cell(spread, one.against_first.get(name)) for name, spread in one.spread.items())
-        rows.append([one.label, str(len(one.names)), *found])
+    for seeds in result.seeds:
+        values = (_seed_cell(spread, seeds.against_first.get(name)) for name, spread in seeds.spread.items())
+        rows.append([seeds.label, str(len(seeds.names)), *values])
     return rows
 
 
-def _seed_cell(spread: dict[str, float], apart: dict[str, float] | None) -> str:
+def _seed_cell(spread: dict[str, float], test: dict[str, float] | None) -> str:
     if not isfinite(spread["mean"]):
         return "–"
     figure = f"{spread['mean']:.2f} ±{spread['spread']:.2f}"
-    if apart is None:
+    if test is None:
         return figure
-    return f"{figure}{mark(apart['p_holm'])} ({apart['difference']:+.2f}, {apart['low']:+.2f} to {apart['high']:+.2f})"
+    return f"{figure}{mark(test['p_holm'])} ({test['difference']:+.2f}, {test['low']:+.2f} to {test['high']:+.2f})"
 
 
 def columns(table: list[list[str]]) -> list[str]:

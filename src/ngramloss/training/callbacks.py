@@ -27,8 +27,8 @@ class Log(TrainerCallback):
     def __init__(self, path: Path, since: int) -> None:
         self.path = path
         rows = whole_rows(path)
-        kept = [row for row in rows if isinstance(row.get("step"), int) and row["step"] <= since]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+        earlier = [row for row in rows if isinstance(row.get("step"), int) and row["step"] <= since]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in earlier))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write a line."""

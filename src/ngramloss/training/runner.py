@@ -60,17 +60,17 @@ def train(
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
     with _held(run, rank):
-        found = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
+        saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
         _wait(processes)
         if run.finished:
             say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
         if rank == 0:
-            _report_to_others(run, lambda: _prepare(settings, arguments, run, found, say, trust_remote_code),
+            _report_to_others(run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
                               alone=processes == 1)
-        prepared = _prepared(run)
-        outcome = _trained(settings, run, arguments, prepared, say, trust_remote_code)
+        prepared = _wait_for_prepared(run)
+        outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code)
         if outcome.finished and rank == 0:
             _finish(settings, run, prepared, say)
             say(f"finished at step {outcome.step}: {run.model}")
@@ -99,16 +99,16 @@ def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkp
 
     ``recipe.toml`` is the first file that is written, so a folder without it that holds anything is not a run's.
     """
-    if not run.recipe.exists() and (there := run.content()):
+    if not run.recipe.exists() and (content := run.content()):
         what = "holds predictions and no run" if run.has_predictions else "is not a run's folder"
         raise UserError(
-            f"{run.path} {what} (it holds {', '.join(there[:3])}); nothing in it was touched. Choose another --run."
+            f"{run.path} {what} (it holds {', '.join(content[:3])}); nothing in it was touched. Choose another --run."
         )
     if fresh and run.recipe.exists():
         say(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
         run.clear()
-    found = checkpoints.find(run.checkpoints)
-    if run.recipe.exists() and (run.finished or found.newest or run.has_predictions):   # else there is nothing to lose
+    saved = checkpoints.find(run.checkpoints)
+    if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):   # else there is nothing to lose
         changed = recipe.differences(recipe.load(str(run.recipe)), settings)
         if changed:
             raise UserError(
@@ -116,16 +116,16 @@ def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkp
                 "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
             )
     if run.finished:
-        return found
+        return saved
     run.tidy()
     write_whole(run.recipe, recipe.dump(settings))
     run.checkpoints.mkdir(exist_ok=True)
     run.prepared.unlink(missing_ok=True)
-    return found
+    return saved
 
 
 def _prepare(
-    settings: Recipe, arguments: Any, run: RunFolder, found: checkpoints.Found, say: Say, trust_remote_code: bool
+    settings: Recipe, arguments: Any, run: RunFolder, saved: checkpoints.Found, say: Say, trust_remote_code: bool
 ) -> dict[str, Any]:
     """Read and tokenise the data once for all processes, and say where to go on from."""
     from tqdm.auto import tqdm
@@ -154,14 +154,14 @@ def _prepare(
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
             "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
         }
-    for checkpoint, why in found.broken.items():
+    for checkpoint, why in saved.broken.items():
         say(f"{checkpoint.name} is not whole ({why}) and is left out.")
         shutil.rmtree(checkpoint, ignore_errors=True)
-    if found.newest is not None:
-        _raise_unless_same_data(run.path, found.newest, described)
+    if saved.newest is not None:
+        _raise_unless_same_data(run.path, saved.newest, described)
     return {
         "splits": described, "tokenizer": str(tokenizer_folder or settings.model.name),
-        "continue": str(found.newest) if found.newest else None, "trust_remote_code": trust_remote_code,
+        "continue": str(saved.newest) if saved.newest else None, "trust_remote_code": trust_remote_code,
         "machine": {
             "processes": arguments.world_size, "device": _device_name(arguments.device),
             "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
@@ -190,7 +190,7 @@ def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, 
     write_whole(run.prepared, json.dumps(prepared, indent=1))
 
 
-def _prepared(run: RunFolder) -> dict[str, Any]:
+def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
     """Wait for the first process: it may read and tokenise for longer than a collective operation waits."""
     while not run.prepared.exists():
         time.sleep(0.2)
@@ -203,7 +203,7 @@ def _prepared(run: RunFolder) -> dict[str, Any]:
 # Training
 
 
-def _trained(
+def _run_trainer(
     settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[str, Any], say: Say, trust_remote_code: bool
 ) -> Outcome:
     from transformers import PrinterCallback, ProgressCallback, set_seed
