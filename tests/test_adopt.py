@@ -289,6 +289,22 @@ def test_running_the_objective_is_not_enough_if_another_loss_is_returned(family)
             model(**batch(family))
 
 
+def test_a_forward_that_is_a_method_of_something_else_keeps_its_own_self():
+    class Engine:
+        def __init__(self, model):
+            self.ours, self.calls = model.forward, 0
+
+        def forward(self, *args, **kwargs):
+            self.calls += 1
+            return self.ours(*args, **kwargs)
+
+    model = attach(tiny("bart"), OBJECTIVE)
+    engine = Engine(model)
+    model.forward = engine.forward
+    assert model(**batch("bart")).loss.item() == pytest.approx(truth("bart", batch("bart")), abs=1e-5)
+    assert engine.calls == 1
+
+
 def test_a_loss_that_is_computed_from_ours_is_served():
     model = attach(tiny("bart"), OBJECTIVE)
     ours = model.forward

@@ -1,4 +1,4 @@
-"""one call of an attached model → the head's input, whether the objective ran, and what the trainer above wants of it.
+"""one call of an attached model → the head's input, whether its loss is the objective's, what the trainer above wants.
 
 All of it belongs to the call and its thread, nothing to the model: threads that share a model do not see each other.
 """
@@ -82,7 +82,7 @@ def hooks_of(head: Module) -> tuple[object, ...]:
     return id(head), before, (*own, *everywhere), forwards, bool(own or everywhere)
 
 
-# Whether the objective ran
+# Whether the loss is the objective's
 
 
 class Ran:
@@ -154,7 +154,8 @@ class AttachedForward:
     """The ``forward`` of an attached class, which cannot be replaced without a word.
 
     A library may set ``model.forward`` on the object later: Accelerate does, around ours, and TRL does, in place of it.
-    What it set is run. If the call has labels and the objective did not run in it, the call is an error.
+    What it set is run. If the call has labels and the loss that comes back is not the objective's, or computed from it,
+    the call is an error.
     """
 
     def __init__(self, function: Callable[..., Any], expected: Callable[..., Any]) -> None:
@@ -180,9 +181,10 @@ class AttachedForward:
         """The replacement as a function of the model, which raises if the objective did not run."""
 
         def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            # Bound to another object in a deep copy: what Accelerate wraps is this very function.
-            is_others = getattr(replacement, "__self__", model) is not model
-            run = functools.partial(_function(replacement), model) if is_others else replacement
+            # In a deep copy it may be bound to the model that was copied: what Accelerate wraps is this very function.
+            owner = getattr(replacement, "__self__", model)
+            is_copied = owner is not model and type(owner) is type(model)
+            run = functools.partial(_function(replacement), model) if is_copied else replacement
             ran: Ran | None = self.expected(model, args, kwargs)
             if ran is None:
                 return run(*args, **kwargs)
