@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_trust, verb
+from ngramloss.cli.options import Verbs, add_trust, recipe_settings, verb
 from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
@@ -52,9 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.run_folder import RunFolder
 
     model = options.model
-    overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
     work = predictions.job(
-        model, data=options.data, split=options.split, preset=options.preset, overrides=overrides,
+        model, data=options.data, split=options.split, preset=options.preset, overrides=recipe_settings(options),
         limit=options.limit, batch_size=options.batch_size, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     if options.out is None and not RunFolder(Path(model)).recipe.exists():

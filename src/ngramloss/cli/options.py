@@ -26,6 +26,11 @@ def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> arg
     )
 
 
+def recipe_settings(options: argparse.Namespace) -> list[str]:
+    """``--set KEY=VALUE``, and ``--on-bad-row``, which is one of them by a name of its own."""
+    return [*options.set, *([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])]
+
+
 def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
     """Options of the verbs that score."""
     verb.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ngramloss import escape
-from ngramloss.cli.options import Verbs, add_trust, verb
+from ngramloss.cli.options import Verbs, add_trust, recipe_settings, verb
 from ngramloss.cli.output import print_result, tell
 
 TRAIN = """\
@@ -46,8 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
     from ngramloss import recipe
 
-    overrides = options.set + ([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])
-    settings = recipe.load(options.recipe, overrides)
+    settings = recipe.load(options.recipe, recipe_settings(options))
     if options.show:
         print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0
