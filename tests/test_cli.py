@@ -350,7 +350,7 @@ def test_list_has_a_line_for_each_name(what, line, capsys):
 def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
     from ngramloss import OBJECTIVES, recipe
     from ngramloss.generation.baselines import BASELINES
-    from ngramloss.scoring.results import METRICS
+    from ngramloss.metrics.registry import METRICS
 
     for what, names in {"objectives": OBJECTIVES, "metrics": METRICS, "recipes": recipe.builtin(), "baselines": BASELINES}.items():
         assert main(["list", what]) == 0

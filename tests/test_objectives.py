@@ -181,13 +181,13 @@ def test_missing_cross_logp_is_named(name):
     stats = token_stats(torch.zeros(1, 2, 3), labels)
     given = {"lcs": {}, "bleu": {"n": (1,)}}.get(name, {"n": 1})
     with pytest.raises(ValueError, match=r"need.* `cross_logp`: make the stats with needs="):
-        OBJECTIVES[name].function(stats, labels, **given)
+        OBJECTIVES[name].formula()(stats, labels, **given)
 
 
 def test_missing_mean_logp_is_named():
     labels = torch.tensor([[1, 2]])
     with pytest.raises(ValueError, match="ce with smoothing needs `mean_logp`"):
-        OBJECTIVES["ce"].function(token_stats(torch.zeros(1, 2, 3), labels), labels, smoothing=0.1)
+        OBJECTIVES["ce"].formula()(token_stats(torch.zeros(1, 2, 3), labels), labels, smoothing=0.1)
 
 
 @pytest.mark.parametrize("written", ["ce + matches(2,3,4)", "rewards(2) + precision(2)", "matches(3):released"])
@@ -224,9 +224,9 @@ def test_an_impossible_reference_stops_at_the_stated_floor():
     logits[..., 3] = -torch.inf
     needs = ("cross_logp",)
     stats = token_stats(logits, labels, needs=needs)
-    assert OBJECTIVES["bleu"].function(stats, labels, n=(1,)).item() == pytest.approx(-1e-12)
-    assert OBJECTIVES["lcs"].function(stats, labels).item() == pytest.approx(69.0776, abs=1e-3)
-    assert OBJECTIVES["eisl"].function(stats, labels, n=2).item() == pytest.approx(1e30)
+    assert OBJECTIVES["bleu"].formula()(stats, labels, n=(1,)).item() == pytest.approx(-1e-12)
+    assert OBJECTIVES["lcs"].formula()(stats, labels).item() == pytest.approx(69.0776, abs=1e-3)
+    assert OBJECTIVES["eisl"].formula()(stats, labels, n=2).item() == pytest.approx(1e30)
 
 
 def test_log_probabilities_are_zero_without_gradient_where_a_label_does_not_count():

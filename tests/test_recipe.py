@@ -131,7 +131,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("train.compile=1", "train.compile: must be true or false, got 1."),
         ("train.report_to=wandb", "train.report_to: must be a list of texts, got 'wandb'."),
         ("train.report_to=[1]", "train.report_to: must be a list of texts, got [1]."),
-        ('train.report_to=["wandb","excel"]', "train.report_to: knows tensorboard, trackio, wandb, not 'excel'."),
+        ('train.report_to=["wandb","excel"]', "train.report_to: must be one of tensorboard, trackio, wandb, got 'excel'."),
         ("train.beta2=1", "train.beta2: must be below 1, got 1.0."),
         ("train.beta1=1.0", "train.beta1: must be below 1, got 1.0."),
         ("model.dropout=1", "model.dropout: must be below 1, got 1.0."),

@@ -14,6 +14,7 @@ import ngramloss
 from ngramloss import cli, files, recipe, run_folder
 from ngramloss.errors import UserError
 from ngramloss.files import lock_folder
+from ngramloss.metrics.registry import Metric
 from ngramloss.metrics.scores import Scores
 from ngramloss.run_folder import NAMES, Busy, RunFolder
 from ngramloss.scoring import provenance, results, score_cache
@@ -244,7 +245,7 @@ def test_a_run_that_starts_over_while_it_is_scored_changes_no_label_and_gets_no_
         assert train(ours, "--fresh", "--set", "objective=ce") == 0
         return Scores({"slow": [1.0] * len(predictions)}, "slow")
 
-    monkeypatch.setitem(results.METRICS, "slow", (slow, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "slow", Metric(slow))
     assert score(ours, "--metrics", "slow") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["systems"][0]["label"] == "ce + matches(2,3,4)"

@@ -24,10 +24,12 @@ from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
 from ngramloss.metrics.facts import _share, facts
 from ngramloss.metrics.overlap import bleu, chrf
+from ngramloss.metrics.registry import checked_options
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.scores import fingerprint
 from ngramloss.metrics.shape import fragments, shape
 from ngramloss.scoring import results, systems
+from ngramloss.settings import Setting
 from ngramloss.version import __version__
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -252,16 +254,16 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
     ("arguments", "sentence"),
     [
         (["--metrics", "rogue"], "unknown metric 'rogue'"),
-        (["--metrics", " , "], "name one metric or more; there are rouge, bleu"),
+        (["--metrics", " , "], "name at least one metric. Choose from rouge, bleu"),
         (["--set", "bleu.tokenize=13a"], "--set takes METRIC.OPTION=VALUE of a metric in --metrics, got 'bleu.tokenize=13a'"),
         (["--set", "rouge"], "--set takes METRIC.OPTION=VALUE"),
         (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE of a metric in --metrics, got 'rouge.stemmer'"),
-        (["--set", "rouge.stemmer=no"], "rouge.stemmer should be true or false, got 'no'"),
-        (["--set", "rouge.stemmer=1"], "rouge.stemmer should be true or false, got 1"),
-        (["--set", "rouge.tokenizer=2024"], "unknown tokenizer '2024' for ROUGE"),
+        (["--set", "rouge.stemmer=no"], "rouge.stemmer: must be true or false, got 'no'"),
+        (["--set", "rouge.stemmer=1"], "rouge.stemmer: must be true or false, got 1"),
+        (["--set", "rouge.tokenizer=2024"], "rouge.tokenizer: must be one of default, unicode, characters, got '2024'"),
         (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from none, zh, 13a"),
-        (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order should be a whole number, got True"),
-        (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrF needs a word_order of 0 or more, got -1"),
+        (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order: must be a whole number, got True"),
+        (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrf.word_order: must be at least 0, got -1"),
         (["--samples", "0"], "--samples must be 1 or more, got 0"),
         (["--per-document", "nowhere/x.jsonl"], "there is no folder nowhere to write x.jsonl into"),
         (["--per-document", "."], ". is a folder; name a file to write"),
@@ -273,7 +275,7 @@ def test_wrong_options_get_a_sentence(files, capsys, arguments, sentence):
 
 
 def test_options_are_checked_before_metrics_run(files, monkeypatch):
-    monkeypatch.setattr(results, "METRICS", {"rouge": (lambda *_, **__: pytest.fail("it ran"), ("references", "predictions"))})
+    monkeypatch.setattr(sys.modules["ngramloss.metrics.rouge"], "rouge", lambda *_, **__: pytest.fail("it ran"))
     assert score(files, files / "good.jsonl", "--shuffles", "-1") == 2
 
 
@@ -391,15 +393,16 @@ def test_word_movers_distance_runs_from_the_command_line(files, capsys):
 
 def test_an_unknown_option_of_a_metric_is_told(files, capsys):
     assert score(files, files / "good.jsonl", "--set", "rouge.stem=false") == 2
-    assert "rouge has no option 'stem'; it has stemmer, sentences, tokenizer" in capsys.readouterr().err
+    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokenizer." in capsys.readouterr().err
 
 
 def test_progress_is_no_option_and_numbers_may_be_whole():
-    with pytest.raises(ValueError, match=r"bertscore has no option 'progress'; it has model, layer, idf, baseline, batch_size, device\."):
-        results._options(results.METRICS["bertscore"][0], {"progress": True})
-    assert isinstance(results._option("x", "y", "float | None", 2), float)
-    with pytest.raises(ValueError, match=r"x\.y should be a number, got 'a'"):
-        results._option("x", "y", "float", "a")
+    with pytest.raises(ValueError, match=r"bertscore\.progress: unknown option. bertscore has model, layer, idf, baseline, batch_size, device\."):
+        checked_options("bertscore", {"progress": True})
+    assert isinstance(Setting(0.5).check("x.y", 2), float)
+    with pytest.raises(ValueError, match=r"x\.y: must be a number, got 'a'"):
+        Setting(0.5).check("x.y", "a")
+
 
 
 def test_a_byte_order_mark_and_foreign_line_ends_are_no_text(tmp_path):

@@ -13,9 +13,11 @@ from scipy import stats
 
 from ngramloss import cli
 from ngramloss.files import lock_folder
+from ngramloss.metrics.registry import Metric, Score
 from ngramloss.metrics.scores import Absent, Scores
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
 from ngramloss.scoring.audit import Limits, limits, oddities
+from ngramloss.settings import Setting
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
 TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
@@ -70,7 +72,7 @@ def test_kept_figures_are_read_again_and_others_added(tmp_path, capsys, monkeypa
         asked.append(scale)
         return Scores({"counted": [scale * len(text) for text in predictions]}, f"counted|{scale}")
 
-    monkeypatch.setitem(results.METRICS, "counted", (counted, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "counted", Metric(counted, options={"scale": Setting(1.0)}))
     first = score(capsys, folder, "--metrics", "counted")
     second = score(capsys, folder, "--metrics", "rouge,counted")
     assert asked == [1.0]
@@ -90,7 +92,7 @@ def test_a_long_metric_tells_how_far_it_is(tmp_path, monkeypatch):
             progress(1)
         return Scores({"slow": [1.0] * len(predictions)}, "slow")
 
-    monkeypatch.setitem(results.METRICS, "slow", (slow, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "slow", Metric(slow))
     told = []
     results.score_systems(systems.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append)
     assert told == ["slow of a", *(f"slow of a: {done} of 3 documents" for done in (1, 2, 3)), "intervals and tests"]
@@ -335,7 +337,7 @@ def test_a_metric_that_is_lost_half_way_is_told_of_and_not_kept(tmp_path, capsys
             raise Absent("gone.")
         return Scores({"fleeting": [1.0, 2.0, 3.0]}, "fleeting")
 
-    monkeypatch.setitem(results.METRICS, "fleeting", (fleeting, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "fleeting", Metric(fleeting))
     folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)]
     found = score(capsys, *folders, "--metrics", "rouge,fleeting")
     assert found["absent"] == {"fleeting": "gone."}
@@ -418,7 +420,7 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
     def partly(references, predictions):
         return Scores({"partly": [1.0, math.nan, 3.0]}, "partly")
 
-    monkeypatch.setitem(results.METRICS, "partly", (partly, ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "partly", Metric(partly))
     folder = run(tmp_path / "a")
     found = score(capsys, folder, "--metrics", "partly")
     assert found["systems"][0]["scores"] == {"partly": 2.0}
@@ -431,7 +433,7 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
 
 
 def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none")))
     folders = [run(tmp_path / "ce-1"), run(tmp_path / "ce-2", seed=2), run(tmp_path / "m-1", objective="bag(2)"), run(tmp_path / "m-2", objective="bag(2)", seed=2)]
     found = score(capsys, *folders, "--metrics", "none")["over_seeds"]
     assert found[0]["scores"]["none"] == dict.fromkeys(("mean", "spread", "low", "high"))
@@ -440,7 +442,7 @@ def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, 
 
 
 def test_a_figure_without_bounds_is_left_out_kept_or_fresh(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "most", (lambda references, predictions: Scores({"most": [1.0, math.inf, 3.0]}, "most"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "most", Metric(lambda references, predictions: Scores({"most": [1.0, math.inf, 3.0]}, "most")))
     folder = run(tmp_path / "a")
     fresh = score(capsys, folder, "--metrics", "most")
     assert fresh["left_out"] == {"most": 1}
@@ -448,22 +450,22 @@ def test_a_figure_without_bounds_is_left_out_kept_or_fresh(tmp_path, capsys, mon
 
 
 def test_a_figure_that_no_document_has_is_null(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "none", (lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none")))
     assert score(capsys, run(tmp_path / "a"), run(tmp_path / "b"), "--metrics", "none")["systems"][0]["scores"] == {"none": None}
     assert cli.main(["score", str(tmp_path / "a"), "--metrics", "none"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["a", "–"]
 
 
 def test_lower_is_better_is_marked(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "wmd", (lambda references, predictions: Scores({"wmd": [1.0] * 3}, "wmd"), ("references", "predictions")))
+    monkeypatch.setitem(results.METRICS, "far", Metric(lambda references, predictions: Scores({"far": [1.0] * 3}, "far"), scores={"far": Score("Far", better="lower")}))
     folder = run(tmp_path / "a")
-    assert score(capsys, folder, "--metrics", "wmd")["lower_is_better"] == ["wmd"]
-    assert cli.main(["score", str(folder), "--metrics", "wmd"]) == 0
+    assert score(capsys, folder, "--metrics", "far")["lower_is_better"] == ["far"]
+    assert cli.main(["score", str(folder), "--metrics", "far"]) == 0
     out = capsys.readouterr().out
-    assert "wmd ↓" in out
+    assert "far ↓" in out
     assert "↓: lower is better." in out
-    assert cli.main(["score", str(folder), "--metrics", "wmd", "--latex"]) == 0
-    assert r"wmd $\downarrow$" in capsys.readouterr().out
+    assert cli.main(["score", str(folder), "--metrics", "far", "--latex"]) == 0
+    assert r"far $\downarrow$" in capsys.readouterr().out
 
 
 def test_marks_are_corrected_for_several_comparisons():

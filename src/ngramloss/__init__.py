@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from ngramloss.hf.step_loss import compute_loss_func as compute_loss_func
     from ngramloss.hf.trainer import NgramTrainer as NgramTrainer
     from ngramloss.loss import JointLoss as JointLoss
+    from ngramloss.metrics.registry import METRICS as METRICS
+    from ngramloss.metrics.registry import Metric as Metric
+    from ngramloss.metrics.registry import Score as Score
+    from ngramloss.metrics.scores import Scores as Scores
     from ngramloss.objectives import OBJECTIVES as OBJECTIVES
     from ngramloss.objectives import Objective as Objective
     from ngramloss.objectives import Term as Term
+    from ngramloss.settings import Setting as Setting
     from ngramloss.stats import IGNORE_INDEX as IGNORE_INDEX
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
@@ -37,6 +42,11 @@ _ROOMS = {
     "UserError": "errors",
     "LogParts": "hf.log_parts",
     "JointLoss": "loss",
+    "METRICS": "metrics.registry",
+    "Metric": "metrics.registry",
+    "Score": "metrics.registry",
+    "Scores": "metrics.scores",
+    "Setting": "settings",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "Term": "objectives",

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
-from ngramloss.metrics.nli import PUBLISHED
+from ngramloss.errors import UserError
+from ngramloss.metrics.registry import METRICS, missing_options
+from ngramloss.objectives import OBJECTIVES
+from ngramloss.plugins import Registry
 from ngramloss.stats import BACKENDS, chosen_backend
 from ngramloss.version import __version__, installed
-
-METRICS = {
-    "rouge": ("rouge-score-rs", "score", ""), "bleu": ("sacrebleu", "score", ""), "chrf": ("sacrebleu", "score", ""),
-    "shape": ("numpy", "score", ""), "wmd": ("POT", "metrics", "wmd.vectors"),
-    "bertscore": ("transformers", "hf", "bertscore.model"), "summac": ("transformers", "hf", "summac.model"),
-    "factcc": ("transformers", "hf", "factcc.model"),
-}  # fmt: skip
-"""Metric → the package it needs, the extra that brings it, and the option that names its model or vectors."""
-
-USUAL = {"bertscore": "roberta-large", "summac": PUBLISHED["vitc"][0]}
-"""Metric → the model that published figures are mostly of."""
 
 PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors"]
 
@@ -46,22 +39,39 @@ def report() -> Iterator[str]:
     for name, text in BACKENDS.items():
         yield f"  {name:<9}{text}"
     yield ""
+    yield "objectives:"
+    for name in OBJECTIVES:
+        yield f"  {name:<11}{_state(name, OBJECTIVES, lambda name: 'ready')}"
+    yield ""
     yield "metrics:"
     for name in METRICS:
-        yield f"  {name:<11}{_readiness(name)}"
+        yield f"  {name:<11}{_state(name, METRICS, _readiness)}"
 
 
-def _readiness(metric: str) -> str:
+def _state(name: str, registry: Registry[Any], state: Callable[[str], str]) -> str:
+    """Whether an entry can be used, and where it comes from if it is not ours."""
+    try:
+        registry.entry(name)
+    except UserError as reason:   # of an installed package that cannot be imported
+        return str(reason)
+    origin = registry.origin(name)
+    return state(name) + (f" ({origin})" if origin else "")
+
+
+def _readiness(name: str) -> str:
     """Whether a metric can run, or what it needs."""
-    package, extra, option = METRICS[metric]
-    if installed(package) is None:
-        return f"needs the package {package}: pip install 'ngramloss[{extra}]'"
-    if not option:
+    metric = METRICS[name]
+    if missing := metric.missing_packages:
+        wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(missing)
+        return f"needs the package {', '.join(missing)}: pip install {wanted}"
+    options = list(missing_options(name, {}))
+    if metric.usual and not options:
+        options = ["model"]
+    if not options:
         return "ready"
-    usual = USUAL.get(metric)
-    if usual is None:
-        return f"needs --set {option}=…, see docs/metrics.md"
+    if not metric.usual:
+        return f"needs --set {name}.{options[0]}=…, see docs/metrics.md"
     from ngramloss.metrics.pretrained import cached
 
-    where = "is in the hub's cache" if cached(usual) else "is not in the hub's cache"
-    return f"needs --set {option}=FOLDER_OR_HUB_ID; {usual} {where}"
+    where = "is in the hub's cache" if cached(metric.usual) else "is not in the hub's cache"
+    return f"needs --set {name}.{options[0]}=FOLDER_OR_HUB_ID; {metric.usual} {where}"

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ngramloss import diagnostics
-from ngramloss.errors import UserError
 from ngramloss.gpu import replay
 from ngramloss.objectives.parser import parse
-from ngramloss.objectives.term import Part, Term
+from ngramloss.objectives.term import Part, Term, check_names
 from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats, token_stats_from_hidden
 
 Count = int | float | Tensor
@@ -53,10 +52,7 @@ class JointLoss(torch.nn.Module):
         self.terms = _terms(objective)
         self.check, self.backend, self.memory = check, backend, memory
         self.parts: tuple[Part, ...] = tuple(part for term in self.terms for part in term.parts)
-        names = [part.name for part in self.parts]
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(f"{name} is given twice in {str(self)!r}. Write it once, with the sum of the weights.")
+        check_names(self.terms)
         self.needs = frozenset(need for term in self.terms for need in term.needs)
 
     def __repr__(self) -> str:

@@ -6,17 +6,17 @@ import dataclasses
 import difflib
 import itertools
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.settings import Setting, setting, settings_of, toml_value
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Data:
     """The column of summaries; found where this is empty."""
     separator: str = "auto"
     """Put before every source sentence: ``auto`` (the tokenizer's own separator), ``none``, or a token such as <s>."""
-    splitter: str = "pysbd"
+    splitter: str = setting("pysbd", choices=("pysbd", "newline", "period"))
     """What a sentence is, for the separator."""
     prefix: str = ""
     """Text before every source, such as ``summarize: `` for T5."""
-    max_source: int = 1024
-    max_target: int = 128
-    limit: int = 0
+    max_source: int = setting(1024, least=4)
+    max_target: int = setting(128, least=2)
+    limit: int = setting(0, least=0)
     """At most so many training examples; 0 takes all. The built-in corpus can make more than its default."""
-    validation_limit: int = 0
-    on_bad_row: str = "error"
+    validation_limit: int = setting(0, least=0)
+    on_bad_row: str = setting("error", choices=("error", "skip"))
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Model:
     name: str = "facebook/bart-base"
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
     revision: str = "main"
-    architecture: str = "bart"
-    width: int = 256
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    heads: int = 4
-    feed_forward: int = 1024
-    dropout: float = 0.1
-    vocabulary: int = 8000
-    init_std: float = 0.02
+    architecture: str = setting("bart", choices=("bart", "mbart", "pegasus", "marian", "t5"))
+    width: int = setting(256, least=4, most=2**16)
+    encoder_layers: int = setting(3, least=1, most=2**10)
+    decoder_layers: int = setting(3, least=1, most=2**10)
+    heads: int = setting(4, least=1, most=2**12)
+    feed_forward: int = setting(1024, least=1, most=2**20)
+    dropout: float = setting(0.1, least=0, below=1)
+    vocabulary: int = setting(8000, least=300, most=2**24)
+    init_std: float = setting(0.02, least=0)
     copying: bool = False
     """Build a path for copying in: cross-attention's value and output projections start at the identity, positions as
     sinusoids. Everything is trained from there."""
@@ -68,56 +68,57 @@ class Model:
 class Train:
     """How it is trained."""
 
-    epochs: float = 10.0
-    max_steps: int = 0
+    epochs: float = setting(10.0, least=0, most=10**9)
+    max_steps: int = setting(0, least=0)
     """Optimiser steps; 0 lets ``epochs`` decide."""
-    batch_size: int = 16
+    batch_size: int = setting(16, least=1)
     """Sequences in a micro-batch over all processes together."""
-    accumulate: int = 2
-    learning_rate: float = 3e-5
-    warmup_steps: int = 1000
-    schedule: str = "linear"
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    clip: float = 1.0
+    accumulate: int = setting(2, least=1)
+    learning_rate: float = setting(3e-5, least=0)
+    warmup_steps: int = setting(1000, least=0)
+    schedule: str = setting(
+        "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial")
+    )
+    weight_decay: float = setting(0.01, least=0)
+    beta1: float = setting(0.9, least=0, below=1)
+    beta2: float = setting(0.999, least=0, below=1)
+    epsilon: float = setting(1e-8, least=0)
+    clip: float = setting(1.0, least=0)
     """Largest gradient norm; 0 does not clip."""
-    precision: str = "auto"
+    precision: str = setting("auto", choices=("auto", "bf16", "fp16", "fp32"))
     """``bf16``, ``fp16`` or ``fp32``; ``auto`` is bf16 on a GPU that has it, fp16 on another, fp32 on a CPU."""
-    log_every: int = 100
-    eval_every: int = 1000
+    log_every: int = setting(100, least=1)
+    eval_every: int = setting(1000, least=0)
     """Steps between validations; 0 never validates."""
-    save_every: int = 1000
-    keep: int = 2
+    save_every: int = setting(1000, least=1)
+    keep: int = setting(2, least=1)
     """Newest checkpoints that are kept, besides the best."""
     best: str = "ce"
     """The term whose lowest validation value makes the best checkpoint; ``loss`` is the whole objective."""
-    early_stopping: int = 0
+    early_stopping: int = setting(0, least=0)
     """Validations without a new best before training ends; 0 never ends it."""
-    eval_batch_size: int = 0
+    eval_batch_size: int = setting(0, least=0)
     """Sequences in a validation batch over all processes; 0 takes ``batch_size``."""
     group_by_length: bool = True
     gradient_checkpointing: bool = False
     compile: bool = False
     fsdp: bool = False
     """Shard parameters and optimiser over the processes of torchrun."""
-    memory: str = "fast"
+    memory: str = setting("fast", choices=("fast", "lean"))
     """``fast`` or ``lean``: how the head's logits are kept, see docs/performance.md."""
-    seed: int = 42
-    report_to: list[str] = field(default_factory=list)
-    """``tensorboard``, ``trackio``, ``wandb``."""
+    seed: int = setting(42, least=0)
+    report_to: list[str] = setting([], choices=("tensorboard", "trackio", "wandb"))
 
 
 @dataclass(frozen=True)
 class Generation:
     """How summaries are written; saved with the model as its ``generation_config``."""
 
-    num_beams: int = 4
+    num_beams: int = setting(4, least=1, most=2**12)
     length_penalty: float = 1.0
-    min_length: int = 0
-    max_length: int = 128
-    no_repeat_ngram_size: int = 0
+    min_length: int = setting(0, least=0)
+    max_length: int = setting(128, least=1)
+    no_repeat_ngram_size: int = setting(0, least=0)
     early_stopping: bool = True
 
 
@@ -159,34 +160,6 @@ def _short(term: str) -> str:
 
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}
 
-_AT_LEAST = {
-    "data.max_source": 4, "data.max_target": 2, "data.limit": 0, "data.validation_limit": 0,
-    "model.width": 4, "model.encoder_layers": 1, "model.decoder_layers": 1, "model.heads": 1, "model.feed_forward": 1,
-    "model.vocabulary": 300, "model.dropout": 0, "model.init_std": 0,
-    "train.epochs": 0, "train.max_steps": 0, "train.batch_size": 1, "train.accumulate": 1, "train.learning_rate": 0,
-    "train.warmup_steps": 0, "train.weight_decay": 0, "train.beta1": 0, "train.beta2": 0, "train.epsilon": 0,
-    "train.clip": 0, "train.log_every": 1, "train.eval_every": 0, "train.save_every": 1, "train.keep": 1,
-    "train.early_stopping": 0, "train.eval_batch_size": 0, "train.seed": 0,
-    "generation.num_beams": 1, "generation.min_length": 0, "generation.max_length": 1,
-    "generation.no_repeat_ngram_size": 0,
-}  # fmt: skip
-_BELOW = {"train.seed": 2**32, "model.dropout": 1, "train.beta1": 1, "train.beta2": 1}
-_AT_MOST = {
-    "model.width": 2**16, "model.heads": 2**12, "model.feed_forward": 2**20, "model.encoder_layers": 2**10,
-    "model.decoder_layers": 2**10, "model.vocabulary": 2**24, "train.epochs": 10**9, "generation.num_beams": 2**12,
-}  # fmt: skip
-_WHOLE = 2**32
-"""Whole numbers are below this: what counts steps, rows and tokens is 64 bits wide and multiplies them."""
-_CHOICES = {
-    "data.on_bad_row": ("error", "skip"),
-    "data.splitter": ("pysbd", "newline", "period"),
-    "model.architecture": ("bart", "mbart", "pegasus", "marian", "t5"),
-    "train.schedule": ("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial"),
-    "train.precision": ("auto", "bf16", "fp16", "fp32"),
-    "train.memory": ("fast", "lean"),
-}
-_REPORTERS = ("tensorboard", "trackio", "wandb")
-
 
 def builtin() -> list[str]:
     """The recipes that come with the package."""
@@ -202,23 +175,28 @@ def about(name: str) -> str:
     return re.split(r"(?<=\.)\s", text)[0]
 
 
-def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) -> Recipe:
     """The recipe of this name or in this file, with ``key=value`` overrides.
 
     A file may begin with ``base = "xsum"`` and say only what differs. Every mistake in it is reported at once.
+
+    Args:
+        name: of a recipe that comes with the package, or a file.
+        overrides: each ``key=value``.
+        objective: check the objective. A finished run can be read without the plugin that its objective came from.
     """
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(_name(name), settings)
+    return _build_recipe(_name(name), settings, objective=objective)
 
 
-def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe with ``key=value`` overrides."""
+def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
+    """The recipe with ``key=value`` overrides; ``objective`` as in :func:`load`."""
     settings = {"objective": recipe.objective, **{name: dataclasses.asdict(getattr(recipe, name)) for name in SECTIONS}}
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(recipe.name, settings)
+    return _build_recipe(recipe.name, settings, objective=objective)
 
 
 def dump(recipe: Recipe) -> str:
@@ -290,22 +268,12 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {**below, **above, **both}
 
 
-def toml_value(text: str) -> Any:
-    """What is written after ``=``: a TOML value, or plain text where it is none."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-
-
 def _override(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"--set takes key=value, got {override!r}; for example --set train.batch_size=8.")
-    text = text.lstrip()
-    value = toml_value(text)
-    if _kinds().get(key.strip()) is str and not isinstance(value, str):
-        value = text   # a file may be called 2024
+    described = _settings().get(key.strip())
+    value = described.read(text) if described else toml_value(text.strip())
     *sections, last = key.strip().split(".")
     table = settings
     for section in sections:
@@ -326,9 +294,9 @@ def _drop_consent(settings: dict[str, Any], where: str) -> None:
         )
 
 
-def _build_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
+def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = True) -> Recipe:
     mistakes: list[str] = []
-    kinds = _kinds()
+    known = _settings()
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in SECTIONS:
@@ -336,19 +304,26 @@ def _build_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
         elif isinstance(value, Mapping):
             values |= {f"{key}.{inner}": entry for inner, entry in value.items()}
         else:
-            example = next(iter(get_type_hints(SECTIONS[key])))
+            example = next(iter(settings_of(SECTIONS[key])))
             mistakes.append(f"{key}: is a section of settings, such as {key}.{example}, got {value!r}.")
-    mistakes += [_unknown(escape.name(key), kinds) for key in values if key not in kinds]
-    typed = {key: _convert(key, values[key], kind, mistakes) for key, kind in kinds.items() if key in values}
-    typed = {key: value for key, value in typed.items() if value is not None}
-    sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in get_type_hints(kind)
+    mistakes += [_unknown(escape.name(key), known) for key in values if key not in known]
+    typed: dict[str, Any] = {}
+    for key, described in known.items():
+        if key not in values:
+            continue
+        try:
+            typed[key] = described.check(key, values[key])
+        except UserError as mistake:
+            mistakes.append(str(mistake))
+    sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in settings_of(kind)
                                  if f"{section}.{key}" in typed}) for section, kind in SECTIONS.items()}
     recipe = Recipe(name, typed.get("objective", "ce"), **sections)
     mistakes += _broken_rules(recipe)
-    try:
-        recipe = _with_objective(recipe)
-    except UserError as mistake:
-        mistakes.append(str(mistake))
+    if objective:
+        try:
+            recipe = _with_objective(recipe)
+        except UserError as mistake:
+            mistakes.append(str(mistake))
     if mistakes:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         raise UserError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
@@ -356,24 +331,25 @@ def _build_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
 
 
 def _with_objective(recipe: Recipe) -> Recipe:
-    """The recipe with its objective as we write it; ``train.best`` must be something that validation tells."""
-    from ngramloss.loss import JointLoss
+    """The recipe with its objective as we write it; ``train.best`` must be a term that validation computes."""
+    from ngramloss.objectives.parser import parse
+    from ngramloss.objectives.term import check_names
 
     try:
-        joint = JointLoss(recipe.objective)
+        terms = parse(recipe.objective)
+        names = dict.fromkeys(["loss", "ce", *check_names(terms)])
     except UserError as mistake:
         raise UserError(f"objective: {mistake}") from None
-    terms = dict.fromkeys(["loss", "ce", *(part.name for part in joint.parts)])
-    if recipe.train.best not in terms:
-        raise UserError(f"train.best: must be one of {', '.join(terms)}, got {recipe.train.best!r}.")
-    return dataclasses.replace(recipe, objective=str(joint))
+    if recipe.train.best not in names:
+        raise UserError(f"train.best: must be one of {', '.join(names)}, got {recipe.train.best!r}.")
+    return dataclasses.replace(recipe, objective=" + ".join(map(str, terms)))
 
 
-def _kinds() -> dict[str, Any]:
-    """Every key and the type of its value."""
-    sections = {f"{section}.{key}": kind for section, cls in SECTIONS.items()
-                for key, kind in get_type_hints(cls).items()}
-    return {"objective": str, **sections}
+def _settings() -> dict[str, Setting]:
+    """Every key and what it may hold."""
+    sections = {f"{section}.{key}": described for section, fields in SECTIONS.items()
+                for key, described in settings_of(fields).items()}
+    return {"objective": Setting("ce"), **sections}
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
@@ -382,48 +358,7 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key." + (f" Did you mean {close[0]}?" if close else "")
 
 
-def _convert(key: str, value: Any, kind: Any, mistakes: list[str]) -> Any:
-    """The value in its type, or None and a mistake."""
-    if isinstance(value, int) and not isinstance(value, bool) and kind in (int, float) and abs(value) >= _WHOLE:
-        mistakes.append(f"{key}: must be below {_WHOLE:,}, got {_few_digits(value)}.")
-        return None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is float and isinstance(value, float) and not math.isfinite(value):
-        mistakes.append(f"{key}: must be finite, got {value!r}.")
-        return None
-    if kind == list[str]:
-        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-            return value
-    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    named = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, "a list of texts")
-    mistakes.append(f"{key}: must be {named}, got {value!r}.")
-    return None
-
-
-def _few_digits(value: int) -> str:
-    """A number that may have thousands of digits, as 1e+30."""
-    return f"{value:,}" if abs(value) < 10**18 else f"about {'-' * (value < 0)}10^{int(math.log10(abs(value)))}"
-
-
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
-    values = dict(_flat(recipe))
-    for key, least in _AT_LEAST.items():
-        if not values[key] >= least:
-            yield f"{key}: must be at least {least}, got {values[key]}."
-    for key, most in _BELOW.items():
-        if not values[key] < most:
-            yield f"{key}: must be below {most}, got {values[key]}."
-    for key, most in _AT_MOST.items():
-        if values[key] > most:
-            yield f"{key}: must be at most {most:,}, got {values[key]:,}."
-    for key, choices in _CHOICES.items():
-        if values[key] not in choices:
-            yield f"{key}: must be one of {', '.join(choices)}, got {values[key]!r}."
-    for reporter in recipe.train.report_to:
-        if reporter not in _REPORTERS:
-            yield f"train.report_to: knows {', '.join(_REPORTERS)}, not {reporter!r}."
     rules: list[tuple[bool, str]] = [
         (recipe.train.epochs > 0 or recipe.train.max_steps > 0, "train.epochs: or train.max_steps must be above 0."),
         (recipe.model.width % recipe.model.heads == 0, "model.width: must be a multiple of model.heads."),

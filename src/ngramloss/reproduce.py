@@ -197,7 +197,7 @@ def deviations(plan: Plan) -> list[str]:
 
 def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
     """What was seen of the objectives in one figure, as a sentence."""
-    label = record.LABELS[figure]
+    label = result.described[figure].label
     if result.seeds:
         first, *others = result.seeds
         each = [f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
@@ -221,7 +221,7 @@ def rows(result: results.Result, plan: Plan) -> list[list[str]]:
     names = [name for name in FIGURES if name in result.figures]
     speeds = _speeds(result)
     title = paper.TITLES[_paper_data(plan)]
-    table = [["", *(record.LABELS[name] for name in names), "Docs/s", title, "R-1", "R-2", "R-L"]]
+    table = [["", *(result.described[name].label for name in names), "Docs/s", title, "R-1", "R-2", "R-L"]]
     for label, objective, printed in _layout(plan):
         indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
         beside = ["" if value is None else f"{value:.2f}" for value in printed]

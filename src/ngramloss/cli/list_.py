@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 from collections.abc import Callable
 
 from ngramloss.cli.options import Verbs, verb
 from ngramloss.cli.output import print_result
+from ngramloss.settings import Setting
 
 LIST = "List the names that other commands take, each with a line that says what it is."
 
@@ -40,18 +40,35 @@ def _objectives() -> dict[str, str]:
     from ngramloss.objectives import OBJECTIVES
 
     rows = {}
-    for name, objective in OBJECTIVES.items():
+    for name in OBJECTIVES:
+        objective = OBJECTIVES[name]
         written = name if objective.least_n is None else f"{name}({max(2, objective.least_n)})"
-        rows[written] = _first_line(objective.function).removesuffix(", [B].") + "."
-        rows |= {f"{written}:{variant}": _first_line(function).removesuffix(", [B].").removesuffix(".") + "."
-                 for variant, function in objective.variants.items()}
+        rows[written] = objective.description() + _origin(OBJECTIVES.origin(name))
+        rows |= {f"{written}:{variant}": objective.description(variant) for variant in objective.variants}
+        rows |= {f"  {name}({option}=…)": _option(described) for option, described in objective.options.items()}
     return rows
 
 
 def _metrics() -> dict[str, str]:
-    from ngramloss.scoring.results import METRICS
+    from ngramloss.metrics.registry import METRICS
 
-    return {name: _first_line(metric) for name, (metric, _) in METRICS.items()}
+    rows = {}
+    for name in METRICS:
+        rows[name] = METRICS[name].description + _origin(METRICS.origin(name))
+        rows |= {f"  {name}.{option}": _option(described) for option, described in METRICS[name].options.items()}
+    return rows
+
+
+def _option(described: Setting) -> str:
+    choices = f": {', '.join(described.choices)}" if described.choices else ""
+    default = described.default
+    shown = {True: "true", False: "false"}.get(default, default) if isinstance(default, bool) else default
+    state = "required" if described.required else "" if default is None else f"default {shown}"
+    return f"{described.help}{choices}" + (f" ({state})" if state else "")
+
+
+def _origin(origin: str) -> str:
+    return f" ({origin})" if origin else ""
 
 
 def _recipes() -> dict[str, str]:
@@ -70,7 +87,3 @@ def _baselines() -> dict[str, str]:
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "objectives": _objectives, "metrics": _metrics, "recipes": _recipes, "baselines": _baselines,
 }  # fmt: skip
-
-
-def _first_line(function: Callable[..., object]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "").replace(":func:", "").replace("`", "")

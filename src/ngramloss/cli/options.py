@@ -21,9 +21,14 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> argparse.ArgumentParser:
     """The parser of a verb: a line for the list of verbs, its text, and examples that can be pasted."""
-    return verbs.add_parser(
+    parser = verbs.add_parser(
         name, help=summary, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--plugin", action="append", default=[], metavar="FILE",
+        help="run a Python file that adds objectives or metrics; repeatable",
+    )
+    return parser
 
 
 def recipe_settings(options: argparse.Namespace) -> list[str]:
@@ -67,12 +72,15 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     """What the options of score and report ask for, with a line that tells what is being done."""
     from pathlib import Path
 
+    from ngramloss.metrics.registry import METRICS
     from ngramloss.scoring import audit, results, systems
 
     chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
     settings = metric_options(options.set, chosen)
     if options.sentences:
         settings.setdefault("rouge", {})["sentences"] = options.sentences
+    for name in chosen:
+        METRICS.entry(name)   # an unknown metric is an error before any file is read
     limits = audit.limits(options.limits) if options.limits else None
     count = audit.counter(options.tokenizer) if options.tokenizer else None
     references, documents = (Path(given) if given else None for given in (options.references, options.documents))
@@ -111,17 +119,19 @@ def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
 
 
 def metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:
-    """``--set METRIC.OPTION=VALUE`` as metric → option → value."""
-    from ngramloss.recipe import toml_value
+    """``--set METRIC.OPTION=VALUE`` as metric → option → value, checked."""
+    from ngramloss.metrics.registry import METRICS, checked_options
+    from ngramloss.settings import toml_value
 
     options: dict[str, dict[str, object]] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
-        metric, dot, name = key.partition(".")
+        metric, dot, name = key.strip().partition(".")
         if not equals or not dot or metric not in chosen:
             raise UserError(f"--set takes METRIC.OPTION=VALUE of a metric in --metrics, got {setting!r}.")
-        options.setdefault(metric, {})[name] = toml_value(text)
-    return options
+        described = METRICS.entry(metric).options.get(name)
+        options.setdefault(metric, {})[name] = described.read(text) if described else toml_value(text)
+    return {metric: checked_options(metric, given) for metric, given in options.items()}
 
 
 def chosen_device(options: argparse.Namespace) -> str:

@@ -7,12 +7,14 @@ import io
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ngramloss import escape
 from ngramloss.cli import bench, data, doctor, explain, generate, import_, list_, report, reproduce, score, train
 from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
+from ngramloss.plugins import load_file
 from ngramloss.version import __version__, lacking
 
 
@@ -23,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         _check_counts(options)
+        for plugin in options.plugin:
+            load_file(Path(plugin))
         return int(options.run_verb(options))
     except BrokenPipeError:
         sys.stderr.close()

@@ -86,7 +86,7 @@ def job(
         if not run.finished:
             raise MissingFileError(f"{model} has no {run.model.name}/: its training is not finished, or the model was "
                                    "deleted. The same ngramloss train command goes on from its last checkpoint.")
-        own = recipe.load(str(run.recipe))
+        own = recipe.load(str(run.recipe), objective=False)
     for setting in overrides:
         if not setting.startswith(("generation.", "data.")):
             raise UserError(f"--set takes generation.* and data.* here, got {setting!r}.")
@@ -96,7 +96,7 @@ def job(
     base = own or recipe.load(preset or "xsum", ["data.separator=none"])
     if preset is not None:
         base = dataclasses.replace(base, generation=recipe.load(preset).generation)
-    settings = recipe.changed(base, overrides)
+    settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data if data is None else dataclasses.replace(settings.data, name=data)
     baseline_writer(model, chosen.name, split)   # raises where the baseline does not know the data
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)

@@ -46,7 +46,7 @@ def of_run(
     run = RunFolder(folder)
     if not run.finished:
         raise MissingFileError(f"there is no {run.model}. Make it with: ngramloss train RECIPE --run {folder}")
-    settings = recipe.load(str(run.recipe))
+    settings = recipe.load(str(run.recipe), objective=False)
     loading = model_of_run(folder, settings.model)
     model, tokenizer = load_model(loading, device=device, trust_remote_code=trust_remote_code)
     data = settings.data

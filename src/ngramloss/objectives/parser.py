@@ -83,7 +83,7 @@ class _Reader:
                     self.expected("each option once")
                 option = self.word("an option")
                 self.take("=") or self.expected("'=' after an option")
-                options[option] = (-1 if self.take("-") else 1) * float(self.number("a number"))
+                options[option] = (-1 if self.take("-") else 1) * _as_number(self.number("a number"))
             else:
                 n.append(self.whole())
             if self.take(")"):
@@ -121,3 +121,8 @@ class _Reader:
     def pointed(self, at: int) -> str:
         line = self.written.replace("\n", " ").replace("\t", " ")
         return f"  {line}\n  {' ' * at}^"
+
+
+def _as_number(text: str) -> float:
+    """A whole number where it is written as one."""
+    return int(text) if text.isdecimal() and len(text) < 1000 else float(text)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from ngramloss.errors import UserError
-from ngramloss.objectives.registry import MOST_N, Objective, nearest, objective
+from ngramloss.objectives.registry import MOST_N, OBJECTIVES, Objective
+from ngramloss.settings import nearest
 
-FP32 = torch.finfo(torch.float32)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FP32_MAX, FP32_TINY = (2 - 2**-23) * 2.0**127, 2.0**-126
+"""The largest and the smallest normal number of fp32."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Term:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", (self.n,) if isinstance(self.n, int) else tuple(self.n))
-        spec = objective(self.name)
+        spec = OBJECTIVES.entry(self.name)
         self._check_weight()
         self._check_options(spec)
         self._check_n(spec)
@@ -68,14 +70,21 @@ class Term:
     @property
     def needs(self) -> set[str]:
         """The optional statistics it reads."""
-        spec = objective(self.name)
-        return {*spec.needs, *(spec.options[name] for name, value in self.options.items() if value)}
+        spec = OBJECTIVES.entry(self.name)
+        return {*spec.needs, *(spec.option_needs[name] for name, value in self.options.items()
+                               if value and name in spec.option_needs)}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its parts."""
+        spec = OBJECTIVES.entry(self.name)
+        return [self._unweighted(n) for n in ([self.n] if spec.joint or spec.least_n is None else zip(self.n))]
 
     @property
     def parts(self) -> list[Part]:
         """The values it computes: one for each n, or one in all."""
-        spec = objective(self.name)
-        function = partial(spec.variants[self.variant] if self.variant else spec.function, **self.options)
+        spec = OBJECTIVES.entry(self.name)
+        function = partial(spec.formula(self.variant), **self.options)
         if spec.least_n is None:
             return [Part(self._unweighted(()), function, self.weight, spec.per)]
         if spec.joint:
@@ -95,10 +104,10 @@ class Term:
                 f"the weight of {self.name} must be finite and not negative, got {self.weight!r}: "
                 "every objective here is one to minimise. Leave the term out, or give it a positive weight."
             )
-        if self.weight > FP32.max or 0 < self.weight < FP32.tiny:
+        if self.weight > FP32_MAX or 0 < self.weight < FP32_TINY:
             becomes = "becomes infinite" if self.weight > 1 else "loses its digits or becomes 0"
             raise UserError(
-                f"the weight of {self.name} must be 0 or from {FP32.tiny:.3g} to {FP32.max:.3g}, got {self.weight!r}: "
+                f"the weight of {self.name} must be 0 or from {FP32_TINY:.3g} to {FP32_MAX:.3g}, got {self.weight!r}: "
                 f"in fp32, in which losses are added, it {becomes}. Give the terms weights of like size."
             )
 
@@ -126,6 +135,7 @@ class Term:
             raise UserError(f"{self.name}({_listed(self.n)}) names an n twice. Name each n once.")
 
     def _check_options(self, spec: Objective) -> None:
+        checked: dict[str, float] = {}
         for name, value in self.options.items():
             if name not in spec.options:
                 hint = f"Write {self.name}(2). " if name == "n" else nearest(name, spec.options)
@@ -133,12 +143,21 @@ class Term:
                     f"{self.name} has no option {name!r}. {hint}"
                     f"It takes {', '.join([*spec.options, *(['n'] if spec.least_n else [])]) or 'none'}."
                 )
-            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise UserError(f"{name} of {self.name} must be a share from 0 to 1, got {value!r}.")
-            if 0 < value < FP32.tiny:
-                raise UserError(
-                    f"{name} of {self.name} must be 0 or at least {FP32.tiny:.3g}, got {value!r}: it is lost in fp32."
-                )
+            key = f"{self.name}({name})"
+            checked[name] = value = spec.options[name].check(key, value)
+            if 0 < abs(value) < FP32_TINY:
+                raise UserError(f"{key}: must be 0 or at least {FP32_TINY:.3g}, got {value!r}: it is lost in fp32.")
+        object.__setattr__(self, "options", checked)
+
+
+def check_names(terms: Sequence[Term]) -> list[str]:
+    """The names of all parts, or an error if one of them stands there twice."""
+    names = [name for term in terms for name in term.names]
+    for name in names:
+        if names.count(name) > 1:
+            written = " + ".join(map(str, terms))
+            raise UserError(f"{name} is given twice in {written!r}. Write it once, with the sum of the weights.")
+    return names
 
 
 def _number(value: float) -> str:

@@ -11,38 +11,10 @@ from ngramloss.files import whole_rows
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance, tables
 from ngramloss.scoring.provenance import Run
-from ngramloss.scoring.results import METRICS, Result
+from ngramloss.scoring.results import Result
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.systems import Aligned
 from ngramloss.version import __version__
-
-LABELS = {
-    "rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "bleu": "BLEU", "chrf": "chrF",
-    "bertscore_precision": "BERTScore P", "bertscore_recall": "BERTScore R", "bertscore": "BERTScore", "wmd": "WMD",
-    "wmd_known": "WMD words known %", "summac_conv": "SummaC-Conv", "summac_zs": "SummaC-ZS", "factcc": "FactCCX",
-    "factcc_share": "FactCCX, sentences > 50%", "words": "Words", "repeated3": "Repeated 3-grams %",
-    "compression": "Compression", "coverage": "Coverage %", "density": "Density",
-    "names_right": "Names right %", "figures_right": "Figures right %",
-    **{f"novel{n}": f"Novel {n}-grams %" for n in (1, 2, 3, 4)},
-}  # fmt: skip
-
-HELP = {
-    "rougeL": "longest common subsequence of the whole texts", "words": "words of the summary",
-    "rougeLsum": "longest common subsequence sentence by sentence; the paper's R-L on CNN/DailyMail",
-    "repeated3": "trigrams of the summary that stood before in it",
-    "compression": "words of the document for one of the summary",
-    "coverage": "words of the summary in fragments copied from the document",
-    "density": "mean length of the copied fragment that a word stands in",
-    "wmd": "Word Mover's Distance to the reference: lower is nearer",
-    "factcc_share": "summary sentences that the classifier finds correct",
-    "names_right": "names of the reference that the summary has", "figures_right": "figures of it, likewise",
-}
-
-MEMBERS = {
-    "shape": ("words", "repeated3", "compression", "novel1", "novel2", "novel3", "novel4", "coverage", "density"),
-    "facts": ("names_right", "figures_right"),
-}
-"""Metric → its figures that are not called like it."""
 
 
 def build_record(
@@ -97,14 +69,8 @@ def _labels(result: Result) -> list[str]:
 
 
 def _figures(result: Result) -> dict[str, dict[str, Any]]:
-    metric_of = {}
-    for metric in METRICS:
-        for name in result.figures:
-            if name.startswith(metric) or name in MEMBERS.get(metric, ()):
-                metric_of[name] = metric
-    lower = tables.record(result)["lower_is_better"]
-    return {name: {"label": LABELS.get(name, name), "lower_is_better": name in lower,
-                   "metric": metric_of.get(name, ""), "help": HELP.get(name, "")} for name in result.figures}
+    return {name: {"label": score.label, "lower_is_better": score.better == "lower", "metric": result.metric_of[name],
+                   "help": score.help} for name, score in result.described.items()}
 
 
 def _system(system: Mapping[str, Any], label: str, run: Run | None) -> dict[str, Any]:

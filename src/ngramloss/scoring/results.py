@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from math import isfinite, isnan
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.bertscore import bertscore
-from ngramloss.metrics.factcc import factcc
-from ngramloss.metrics.facts import facts
-from ngramloss.metrics.overlap import bleu, chrf
-from ngramloss.metrics.rouge import rouge
+from ngramloss.metrics.registry import (
+    METRICS,
+    Metric,
+    Score,
+    checked_options,
+    missing_options,
+    score_owners,
+    scores_of,
+)
 from ngramloss.metrics.scores import Absent, Pooled, Scores
-from ngramloss.metrics.shape import shape
-from ngramloss.metrics.summac import summac
-from ngramloss.metrics.wmd import wmd
+from ngramloss.plugins import source_hash
 from ngramloss.run_folder import Busy
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import Limits, oddities
@@ -26,21 +26,6 @@ from ngramloss.scoring.score_cache import Keyed
 from ngramloss.scoring.significance import Figure
 from ngramloss.scoring.systems import Aligned
 from ngramloss.version import __version__
-
-METRICS: dict[str, tuple[Callable[..., Scores], tuple[str, ...]]] = {
-    "rouge": (rouge, ("references", "predictions")),
-    "bleu": (bleu, ("references", "predictions")),
-    "chrf": (chrf, ("references", "predictions")),
-    "shape": (shape, ("predictions", "documents")),
-    "bertscore": (bertscore, ("references", "predictions")),
-    "wmd": (wmd, ("references", "predictions")),
-    "summac": (summac, ("documents", "predictions")),
-    "factcc": (factcc, ("documents", "predictions")),
-    "facts": (facts, ("ids", "predictions")),
-}
-"""Name → the metric, and the texts it takes in this order. ``documents`` may be None for ``shape`` alone."""
-
-LOWER_IS_BETTER = ("wmd",)
 
 
 class Seeds(NamedTuple):
@@ -75,6 +60,7 @@ class Result(NamedTuple):
         runs: for each system what its folder says; None for a file.
         seeds: systems with several runs.
         unkept: sentences about folders whose figures could not be kept.
+        metric_of: score → the metric that returned it.
     """
 
     names: list[str]
@@ -88,6 +74,12 @@ class Result(NamedTuple):
     runs: list[Run | None]
     seeds: list[Seeds]
     unkept: list[str]
+    metric_of: dict[str, str]
+
+    @property
+    def described(self) -> dict[str, Score]:
+        """Score → its label, help and direction."""
+        return {name: scores_of(metric)[name] for name, metric in self.metric_of.items()}
 
 
 def score_systems(
@@ -103,7 +95,7 @@ def score_systems(
 
     Args:
         texts: references, documents and the systems' texts.
-        metrics: names in :data:`METRICS`. One whose model or package is absent is told of in ``absent``.
+        metrics: names in ``METRICS``. If one lacks a model or a package, ``absent`` says so.
         options: metric → its own options.
         samples: of the bootstrap.
         shuffles: of the randomisation.
@@ -113,10 +105,9 @@ def score_systems(
         progress: called with what is done next.
     """
     if not metrics:
-        raise UserError(f"name one metric or more; there are {', '.join(METRICS)}.")
-    for name in metrics:
-        if name not in METRICS:
-            raise UserError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}.")
+        raise UserError(f"name at least one metric. Choose from {', '.join(METRICS)}.")
+    owners = score_owners(metrics)
+    chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     tell = progress or (lambda _: None)
     keeping = [score_cache.read(folder, texts.task.ids, predictions) if folder else {}
@@ -126,21 +117,16 @@ def score_systems(
     scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
     for name in metrics:
-        metric, takes = METRICS[name]
+        metric = METRICS[name]
         given: dict[str, Any] = {
             "ids": texts.task.ids, "references": texts.task.references, "documents": texts.task.documents
         }
-        if "documents" in takes and given["documents"] is None and name != "shape":
-            absent[name] = "needs the documents: give them with --documents."
-            continue
-        chosen, lacking = _options(metric, dict((options or {}).get(name, {})))
-        if lacking:
-            missing = ", ".join(f"--set {name}.{option}=…" for option in lacking)
-            absent[name] = f"needs {missing}; docs/metrics.md says what to give."
+        if reason := _why_absent(name, metric, given, chosen[name]):
+            absent[name] = reason
             continue
         for index, system in enumerate(texts.names):
-            taken = {text: (given | {"predictions": texts.texts[index]})[text] for text in takes}
-            key = score_cache.key(name, chosen, taken)
+            taken = {text: (given | {"predictions": texts.texts[index]})[text] for text in metric.reads}
+            key = score_cache.key(name, chosen[name], taken, source_hash(metric.function))
             before = keeping[index].get(name)
             if before is not None and before.key == key and not before.pooled:
                 scores[index][name] = before
@@ -148,10 +134,12 @@ def score_systems(
             tell(f"{name} of {system}")
             try:
                 watched = _progress(metric, f"{name} of {system}", len(texts.task.ids), tell)
-                scores[index][name] = Keyed(key, metric(*taken.values(), **chosen, **watched))
-            except Absent as reason:
-                absent[name] = str(reason)
+                found = metric.load()(*taken.values(), **chosen[name], **watched)
+            except Absent as missing:
+                absent[name] = str(missing)
                 break
+            _check_scores(name, found, [score for score in owners if owners[score] == name], len(texts.task.ids))
+            scores[index][name] = Keyed(key, found)
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
@@ -200,7 +188,8 @@ def _comparison(
         without = sum(not all(map(isfinite, row)) for row in columns)
         if without:
             left_out[name] = without
-    return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [], [])
+    return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [], [],
+                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values})
 
 
 def _audit(
@@ -249,9 +238,34 @@ def _seed(result: Result, system: int) -> int:
     return -1 if run is None or run.seed is None else run.seed
 
 
-def _progress(metric: Callable[..., Scores], what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Why a metric cannot run on what was given; empty if it can."""
+    if metric.missing_packages:
+        wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(metric.missing_packages)
+        return f"{name} needs the package {', '.join(metric.missing_packages)}: pip install {wanted}."
+    for text in metric.reads:
+        if text in given and given[text] is None and text not in metric.optional:
+            return f"needs the {text}: give them with --{text}."
+    lacking = ", ".join(f"--set {name}.{option}=…" for option in missing_options(name, options))
+    return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""
+
+
+def _check_scores(metric: str, scores: Scores, known: Sequence[str], documents: int) -> None:
+    """Raise if a metric, which may be somebody's own, returns something else than its entry says."""
+    if not isinstance(scores, Scores):
+        raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
+    for name, column in scores.values.items():
+        if name not in known:
+            raise UserError(f"the metric {metric!r} returned the score {name!r}, which its entry does not name. It "
+                            f"names {', '.join(known)}.")
+        if len(column) != documents:
+            raise UserError(f"the metric {metric!r} returned {len(column)} values of {name!r} for {documents} "
+                            "documents.")
+
+
+def _progress(metric: Metric, what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """A ``progress`` for a metric that takes one: it tells how many documents are done."""
-    if "progress" not in signature(metric).parameters:
+    if not metric.shows_progress:
         return {}
     done = 0
 
@@ -261,31 +275,3 @@ def _progress(metric: Callable[..., Scores], what: str, total: int, tell: Callab
         tell(f"{what}: {done:,} of {total:,} documents")
 
     return {"progress": count}
-
-
-def _options(metric: Callable[..., Scores], given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A metric's options with paths as paths, and those it needs and was not given."""
-    known = {name: option for name, option in signature(metric).parameters.items()
-             if option.kind is option.KEYWORD_ONLY}
-    for name in given:
-        if name not in known or name == "progress":
-            available = ", ".join(option for option in known if option != "progress") or "none"
-            raise UserError(f"{metric.__name__} has no option {name!r}; it has {available}.")
-    chosen = {name: _option(metric.__name__, name, str(known[name].annotation), value) for name, value in given.items()}
-    return chosen, [name for name, option in known.items() if option.default is option.empty and name not in given]
-
-
-def _option(metric: str, name: str, kind: str, value: Any) -> Any:
-    """A value of the kind that an option has, such as ``int | None``: a text that says no would count as a yes."""
-    kinds: dict[str, tuple[type, str]] = {"bool": (bool, "true or false"), "int": (int, "a whole number"),
-                                          "float": (float, "a number"), "str": (str, "text"), "Path": (Path, "a path")}
-    wanted, expected = kinds.get(kind.partition(" | ")[0], (object, ""))
-    if wanted in (str, Path) and not isinstance(value, (str, Path)):
-        value = str(value)   # a file may be called 2024
-    if wanted is Path:
-        return Path(value)
-    if wanted is float and type(value) is int:
-        return float(value)
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise UserError(f"{metric}.{name} should be {expected}, got {value!r}.")
-    return value

@@ -33,11 +33,14 @@ class Keyed(NamedTuple):
     pooled: bool = False
 
 
-def key(metric: str, options: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
-    """A hash of a metric, its options, what lies in the files they name, the texts, and the versions."""
+def key(metric: str, options: Mapping[str, Any], texts: Mapping[str, Any], source: str = "") -> str:
+    """A hash of a metric, its options, what lies in the files they name, the texts, and the versions.
+
+    ``source`` is a hash of the code of a metric that is not ours.
+    """
     named = {name: [str(value), _content(value)] for name, value in options.items()}
     versions = {name: installed(name) for name in PACKAGES} | {"ngramloss": __version__}
-    return _hash([metric, named, dict(texts), versions])
+    return _hash([metric, named, dict(texts), versions, source])
 
 
 def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> dict[str, Keyed]:

@@ -10,7 +10,7 @@ from typing import Any
 from ngramloss import escape
 from ngramloss.files import write_whole
 from ngramloss.scoring import provenance
-from ngramloss.scoring.results import LOWER_IS_BETTER, Result
+from ngramloss.scoring.results import Result
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import Figure
 
@@ -108,7 +108,7 @@ def mark(chance: float | None) -> str:
 
 
 def _lower(result: Result) -> list[str]:
-    return [name for name in result.figures if name in LOWER_IS_BETTER]
+    return [name for name in result.figures if result.described[name].better == "lower"]
 
 
 def _against(figure: Figure) -> dict[str, Any]:

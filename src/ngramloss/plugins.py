@@ -1,0 +1,143 @@
+"""names of objectives and metrics → their entries: built in, added by a program, or found in installed packages.
+
+An entry is added by ``ng.OBJECTIVES["mine"] = ng.Objective(...)`` or ``ng.METRICS["mine"] = ng.Metric(...)``: in a
+program, or in a file that is given to the command line with ``--plugin FILE``. An installed package names its entries
+as entry points in the groups ``ngramloss.objectives`` and ``ngramloss.metrics``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import fingerprint
+from ngramloss.settings import nearest
+
+Entry = TypeVar("Entry")
+
+
+class Registry(MutableMapping[str, Entry], Generic[Entry]):
+    """Entries by name. Those of installed packages are imported when they are first asked for.
+
+    Args:
+        noun: what an entry is called in messages, such as "objective".
+        kind: the class of the entries.
+        builtin: the entries that come with ngramloss. No other may take their names.
+    """
+
+    def __init__(self, noun: str, kind: type[Entry], builtin: Mapping[str, Entry]) -> None:
+        self.noun, self.kind = noun, kind
+        self._builtin = dict(builtin)
+        self._added: dict[str, Entry] = {}
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        points = {point.name: point for point in entry_points(group=f"ngramloss.{self.noun}s")}
+        return {name: point for name, point in points.items() if name not in self._builtin}
+
+    def __getitem__(self, name: str) -> Entry:
+        if name in self._builtin:
+            return self._builtin[name]
+        if name not in self._added and name in self._installed:
+            self[name] = self._import(self._installed[name])
+        return self._added[name]
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        if name in self._builtin:
+            raise UserError(f"ngramloss has its own {self.noun} {name!r}. Choose another name for yours.")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise UserError(f"{self.noun} {name!r}: use a name of letters, digits and underscores.")
+        if not isinstance(entry, self.kind):
+            raise UserError(f"the {self.noun} {name!r} must be an ngramloss.{self.kind.__name__}, "
+                            f"got {type(entry).__name__}.")
+        self._added[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._added[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._builtin, *self._added, *self._installed]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builtin or name in self._added or name in self._installed
+
+    def __repr__(self) -> str:
+        return f"<{self.noun}s: {', '.join(self)}>"
+
+    def entry(self, name: str) -> Entry:
+        """The entry of that name, or an error that names the nearest one."""
+        if name not in self:
+            raise UserError(f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {', '.join(self)}. "
+                            f"If it is one of your own, load its file with --plugin FILE.")
+        return self[name]
+
+    def origin(self, name: str) -> str:
+        """Where an entry comes from: empty if it is built in, else a package or a program."""
+        if name in self._builtin:
+            return ""
+        point = self._installed.get(name)
+        return f"package {point.dist.name}" if point is not None and point.dist else "plugin"
+
+    def _import(self, point: EntryPoint) -> Any:
+        package = point.dist.name if point.dist else point.value
+        try:
+            return point.load()
+        except Exception as error:   # another package's code may raise anything
+            raise UserError(f"the {self.noun} {point.name!r} of the installed package {package} cannot be imported: "
+                            f"{type(error).__name__}: {error}. Repair that package or uninstall it.") from error
+
+
+def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """A function, or the one that ``module:name`` stands for."""
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), name)
+    return loaded
+
+
+def load_file(path: Path) -> None:
+    """Run a plugin file, which adds its objectives and metrics. Each file is run once."""
+    name = f"ngramloss_plugin_{path.stem}_{fingerprint([path])[:8]}" if path.is_file() else ""
+    if not name:
+        raise MissingFileError(f"there is no plugin file {path}.")
+    if path.suffix != ".py":
+        raise UserError(f"a plugin is a Python file, got {path}.")
+    if name in sys.modules:
+        return
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"a plugin is a Python file, got {path}.")
+    module = module_from_spec(spec)
+    sys.modules[name] = module   # classes of the file can be pickled
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        at = f" in line {lines[-1]}" if lines else ""
+        raise UserError(f"the plugin {path} failed{at}: {type(error).__name__}: {error}") from error
+
+
+def source_hash(function: str | Callable[..., Any]) -> str:
+    """A hash of the file that a function of another program stands in; empty for one of ours or one without a file."""
+    if isinstance(function, str) and function.startswith("ngramloss."):
+        return ""
+    module = sys.modules.get(getattr(load_function(function), "__module__", ""))
+    file = getattr(module, "__file__", None)
+    return fingerprint([Path(file)]) if file and Path(file).is_file() else ""

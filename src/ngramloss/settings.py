@@ -1,0 +1,146 @@
+"""a value that a person wrote → the value in its type and bounds, or a sentence that says what is wrong.
+
+Recipe keys, options of metrics and options of objectives are all checked here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ngramloss.errors import UserError
+
+REQUIRED: Any = object()
+"""The default of a setting that has none."""
+LARGEST = 2**32
+"""Whole numbers must be below this: products of steps, rows and tokens then fit into 64 bits."""
+
+_KINDS: dict[type, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path",
+    list: "a list of texts",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its default, type, bounds and choices.
+
+    Example:
+        >>> Setting(16, least=1).check("train.batch_size", 0)
+        Traceback (most recent call last):
+        ...
+        ngramloss.errors.UserError: train.batch_size: must be at least 1, got 0.
+    """
+
+    default: Any = REQUIRED
+    """Its value where nothing is given. Without a default it must be given."""
+    kind: type = None  # type: ignore[assignment]
+    """``bool``, ``int``, ``float``, ``str``, ``Path`` or ``list`` (of texts); by default the type of the default."""
+    least: float | None = None
+    """The smallest value allowed."""
+    most: float | None = None
+    """The largest value allowed."""
+    below: float | None = None
+    """Values must be smaller than this."""
+    choices: tuple[str, ...] = ()
+    """The texts allowed; for a list, the texts allowed in it."""
+    help: str = ""
+    """What it does, in one line."""
+
+    def __post_init__(self) -> None:
+        if self.kind is None:
+            object.__setattr__(self, "kind", type(self.default))
+        if self.kind not in _KINDS:
+            raise TypeError(f"a setting needs a default or a kind out of {[kind.__name__ for kind in _KINDS]}.")
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is REQUIRED
+
+    def read(self, text: str) -> Any:
+        """The value written after ``=`` on the command line, in TOML or as plain text. It is not checked yet."""
+        value = toml_value(text.lstrip())
+        return text.lstrip() if self.kind in (str, Path) and not isinstance(value, str) else value   # a file named 2024
+
+    def check(self, key: str, value: Any) -> Any:
+        """The value in its type, or a :class:`UserError` that begins with the key."""
+        value = self._typed(key, value)
+        if self.kind in (int, float):
+            self._check_bounds(key, value)
+        for text in value if self.kind is list else [value]:
+            if self.choices and text not in self.choices:
+                raise UserError(f"{key}: must be one of {', '.join(self.choices)}, got {text!r}.")
+        return value
+
+    def _typed(self, key: str, value: Any) -> Any:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.kind in (int, float) and isinstance(value, int) and number and abs(value) >= LARGEST:
+            raise UserError(f"{key}: must be below {LARGEST:,}, got {few_digits(value)}.")
+        if self.kind is float and number:
+            if not math.isfinite(value):
+                raise UserError(f"{key}: must be finite, got {value!r}.")
+            return float(value)
+        if self.kind is list and isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return value
+        if self.kind is Path and isinstance(value, (str, Path)):
+            return Path(value)
+        if self.kind in (bool, str) and isinstance(value, self.kind):
+            return value
+        if self.kind is int and isinstance(value, int) and number:
+            return value
+        raise UserError(f"{key}: must be {_KINDS[self.kind]}, got {value!r}.")
+
+    def _check_bounds(self, key: str, value: float) -> None:
+        if self.least is not None and value < self.least:
+            raise UserError(f"{key}: must be at least {self.least:,}, got {value:,}.")
+        if self.most is not None and value > self.most:
+            raise UserError(f"{key}: must be at most {self.most:,}, got {value:,}.")
+        if self.below is not None and not value < self.below:
+            raise UserError(f"{key}: must be below {self.below:,}, got {value:,}.")
+
+
+def setting(
+    default: Any, *, least: float | None = None, most: float | None = None, below: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of a dataclass with its default, bounds and choices."""
+    described = Setting(default, least=least, most=most, below=below, choices=choices)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata={"setting": described})
+    return dataclasses.field(default=default, metadata={"setting": described})
+
+
+def settings_of(section: type) -> dict[str, Setting]:
+    """The settings of a dataclass by the names of its fields."""
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(section)
+    return {field.name: field.metadata.get("setting") or Setting(field.default) for field in fields}
+
+
+def toml_value(text: str) -> Any:
+    """What is written after ``=``: a TOML value, or plain text where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def few_digits(value: int) -> str:
+    """A number that may have thousands of digits, shortened.
+
+    >>> few_digits(2**33), few_digits(10**30)
+    ('8,589,934,592', 'about 10^30')
+    """
+    return f"{value:,}" if abs(value) < 10**18 else f"about {'-' * (value < 0)}10^{int(math.log10(abs(value)))}"
+
+
+def nearest(word: str, choices: Iterable[str], cutoff: float = 0.0) -> str:
+    """``Did you mean 'x'? `` for an error, if there is a choice that is close enough."""
+    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=cutoff)
+    return f"Did you mean {close[0]!r}? " if close else ""
