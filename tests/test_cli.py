@@ -1,6 +1,7 @@
 """The program as a user meets it, in a process of its own where that matters."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -196,7 +197,7 @@ def test_doctor_says_which_metrics_can_run_and_what_others_need(capsys, monkeypa
     assert lines["rouge"].split() == ["rouge", "ready"]
     assert lines["wmd"].endswith("needs --set wmd.vectors=…, see docs/metrics.md")
     assert "needs --set bertscore.model=FOLDER_OR_HUB_ID; roberta-large is" in lines["bertscore"]
-    monkeypatch.setattr("ngramloss.doctor.installed", lambda package: None if package == "sacrebleu" else "1")
+    monkeypatch.setattr("ngramloss.metrics.registry.installed", lambda package: None if package == "sacrebleu" else "1")
     assert main(["doctor"]) == 0
     assert "needs the package sacrebleu: pip install 'ngramloss[score]'" in capsys.readouterr().out
 
@@ -354,8 +355,17 @@ def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
 
     for what, names in {"objectives": OBJECTIVES, "metrics": METRICS, "recipes": recipe.builtin(), "baselines": BASELINES}.items():
         assert main(["list", what]) == 0
-        listed = [row.split()[0].split("(")[0] for row in capsys.readouterr().out.splitlines()]
+        listed = [row.split()[0].split("(")[0] for row in capsys.readouterr().out.splitlines() if not row.startswith(" ")]
         assert set(listed) == set(names)
+
+
+def test_list_shows_the_options_of_metrics_and_objectives(capsys):
+    assert main(["list", "metrics"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  bertscore\.model +a folder or hub id \(required\)$", shown, re.M)
+    assert re.search(r"^  wmd\.stop_words +words to leave out: none, english \(default none\)$", shown, re.M)
+    assert main(["list", "objectives"]) == 0
+    assert re.search(r"^  ce\(smoothing=…\) +.*\(default 0\.0\)$", capsys.readouterr().out, re.M)
 
 
 # data stats

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS, missing_options
 from ngramloss.objectives import OBJECTIVES
 from ngramloss.plugins import Registry
@@ -50,10 +49,8 @@ def report() -> Iterator[str]:
 
 def _state(name: str, registry: Registry[Any], state: Callable[[str], str]) -> str:
     """Whether an entry can be used, and where it comes from if it is not ours."""
-    try:
-        registry.entry(name)
-    except UserError as reason:   # of an installed package that cannot be imported
-        return str(reason)
+    if problem := registry.problem(name):
+        return problem
     origin = registry.origin(name)
     return state(name) + (f" ({origin})" if origin else "")
 

@@ -90,6 +90,14 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         point = self._installed.get(name)
         return f"package {point.dist.name}" if point is not None and point.dist else "plugin"
 
+    def problem(self, name: str) -> str:
+        """Why an entry of an installed package cannot be used; empty if it can."""
+        try:
+            self.entry(name)
+        except UserError as reason:
+            return str(reason)
+        return ""
+
     def _import(self, point: EntryPoint) -> Any:
         package = point.dist.name if point.dist else point.value
         try:
@@ -129,7 +137,8 @@ def load_file(path: Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                 if Path(frame.filename).resolve() == path.resolve()]
         at = f" in line {lines[-1]}" if lines else ""
         raise UserError(f"the plugin {path} failed{at}: {type(error).__name__}: {error}") from error
 

@@ -41,6 +41,9 @@ def _objectives() -> dict[str, str]:
 
     rows = {}
     for name in OBJECTIVES:
+        if problem := OBJECTIVES.problem(name):
+            rows[name] = problem
+            continue
         objective = OBJECTIVES[name]
         written = name if objective.least_n is None else f"{name}({max(2, objective.least_n)})"
         rows[written] = objective.description() + _origin(OBJECTIVES.origin(name))
@@ -54,6 +57,9 @@ def _metrics() -> dict[str, str]:
 
     rows = {}
     for name in METRICS:
+        if problem := METRICS.problem(name):
+            rows[name] = problem
+            continue
         rows[name] = METRICS[name].description + _origin(METRICS.origin(name))
         rows |= {f"  {name}.{option}": _option(described) for option, described in METRICS[name].options.items()}
     return rows

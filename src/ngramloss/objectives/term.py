@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ngramloss.errors import UserError
 from ngramloss.objectives.registry import MOST_N, OBJECTIVES, Objective
+from ngramloss.plugins import source_hash
 from ngramloss.settings import nearest
 
 if TYPE_CHECKING:
@@ -158,6 +159,12 @@ def check_names(terms: Sequence[Term]) -> list[str]:
             written = " + ".join(map(str, terms))
             raise UserError(f"{name} is given twice in {written!r}. Write it once, with the sum of the weights.")
     return names
+
+
+def plugin_sources(terms: Sequence[Term]) -> dict[str, str]:
+    """The objectives that come from a plugin, each with a hash of the file that its formula is in."""
+    return {term.name: source_hash(OBJECTIVES.entry(term.name).formula(term.variant))
+            for term in terms if OBJECTIVES.origin(term.name)}
 
 
 def _number(value: float) -> str:

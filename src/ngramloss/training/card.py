@@ -49,7 +49,9 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
         "", "## Deviations from the paper", "", *(f"* {line}" for line in left),
         "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
         *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
-        "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()), "",
+        "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()),
+        *(f"* objective {as_code(name)} of a plugin, source {source or 'unknown'}"
+          for name, source in prepared.get("plugins", {}).items()), "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"

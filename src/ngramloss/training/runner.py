@@ -20,6 +20,8 @@ from ngramloss.data import load
 from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import whole_folder, write_whole
+from ngramloss.objectives.parser import parse
+from ngramloss.objectives.term import plugin_sources
 from ngramloss.recipe import Recipe
 from ngramloss.run_folder import RunFolder
 from ngramloss.training import card, checkpoints, models
@@ -154,13 +156,15 @@ def _prepare(
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
             "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
         }
+    plugins = plugin_sources(parse(settings.objective))
     for checkpoint, why in saved.broken.items():
         say(f"{checkpoint.name} is not whole ({why}) and is left out.")
         shutil.rmtree(checkpoint, ignore_errors=True)
     if saved.newest is not None:
         _raise_unless_same_data(run.path, saved.newest, described)
+        _raise_unless_same_code(run.path, saved.newest, plugins)
     return {
-        "splits": described, "tokenizer": str(tokenizer_folder or settings.model.name),
+        "splits": described, "plugins": plugins, "tokenizer": str(tokenizer_folder or settings.model.name),
         "continue": str(saved.newest) if saved.newest else None, "trust_remote_code": trust_remote_code,
         "machine": {
             "processes": arguments.world_size, "device": _device_name(arguments.device),
@@ -176,6 +180,17 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
             raise UserError(
                 f"the {name} data are not those that {folder} was begun with (fingerprint {split['fingerprint']}, not "
                 f"{before.get(name)}). Bring them back to continue, or start over with --fresh."
+            )
+
+
+def _raise_unless_same_code(folder: Path, checkpoint: Path, plugins: dict[str, str]) -> None:
+    """Raise if an objective of a plugin is not the one that the run was begun with."""
+    before = json.loads((checkpoint / "data.json").read_text(encoding="utf-8")).get("plugins", {})
+    for name, source in plugins.items():
+        if before.get(name, source) != source:
+            raise UserError(
+                f"the code of the objective {name!r} has changed since {folder} was begun (fingerprint {source}, not "
+                f"{before[name]}). Bring the old plugin back to continue, or start over with --fresh."
             )
 
 
@@ -248,7 +263,7 @@ def _run_trainer(
     for callback in (Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
-    trainer.also_saved = {"data.json": json.dumps(fingerprints)}
+    trainer.also_saved = {"data.json": json.dumps({**fingerprints, "plugins": prepared["plugins"]})}
     if newest is not None:
         say(f"continuing {run.path} from step {began}.")
     try:

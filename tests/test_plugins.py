@@ -1,0 +1,242 @@
+"""Objectives and metrics from outside the package: by --plugin, by entry point, or in a program."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import ngramloss as ng
+from ngramloss import plugins
+from ngramloss.cli import main
+from ngramloss.errors import UserError
+from ngramloss.metrics.registry import METRICS, score_owners
+from ngramloss.objectives import OBJECTIVES
+
+OBJECTIVE = """\
+import ngramloss as ng
+
+
+def halves(stats, labels, *, power: float = 1.0):
+    '''One half raised to a power, whatever is predicted.'''
+    return stats.lse[:, 0] * 0 + 0.5**power
+
+
+ng.OBJECTIVES["halves"] = ng.Objective(
+    halves, least_n=None, options={"power": ng.Setting(1.0, least=0, most=10)})
+"""
+METRIC = """\
+import ngramloss as ng
+
+
+def vowels(predictions, *, letters: str = "aeiou"):
+    '''Vowels of each prediction.'''
+    counts = [float(sum(letter in letters for letter in text)) for text in predictions]
+    return ng.Scores({"vowels": counts}, f"vowels|letters:{letters}")
+
+
+ng.METRICS["vowels"] = ng.Metric(vowels, reads=("predictions",), scores={"vowels": ng.Score("Vowels", "a, e, i, o, u")},
+                                 options={"letters": ng.Setting("aeiou")})
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_registries():
+    yield
+    for registry in (OBJECTIVES, METRICS):
+        registry._added.clear()
+        registry.__dict__.pop("_installed", None)
+    for name in [name for name in sys.modules if name.startswith("ngramloss_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OBJECTIVE + METRIC.replace("import ngramloss as ng\n", ""))
+    rows = [("1", "the cat sat on the mat"), ("2", "it rained")]
+    (tmp_path / "refs.jsonl").write_text("".join(json.dumps({"id": key, "reference": text}) + "\n" for key, text in rows))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"id": key, "prediction": text}) + "\n" for key, text in rows))
+    return tmp_path
+
+
+def test_the_examples_are_as_short_as_promised():
+    for text in (OBJECTIVE, METRIC):
+        assert len([line for line in text.splitlines() if line.strip()]) <= 10
+
+
+def test_a_metric_from_outside_is_in_the_table_the_json_and_the_page(files, capsys):
+    given = ["--plugin", "mine.py", "--references", "refs.jsonl", "a.jsonl", "--metrics", "rouge,vowels"]
+    assert main(["score", *given, "--set", "vowels.letters=a"]) == 0
+    shown = capsys.readouterr().out
+    assert "vowels" in shown.splitlines()[0]
+    assert "vowels|letters:a|ngramloss:" in shown
+    assert main(["score", *given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["systems"][0]["scores"]["vowels"] == (6 + 4) / 2
+    assert main(["report", *given, "-o", "page"]) == 0
+    page = (files / "page" / "index.html").read_text()
+    assert "Vowels" in page
+    assert "a, e, i, o, u" in page
+
+
+def test_an_objective_from_outside_is_explained_listed_and_shown_by_doctor(files, capsys):
+    explained = ["explain", "--reference", "a b", "--candidate", "a c", "--objective", "ce + 2*halves(power=2)"]
+    assert main([*explained, "--plugin", "mine.py"]) == 0
+    assert "halves(power=2) = " in (shown := capsys.readouterr().out)
+    assert "value 0.2500" in shown
+    assert main(["list", "objectives", "--plugin", "mine.py"]) == 0
+    assert "halves " in (shown := capsys.readouterr().out)
+    assert "One half raised to a power, whatever is predicted. (plugin)" in shown
+    assert main(["list", "metrics", "--plugin", "mine.py"]) == 0
+    assert "vowels.letters" in capsys.readouterr().out
+    assert main(["doctor", "--plugin", "mine.py"]) == 0
+    shown = capsys.readouterr().out
+    assert any(line.split() == ["halves", "ready", "(plugin)"] for line in shown.splitlines())
+    assert any(line.split() == ["vowels", "ready", "(plugin)"] for line in shown.splitlines())
+
+
+def test_options_from_outside_are_checked_like_our_own(files, capsys):
+    assert main(["explain", "--reference", "a", "--candidate", "a", "--objective", "halves(power=11)", "--plugin", "mine.py"]) == 2
+    assert "halves(power): must be at most 10, got 11.0." in capsys.readouterr().err
+    assert main(["score", "--plugin", "mine.py", "--references", "refs.jsonl", "a.jsonl", "--metrics", "vowels", "--set", "vowels.letter=a"]) == 2
+    assert "vowels.letter: unknown option. Did you mean 'letters'?" in capsys.readouterr().err
+
+
+TINY = ["train", "demo", "--run", "run", "--set", "objective=ce + halves", "--set", "data.limit=32", "--set", "model.width=16",
+        "--set", "model.encoder_layers=1", "--set", "model.decoder_layers=1", "--set", "model.feed_forward=16", "--set", "model.vocabulary=300",
+        "--set", "model.heads=2", "--set", "data.max_source=32", "--set", "data.max_target=8", "--set", "train.eval_every=0", "--set", "train.save_every=1",
+        "--set", "train.log_every=1", "--set", "train.batch_size=4", "--set", "train.accumulate=1"]   # fmt: skip
+
+
+def test_a_run_with_an_objective_from_outside_generates_and_scores_without_it(files, capsys, monkeypatch):
+    monkeypatch.setenv("NGRAMLOSS_CACHE", str(files / "cache"))
+    two = [*TINY, "--set", "train.max_steps=2"]
+    assert main([*two, "--plugin", "mine.py"]) == 0
+    card = (files / "run" / "card.md").read_text()
+    assert "* objective `halves` of a plugin, source " in card
+    assert '"halves": 0.5' in (files / "run" / "log.jsonl").read_text()
+    OBJECTIVES._added.clear()
+    capsys.readouterr()
+    assert main(two) == 2
+    assert "unknown objective 'halves'." in (message := capsys.readouterr().err)
+    assert "If it is one of your own, load its file with --plugin FILE." in message
+    assert main(["generate", "run", "--limit", "2"]) == 0
+    assert main(["score", "run"]) == 0
+    assert main(["report", "run", "-o", "page"]) == 0
+    assert "ce + halves" in (files / "page" / "index.html").read_text()
+
+
+def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
+    monkeypatch.setenv("NGRAMLOSS_CACHE", str(files / "cache"))
+    # Its first checkpoint is written, then it is interrupted.
+    dies = "    import pathlib\n    if pathlib.Path('run/checkpoints/checkpoint-1').is_dir():\n        raise KeyboardInterrupt\n    return stats"
+    (files / "dies.py").write_text((files / "mine.py").read_text().replace("    return stats", dies))
+    three = [*TINY, "--set", "train.max_steps=3"]
+    assert main([*three, "--plugin", "dies.py"]) == 130
+    assert (files / "run" / "checkpoints" / "checkpoint-1").is_dir()
+    capsys.readouterr()
+    assert main([*three, "--plugin", "mine.py"]) == 2
+    assert "the code of the objective 'halves' has changed since run was begun" in capsys.readouterr().err
+
+
+def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
+    folder = files / "run"
+    folder.mkdir()
+    rows = [("1", "aab"), ("2", "b")]
+    (folder / "predictions.jsonl").write_text("".join(json.dumps({"id": key, "prediction": text}) + "\n" for key, text in rows))
+    (folder / "generation.json").write_text("{}")
+    given = ["score", "--plugin", "mine.py", "--references", "refs.jsonl", "run", "--metrics", "vowels", "--json"]
+    assert main(given) == 0
+    assert json.loads(capsys.readouterr().out)["systems"][0]["scores"]["vowels"] == 1.0
+    METRICS._added.clear()
+    (files / "mine.py").write_text((files / "mine.py").read_text().replace("float(sum(", "float(2 * sum("))
+    assert main(given) == 0
+    assert json.loads(capsys.readouterr().out)["systems"][0]["scores"]["vowels"] == 2.0
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("raise RuntimeError('no')", "the plugin bad.py failed in line 1: RuntimeError: no"),
+    ("x = (", "the plugin bad.py failed: SyntaxError: '(' was never closed (bad.py, line 1)"),
+    ("import ngramloss as ng\nng.OBJECTIVES['ce'] = ng.Objective(len)", "ngramloss has its own objective 'ce'. Choose another name for yours."),
+    ("import ngramloss as ng\nng.METRICS['my metric'] = ng.Metric(len)", "metric 'my metric': use a name of letters, digits and underscores."),
+    ("import ngramloss as ng\nng.METRICS['mine'] = len", "the metric 'mine' must be an ngramloss.Metric, got builtin_function_or_method."),
+])   # fmt: skip
+def test_a_plugin_that_fails_is_an_error_with_its_place(files, capsys, text, message):
+    (files / "bad.py").write_text(text)
+    assert main(["list", "metrics", "--plugin", "bad.py"]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
+def test_a_plugin_that_is_not_there_is_an_error(files, capsys):
+    assert main(["list", "metrics", "--plugin", "none.py"]) == 2
+    assert "there is no plugin file none.py." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("returned", "message"), [
+    ("{'mine': [1.0]}", "the metric 'mine' must return ngramloss.Scores, got dict."),
+    ("ng.Scores({'other': [1.0, 2.0]}, 's')", "the metric 'mine' returned the score 'other', which its entry does not name. It names mine."),
+    ("ng.Scores({'mine': [1.0]}, 's')", "the metric 'mine' returned 1 values of 'mine' for 2 documents."),
+])   # fmt: skip
+def test_a_metric_that_returns_something_else_is_an_error(files, capsys, returned, message):
+    (files / "odd.py").write_text(f"import ngramloss as ng\nng.METRICS['mine'] = ng.Metric(lambda references, predictions: {returned})")
+    assert main(["score", "--plugin", "odd.py", "--references", "refs.jsonl", "a.jsonl", "--metrics", "mine"]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
+def test_two_metrics_may_not_share_a_score():
+    METRICS["mine"] = ng.Metric(len, scores={"bleu": ng.Score("my BLEU")})
+    with pytest.raises(UserError, match="the metrics 'bleu' and 'mine' both have a score 'bleu'"):
+        score_owners(["bleu", "mine"])
+
+
+class FakeDistribution:
+    name = "their-package"
+
+
+def entry_point(name, value, group, monkeypatch):
+    point = EntryPoint(name, value, group)._for(FakeDistribution())
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+    for registry in (OBJECTIVES, METRICS):
+        registry.__dict__.pop("_installed", None)
+
+
+def test_an_installed_package_adds_a_metric_when_it_is_asked_for(files, monkeypatch, capsys):
+    (files / "theirs.py").write_text(textwrap.dedent("""\
+        from ngramloss import Metric, Scores
+        MINE = Metric(lambda references, predictions: Scores({"theirs": [7.0] * len(predictions)}, "theirs"))
+    """))
+    monkeypatch.syspath_prepend(str(files))
+    entry_point("theirs", "theirs:MINE", "ngramloss.metrics", monkeypatch)
+    assert "theirs" in METRICS
+    assert "theirs" not in sys.modules, "its name is known before it is imported"
+    assert main(["score", "--references", "refs.jsonl", "a.jsonl", "--metrics", "theirs"]) == 0
+    assert "7.00" in capsys.readouterr().out
+    assert METRICS.origin("theirs") == "package their-package"
+
+
+def test_a_broken_package_breaks_only_what_needs_it(files, monkeypatch, capsys):
+    entry_point("theirs", "not_there_at_all:MINE", "ngramloss.metrics", monkeypatch)
+    assert main(["score", "--references", "refs.jsonl", "a.jsonl"]) == 0
+    capsys.readouterr()
+    assert main(["doctor"]) == 0
+    assert "of the installed package their-package cannot be imported: ModuleNotFoundError" in capsys.readouterr().out
+    assert main(["list", "metrics"]) == 0
+    assert "cannot be imported" in capsys.readouterr().out
+    assert main(["score", "--references", "refs.jsonl", "a.jsonl", "--metrics", "theirs"]) == 2
+    assert "Repair that package or uninstall it." in capsys.readouterr().err
+
+
+def test_written_objectives_lists_and_recipes_need_no_torch():
+    code = """if True:
+        import sys
+        from ngramloss.cli import main
+        from ngramloss.objectives import parse
+        assert str(parse("ce + 0.5*matches(2,3)")[1]) == "0.5*matches(2,3)"
+        for arguments in (["train", "xsum", "--show"], ["list", "objectives"], ["list", "metrics"], ["list", "recipes"]):
+            assert main(arguments) == 0
+        assert "torch" not in sys.modules and "numpy" not in sys.modules, "imported"
+    """
+    # A process of its own: torch is imported in this one.
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
