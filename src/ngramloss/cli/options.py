@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ngramloss.cli.output import show_progress, tell
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.metrics.registry import METRICS, checked_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,10 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
     )
     verb.add_argument("--references", metavar="FILE", help="what should have been written (default: the runs' own)")
     verb.add_argument("--documents", metavar="FILE", help="what was summarised, for the metrics that read it")
-    verb.add_argument("--metrics", default=metrics, metavar="NAMES", help="with commas between (default: %(default)s)")
+    verb.add_argument(
+        "--metrics", default=metrics, metavar="NAMES",
+        help=f"separated by commas, out of {', '.join(METRICS)} (default: %(default)s)",
+    )
     verb.add_argument(
         "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="an option of a metric; repeatable"
     )
@@ -72,7 +76,6 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     """What the options of score and report ask for, with a line that tells what is being done."""
     from pathlib import Path
 
-    from ngramloss.metrics.registry import METRICS
     from ngramloss.scoring import audit, results, systems
 
     chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
@@ -120,7 +123,6 @@ def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
 
 def metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:
     """``--set METRIC.OPTION=VALUE`` as metric → option → value, checked."""
-    from ngramloss.metrics.registry import METRICS, checked_options
     from ngramloss.settings import toml_value
 
     options: dict[str, dict[str, object]] = {}

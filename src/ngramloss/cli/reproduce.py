@@ -8,6 +8,7 @@ import sys
 from ngramloss import escape
 from ngramloss.cli.options import Verbs, add_trust, metric_options, verb
 from ngramloss.cli.output import print_result
+from ngramloss.metrics.registry import METRICS
 
 REPRODUCE = """\
 Do again what a table of the paper shows: train, generate, score, and write the table beside the paper's values, and a
@@ -62,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
         names = [data] if options.data or data == reproduce.SMALL else ["cnn_dailymail", "xsum"]
         print_result(reproduce.table1(names, limit=options.limit))
         return 0
-    chosen = [name for name in options.metrics.split(",") if name]
+    chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
+    for name in chosen:
+        METRICS.entry(name)   # an unknown metric is an error before anything is trained
     of_metrics = [setting for setting in options.set if setting.partition(".")[0] in chosen]
     folder = Path(options.runs or Path("runs") / f"reproduce-{Path(data).name}")
     plan = reproduce.make_plan(

@@ -13,9 +13,8 @@ Score one or more systems' summaries against references, with intervals, and tes
 A system is a run's folder (after ngramloss generate), whose documents' figures are kept in its scores.jsonl, or a file:
 JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a line. A
 system's name is its folder's, or its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
-Metrics: rouge (1, 2, L, Lsum), bleu, chrf, shape (length, novelty, repetition, copying), facts (of newswire alone);
-with a model or vectors given by --set, bertscore, wmd, summac, factcc. One whose model is absent says what it needs;
-the others still run."""
+`ngramloss list metrics` describes all metrics and their options. If a metric lacks a model or a package, the others
+still run."""
 
 SCORE_EXAMPLES = """\
 examples, from the first line on:

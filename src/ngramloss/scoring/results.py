@@ -126,7 +126,8 @@ def score_systems(
             continue
         for index, system in enumerate(texts.names):
             taken = {text: (given | {"predictions": texts.texts[index]})[text] for text in metric.reads}
-            key = score_cache.key(name, chosen[name], taken, source_hash(metric.function))
+            source = source_hash(metric.function)
+            key = score_cache.key(name, chosen[name], taken, packages=metric.packages, source=source)
             before = keeping[index].get(name)
             if before is not None and before.key == key and not before.pooled:
                 scores[index][name] = before
@@ -242,7 +243,7 @@ def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Ma
     """Why a metric cannot run on what was given; empty if it can."""
     if metric.missing_packages:
         wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(metric.missing_packages)
-        return f"{name} needs the package {', '.join(metric.missing_packages)}: pip install {wanted}."
+        return f"needs the package {', '.join(metric.missing_packages)}: pip install {wanted}."
     for text in metric.reads:
         if text in given and given[text] is None and text not in metric.optional:
             return f"needs the {text}: give them with --{text}."

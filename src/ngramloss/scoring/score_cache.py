@@ -16,7 +16,8 @@ from ngramloss.version import __version__, installed
 
 PATIENCE = 10.0
 """Seconds to wait for other scorings that keep their figures in the same folder."""
-PACKAGES = ("rouge-score-rs", "sacrebleu", "POT", "pysbd", "torch", "transformers")
+PACKAGES = ("numpy", "pysbd", "torch")
+"""Packages that may change the scores of any metric."""
 
 
 class Keyed(NamedTuple):
@@ -33,13 +34,20 @@ class Keyed(NamedTuple):
     pooled: bool = False
 
 
-def key(metric: str, options: Mapping[str, Any], texts: Mapping[str, Any], source: str = "") -> str:
-    """A hash of a metric, its options, what lies in the files they name, the texts, and the versions.
+def key(
+    metric: str, options: Mapping[str, Any], texts: Mapping[str, Any], *, packages: Sequence[str] = (), source: str = ""
+) -> str:
+    """A hash of all that a metric's scores depend on.
 
-    ``source`` is a hash of the code of a metric that is not ours.
+    Args:
+        metric: its name.
+        options: its options, and the contents of the files they name.
+        texts: the texts it reads.
+        packages: the packages it needs, whose versions count.
+        source: a hash of its code, if the metric is not ours.
     """
     named = {name: [str(value), _content(value)] for name, value in options.items()}
-    versions = {name: installed(name) for name in PACKAGES} | {"ngramloss": __version__}
+    versions = {name: installed(name) for name in {*PACKAGES, *packages}} | {"ngramloss": __version__}
     return _hash([metric, named, dict(texts), versions, source])
 
 
