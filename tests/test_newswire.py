@@ -210,7 +210,7 @@ def test_an_unknown_split_is_refused():
 
 
 def test_a_negative_count_is_refused():
-    with pytest.raises(ValueError, match=r"a count of 0 or more, got -1\. Leave it out for 24,000 items"):
+    with pytest.raises(ValueError, match=r"a count of 0 or more, got -1\. Omit it for 24,000 items"):
         items("train", -1)
 
 

@@ -567,7 +567,7 @@ def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, t
     [
         (["model.name=nowhere/nothing"], "could not be loaded"),
         (["data.name=nowhere.jsonl"], "nowhere.jsonl"),
-        (["data.separator=<gap>"], "does not know the separator '<gap>'"),
+        (["data.separator=<gap>"], "the tokenizer has no token '<gap>'"),
         (["data.max_source=2000"], "has 1024 positions, fewer than the 2000 tokens asked for"),
         (["train.fsdp=true"], "shards over processes: start it with torchrun"),
         (["train.precision=fp16"], "fp16 needs a GPU"),

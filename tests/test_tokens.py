@@ -124,7 +124,7 @@ def test_texts_of_many_lengths_keep_their_own_sentences(ours):
 
 
 def test_a_limit_below_the_special_tokens_is_refused(ours):
-    with pytest.raises(ValueError, match=r"max_source=2 leaves no room beside the tokenizer's special tokens\."):
+    with pytest.raises(ValueError, match=r"max_source=2 is too small for the tokenizer's special tokens\. Raise it\."):
         sources(["a"], ours, Shape(max_source=2), None)
     assert sources(["a b"], ours, Shape(max_source=3), None) == [[0, bare(ours, "a")[0], 2]]
 
@@ -135,7 +135,7 @@ def test_a_tokenizer_that_writes_nothing_for_a_letter_is_refused():
 
     mute = Tokenizer(models.BPE({"<s>": 0, "</s>": 1}, []))
     mute.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
-    with pytest.raises(ValueError, match="writes a text otherwise between its special tokens than alone"):
+    with pytest.raises(ValueError, match="encodes a text differently with special tokens than without"):
         sources(["a"], PreTrainedTokenizerFast(tokenizer_object=mute), ROOMY, None)
 
 
@@ -161,14 +161,14 @@ def test_a_separator_may_be_named(ours):
 
 
 def test_a_separator_the_tokenizer_does_not_know_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"the tokenizer does not know the separator '<sep>'\. Choose a token of its vocabulary\."):
+    with pytest.raises(ValueError, match=r"the tokenizer has no token '<sep>'\. Set data\.separator to a token of its vocabulary\."):
         separator_id(tokenizer, "<sep>")
 
 
 def test_a_tokenizer_without_any_separator_says_so():
     tokenizer = tiny_tokenizers.bert_like()
     tokenizer.sep_token = None
-    with pytest.raises(ValueError, match=r'has no separator\. Name a token with data\.separator, or write "none"\.'):
+    with pytest.raises(ValueError, match=r'has no separator\. Set data\.separator to a token, or to "none"\.'):
         separator_id(tokenizer, "auto")
 
 

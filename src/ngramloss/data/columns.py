@@ -1,4 +1,4 @@
-"""the names of a table's columns → which of them are the source, the target and the id."""
+"""column names of a table → which of them are the source, the target and the id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
 
 
 class Columns(NamedTuple):
-    """The columns that are read. Without an id column a row's number is its id."""
+    """The columns to read. Without an id column, the row number is the id."""
 
     source: str
     target: str
@@ -22,15 +22,15 @@ class Columns(NamedTuple):
 
 
 def columns(present: Sequence[str], where: str, *, source: str | None = None, target: str | None = None) -> Columns:
-    """The columns to read: those given, and otherwise the first one present of the usual names.
+    """Choose the columns to read: the given ones, or else the first one present of the usual names.
 
-    Upper and lower case are alike among the usual names (``Document`` is found), not in a given one.
+    Case does not matter for the usual names (``Document`` is found). It matters for a given name.
 
     Args:
-        present: the columns there are.
+        present: all columns of the table.
         where: the file or data set, for messages.
-        source: the column of the source, if it was named.
-        target: the column of the target, if it was named.
+        source: the source column, if given.
+        target: the target column, if given.
 
     Example:
         >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
@@ -44,14 +44,14 @@ def columns(present: Sequence[str], where: str, *, source: str | None = None, ta
                 f"Its columns are {_listed(present)}."
             )
     if source is not None and source == target:
-        raise UserError(f"source and target of {where} must be two columns, but both were given as {source!r}.")
+        raise UserError(f"source and target of {where} must be different columns, but both are {source!r}.")
     chosen_source = source if source is not None else _usual(SOURCES, present, taken=target)
     chosen_target = target if target is not None else _usual(TARGETS, present, taken=source)
     for role, chosen, usual in (("source", chosen_source, SOURCES), ("target", chosen_target, TARGETS)):
         if chosen is None:
             raise UserError(
-                f"cannot tell which column of {where} is the {role}. Its columns are {_listed(present)}, and none of "
-                f"them is called {', '.join(usual[:-1])} or {usual[-1]}. Name it with data.{role} = \"…\" in a recipe, "
+                f"cannot find the {role} column of {where}. Its columns are {_listed(present)}, and none of them is "
+                f"called {', '.join(usual[:-1])} or {usual[-1]}. Set it with data.{role} = \"…\" in a recipe, "
                 f'--{role} on the command line or {role}="…" in Python.'
             )
     assert chosen_source is not None
@@ -65,6 +65,6 @@ def _usual(names: Sequence[str], present: Sequence[str], taken: str | None = Non
 
 
 def _listed(present: Sequence[str]) -> str:
-    """Column names in quotes; long ones cut, for a table without a header has texts in their place."""
+    """Column names in quotes. Long ones are truncated: a table without a header has texts in their place."""
     shown = [repr(name if len(name) <= 40 else name[:39] + "…") for name in present[:20]]
     return (", ".join(shown) or "none") + (f" and {len(present) - 20} more" if len(present) > 20 else "")

@@ -1,4 +1,4 @@
-"""the name of a data set and of a split → its examples, checked row by row, and a fingerprint of what they say."""
+"""the name of a data set and of a split → its examples, checked row by row, and a fingerprint of their content."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import UserError
 
 LOOKED_AT = 100
-"""Rows looked at to see which columns there are: a JSON object may leave some out."""
+"""Number of rows read to find all columns: a JSON object may omit some."""
 
 SHOWN = 10
-"""Bad rows that an error spells out."""
+"""Number of bad rows that an error lists."""
 
 
 class Example(NamedTuple):
-    """A source text and the target to be written for it."""
+    """A source text and its target."""
 
     id: str
     source: str
@@ -31,11 +31,11 @@ class Split(NamedTuple):
     """The examples of one split.
 
     Attributes:
-        name: the data set, as it was asked for.
-        split: "train", "validation", "test" or a name of the data set's own.
+        name: the data set's name, as given by the caller.
+        split: "train", "validation", "test" or another name that the data set uses.
         examples: in the order of the file.
-        skipped: the rows that were left out, where that was allowed.
-        fingerprint: 16 hexadecimal digits that depend on ids, sources and targets, and not on format or compression.
+        skipped: bad rows that were skipped, if skipping was allowed.
+        fingerprint: 16 hexadecimal digits that depend on ids, sources and targets, but not on format or compression.
     """
 
     name: str
@@ -57,19 +57,19 @@ def load(
 ) -> Split:
     """Read one split of a data set.
 
-    A row is bad, and named with its file and line, if it is malformed, lacks a column, has a text that is null, not a
-    string, blank or not UTF-8, has another number of fields than the header, or repeats an id.
+    A row is bad if it is malformed, lacks a column, has a text that is null, not a string, blank or not UTF-8, has a
+    different number of fields than the header, or repeats an id. Bad rows are reported with file and line.
 
     Args:
         name: ``newswire`` (built in); ``cnn_dailymail``, ``xsum``, ``samsum``, ``dialogsum``, ``owner/name`` or
             ``owner/name:config`` (from the hub); a file, which is the split ``train``; a folder with a file for each
             split; or ``train=a.jsonl,validation=b.csv,test=c.parquet``.
-        split: ``train``, ``validation`` (also ``dev``, ``valid``, ``val``), ``test`` or a name of the data set's own.
-        source: the column to read, if it is none of the usual ones.
-        target: likewise.
-        on_bad_row: ``error``, which names all bad rows at once, or ``skip``, which leaves them out and lists them.
-        limit: take so many examples from the beginning and read no further; 0 takes all.
-        seed: of ``newswire``, which is made and not read. Nothing else looks at it.
+        split: ``train``, ``validation`` (also ``dev``, ``valid``, ``val``), ``test`` or another name in the data set.
+        source: the source column; by default it is detected by its usual names.
+        target: the target column, likewise.
+        on_bad_row: ``error`` reports all bad rows at once; ``skip`` skips and lists them.
+        limit: maximum number of examples, taken from the beginning; 0 means all.
+        seed: for ``newswire``, which is generated. Other data sets ignore it.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -92,14 +92,14 @@ def load(
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
-        raise UserError(f"the split {split!r} of {name} holds no rows. Expected at least one example.")
+        raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
     return Split(name, split, examples, bad, fingerprint(examples))
 
 
 def fingerprint(examples: Iterable[Example]) -> str:
-    """A hash of what the examples say, 16 hexadecimal digits.
+    """Hash the examples' content to 16 hexadecimal digits.
 
-    Each field is preceded by its length, so that no two lists of examples look alike to the hash.
+    Each field is preceded by its length, so different lists of examples give different input to the hash.
 
     Example:
         >>> fingerprint([Example("1", "a", "bc")]) == fingerprint([Example("1", "ab", "c")])
@@ -114,7 +114,7 @@ def fingerprint(examples: Iterable[Example]) -> str:
 
 
 def _first_rows(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
-    """The first rows, among them at least one that can be read, if there is any."""
+    """The first rows, including at least one readable row if there is any."""
     first: list[Row | BadRow] = []
     readable = False
     for row in rows:
@@ -139,7 +139,7 @@ def _separate(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Exa
 
 
 def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
-    """Each row as an example, or why it is none. A row's number counts bad rows too, so that skipping moves no id."""
+    """Convert each row to an example or a bad row. Row numbers count bad rows too, so skipping changes no id."""
     row_by_id: dict[str, Row] = {}
     for number, row in enumerate(rows, 1):
         if isinstance(row, BadRow):
@@ -162,7 +162,7 @@ def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example
 
 
 def _fault(row: Row, column: str) -> str:
-    """Why a row's text cannot be used; nothing if it can."""
+    """The reason why a row's text cannot be used, or an empty string."""
     if column not in row.values:
         return f"no column {column!r}"
     value = row.values[column]
@@ -180,9 +180,9 @@ def _fault(row: Row, column: str) -> str:
 def _complaint(name: str, split: str, bad: list[BadRow], total: int, *, may_skip: bool) -> str:
     shown = [f"  {row}" for row in bad[:SHOWN]] + ([f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
     advice = (
-        'Mend them, or leave them out with --on-bad-row skip (on_bad_row="skip" in Python).'
+        'Fix them, or skip them with --on-bad-row skip (on_bad_row="skip" in Python).'
         if may_skip and len(bad) < total
-        else "Mend them: no row is left otherwise."
+        else "Fix them: every row is invalid."
     )
-    counted = f"{len(bad):,} of {total:,} rows"
-    return "\n".join([f"{counted} of the split {split!r} of {name} cannot be used:", *shown, advice])
+    counts = f"{len(bad):,} of {total:,} rows"
+    return "\n".join([f"{counts} of the split {split!r} of {name} cannot be used:", *shown, advice])

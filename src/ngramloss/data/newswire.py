@@ -13,11 +13,11 @@ from ngramloss.data.newswire_words import FIGURES, KINDS, NAMES, PHRASES, Kind, 
 from ngramloss.errors import UserError
 
 SPLITS = {"train": 24_000, "validation": 500, "test": 500}
-"""The splits and how many items each has unless told otherwise."""
+"""Split → default number of items."""
 
 
 class Item(NamedTuple):
-    """A document, its summary, and what a prediction is checked for."""
+    """A document, its summary, and the facts that a prediction is checked for."""
 
     id: str
     kind: str
@@ -26,18 +26,18 @@ class Item(NamedTuple):
     names: tuple[str, ...]
     """People, places and organisations in the summary, as written there and in the document."""
     figures: tuple[str, ...]
-    """Figures in the summary, as written there and in the document."""
+    """Numbers in the summary, as written there and in the document."""
     decoy: str
-    """The right wording with the wrong facts: what a model earns that never looks at the document's facts."""
+    """The right wording with wrong facts: what a model would score if it ignored the document's facts."""
 
 
 def items(split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
-    """The first ``count`` items of a split; a longer list begins with every shorter one.
+    """The first ``count`` items of a split; a longer list starts with every shorter one.
 
     Args:
         split: one of ``SPLITS``.
         count: how many; by default the size in ``SPLITS``.
-        seed: another seed makes another corpus.
+        seed: another seed gives another corpus.
 
     Example:
         >>> for item in items("validation", 2):
@@ -48,12 +48,12 @@ def items(split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r} of newswire; choose from {sorted(SPLITS)}")
     if count is not None and count < 0:
-        raise UserError(f"newswire needs a count of 0 or more, got {count}. Leave it out for {SPLITS[split]:,} items.")
+        raise UserError(f"newswire needs a count of 0 or more, got {count}. Omit it for {SPLITS[split]:,} items.")
     return [item(split, index, seed=seed) for index in range(SPLITS[split] if count is None else count)]
 
 
 def item(split: str, index: int, *, seed: int) -> Item:
-    """One item, a function of its arguments alone."""
+    """One item; it depends only on the arguments."""
     # A string as seed gives the same numbers in every process and on every version of Python.
     rng = Random(f"{seed}-{split}-{index}")
     name = rng.choice(list(KINDS))
@@ -74,7 +74,7 @@ def item(split: str, index: int, *, seed: int) -> Item:
 
 
 def document(rng: Random, kind: Kind, outcome: Outcome, facts: dict[str, str]) -> str:
-    """What happened, among sentences beside the point, in an order of its own: 4 to 9 sentences."""
+    """What happened, mixed with irrelevant sentences, in random order: 4 to 9 sentences."""
     opening = [kind.opens] if rng.random() < 0.7 else []
     middle = [*outcome.told, *rng.sample(kind.fills, rng.randint(1, 4))]
     rng.shuffle(middle)
@@ -83,19 +83,19 @@ def document(rng: Random, kind: Kind, outcome: Outcome, facts: dict[str, str]) -
 
 
 def summary(outcome: Outcome, facts: dict[str, str]) -> str:
-    """The outcome's own wording, with each phrase of the document in the summary's words."""
+    """The outcome's summary, with each phrase of the document replaced by the summary's wording."""
     words = {field: PHRASES.get(pool(field), {}).get(facts[field], facts[field]) for field in fields(outcome.summary)}
     return sentence(outcome.summary, words)
 
 
 def sentence(template: str, facts: dict[str, str]) -> str:
-    """The template with its facts, beginning with a capital."""
+    """Fill the facts into the template and capitalise the first letter."""
     text = template.format_map(facts)
     return text[0].upper() + text[1:]
 
 
 def drawn(rng: Random, asked: tuple[str, ...], *, taken: set[str]) -> dict[str, str]:
-    """A fact for each field, no two alike and none of them taken."""
+    """Draw a fact for each field, all different and none of them in ``taken``."""
     facts: dict[str, str] = {}
     for field in asked:
         while (fact := value(rng, pool(field))) in taken:
@@ -106,7 +106,7 @@ def drawn(rng: Random, asked: tuple[str, ...], *, taken: set[str]) -> dict[str, 
 
 
 def value(rng: Random, name: str) -> str:
-    """One draw from a pool."""
+    """Draw one value from a pool."""
     if name in PHRASES:
         return rng.choice(list(PHRASES[name]))
     return "".join(rng.choice(part) for part in (NAMES.get(name) or FIGURES[name]))
@@ -114,7 +114,7 @@ def value(rng: Random, name: str) -> str:
 
 @cache
 def fields_of(kind: Kind, outcome: Outcome) -> tuple[str, ...]:
-    """Every field that a document of this outcome may ask for."""
+    """Every field that a document with this outcome may use."""
     slots = (*outcome.told, kind.opens, *kind.fills, *kind.closes)
     return fields("".join(template for slot in slots for template in slot))
 
@@ -131,7 +131,7 @@ def pool(field: str) -> str:
 
 
 def lead(document: str, sentences: int) -> str:
-    """The first sentences of one of our documents, in which a full stop and a space end a sentence and nothing else.
+    """The first sentences of a newswire document, where only a full stop and a space end a sentence.
 
     Example:
         >>> lead("It rained. Nobody came. It ended 1-1.", 2)
@@ -141,10 +141,10 @@ def lead(document: str, sentences: int) -> str:
 
 
 def right(items: Sequence[Item], predictions: Sequence[str]) -> dict[str, float]:
-    """Per cent of the names, and of the figures, of all summaries that stand in the predictions.
+    """Percentage of the names, and of the numbers, in all summaries that occur in the predictions.
 
-    A name counts when it stands there whole, in capitals or not: ``Ada Halson`` is not in ``Ada Halsonby``,
-    nor is ``5 per cent`` in ``2.5 per cent``.
+    Only whole names count, in upper or lower case: ``Ada Halson`` is not in ``Ada Halsonby``, nor is
+    ``5 per cent`` in ``2.5 per cent``.
 
     Example:
         >>> item = items("test", 1)[0]
@@ -152,7 +152,7 @@ def right(items: Sequence[Item], predictions: Sequence[str]) -> dict[str, float]
         {'names': 100.0, 'figures': 100.0}
     """
     if len(items) != len(predictions):
-        raise ValueError(f"right needs one prediction for each item, got {len(predictions)} for {len(items)} items.")
+        raise ValueError(f"expected one prediction for each item, got {len(predictions)} for {len(items)} items.")
     return {
         "names": share([item.names for item in items], predictions),
         "figures": share([item.figures for item in items], predictions),
@@ -160,12 +160,12 @@ def right(items: Sequence[Item], predictions: Sequence[str]) -> dict[str, float]
 
 
 def share(wanted: Sequence[tuple[str, ...]], predictions: Sequence[str]) -> float:
-    """Per cent of all wanted strings that stand in their predictions; 100 when nothing is wanted."""
+    """Percentage of all wanted strings that occur in their predictions; 100 if there are none."""
     pairs = zip(wanted, predictions, strict=True)
     hits = [stands_in(text, prediction) for texts, prediction in pairs for text in texts]
     return 100 * sum(hits) / len(hits) if hits else 100.0
 
 
 def stands_in(text: str, prediction: str) -> bool:
-    """Whether the text stands in the prediction whole, not as part of a longer word or number."""
+    """Whether the text occurs in the prediction, not as part of a longer word or number."""
     return bool(re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(text)}(?!\w)(?![.,]\d)", prediction, re.IGNORECASE))

@@ -1,6 +1,6 @@
-"""pools of words → the sentences that invented news items are made of.
+"""pools of words → the sentence templates of invented news items.
 
-A field such as ``{person judge}`` names a pool and, after a space, the part that the drawn value plays in its item.
+A field such as ``{person judge}`` names a pool and, after a space, the role of the drawn value in its item.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 Slot = tuple[str, ...]
-"""Sentences that say the same in different words."""
+"""Sentences with the same meaning in different words."""
 
 
 class Outcome(NamedTuple):
-    """One way a kind of event can end: how a document tells it, and the one wording that sums it up."""
+    """One outcome of an event: the sentences that report it in a document, and the summary."""
 
     told: tuple[Slot, ...]
     summary: str
 
 
 class Kind(NamedTuple):
-    """A kind of event: its outcomes, and sentences beside the point to set the scene, fill in and round off."""
+    """A kind of event: its outcomes, and irrelevant sentences to open, fill and close the document."""
 
     outcomes: tuple[Outcome, ...]
     opens: Slot
@@ -33,12 +33,12 @@ def words(text: str) -> Slot:
 
 
 def joined(starts: str, ends: str) -> Slot:
-    """Every start with every end, but for those that would double a letter."""
+    """Every start joined with every end, except those that would double a letter."""
     return tuple(start + end for start in words(starts) for end in words(ends) if start[-1] != end[0])
 
 
 def numbers(start: int, stop: int, step: int = 1) -> tuple[str, ...]:
-    """Whole numbers with a comma after the thousands, ``stop`` left out."""
+    """Whole numbers with a comma after the thousands, excluding ``stop``."""
     return tuple(f"{number:,}" for number in range(start, stop, step))
 
 

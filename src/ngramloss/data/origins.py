@@ -17,7 +17,7 @@ BUILT_IN = "newswire"
 
 
 class Hub(NamedTuple):
-    """A data set of the Hugging Face hub, with its columns where they are known."""
+    """A data set on the Hugging Face hub, with its columns if they are known."""
 
     id: str
     config: str | None = None
@@ -48,15 +48,15 @@ class Files(NamedTuple):
 
 
 Origin = Files | Hub | str
-"""Local files, a data set of the hub, or the name of the built-in corpus."""
+"""Local files, a data set on the hub, or the name of the built-in corpus."""
 
 
 def origin(name: str) -> Origin:
-    """Where a data set is, by the way its name is written.
+    """Find a data set by its name.
 
-    ``newswire`` is built in. ``xsum`` and the other ``KNOWN`` names are on the hub, even where a folder of that name
-    exists: that one is written ``./xsum``. Then come files and folders, ``train=a.jsonl,test=b.csv``, and
-    ``owner/name`` or ``owner/name:config`` of the hub.
+    ``newswire`` is built in. ``xsum`` and the other ``KNOWN`` names are on the hub, even if a folder of that name
+    exists: write ``./xsum`` for the folder. Then come files and folders, ``train=a.jsonl,test=b.csv``, and
+    ``owner/name`` or ``owner/name:config`` on the hub.
     """
     known = KNOWN.get(ALIASES.get(name, name))
     if name == BUILT_IN or known:
@@ -77,12 +77,12 @@ def origin(name: str) -> Origin:
     raise UserError(
         f"unknown data set {name!r}{f'; did you mean {close[0]!r}?' if close else ''}. Known names are "
         f"{', '.join([BUILT_IN, *KNOWN])}; otherwise give a file, a folder of splits, train=FILE,validation=FILE,"
-        f"test=FILE, or owner/name of the hub."
+        f"test=FILE, or owner/name on the hub."
     )
 
 
 def split_names(name: str) -> list[str]:
-    """The splits a data set has, training first."""
+    """The splits of a data set, training first."""
     data_set = origin(name)
     if isinstance(data_set, Files):
         present = list(data_set.splits)
@@ -101,7 +101,7 @@ def split_names(name: str) -> list[str]:
 
 
 def split_rows(name: str, split: str, *, limit: int = 0, seed: int = 0) -> Iterator[Row | BadRow]:
-    """The rows of one split, good and bad. Files are looked for at once, and read as the rows are asked for."""
+    """The rows of one split, good and bad. Missing files raise an error at once; rows are read lazily."""
     data_set = origin(name)
     if isinstance(data_set, Files):
         paths = _split_files(name, data_set, split)
@@ -112,13 +112,13 @@ def split_rows(name: str, split: str, *, limit: int = 0, seed: int = 0) -> Itera
 
 
 def known_columns(name: str) -> tuple[str | None, str | None]:
-    """The source and target columns of a data set whose columns are known, else None twice."""
+    """The source and target columns of a known data set, or two Nones."""
     data_set = origin(name)
     return (data_set.source, data_set.target) if isinstance(data_set, Hub) else (None, None)
 
 
 def canonical(name: str) -> str:
-    """The known name of a data set, whichever way it is spelled; any other name as it is.
+    """The known name of a data set for any of its spellings; other names are returned unchanged.
 
     Example:
         >>> canonical("cnndm"), canonical("EdinburghNLP/xsum"), canonical("data/mine.csv")
@@ -128,7 +128,7 @@ def canonical(name: str) -> str:
 
 
 def _folder_splits(folder: Path) -> dict[str, list[Path]]:
-    """The splits of a folder by the stems of its files; ``train-00000-of-00002.parquet`` is a part of ``train``."""
+    """The splits of a folder, by file stem; ``train-00000-of-00002.parquet`` is a part of ``train``."""
     splits: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
@@ -141,19 +141,19 @@ def _folder_splits(folder: Path) -> dict[str, list[Path]]:
             splits.setdefault(SPLIT_ALIASES.get(split, split), []).append(path)
     if not splits:
         raise MissingFileError(
-            f"the folder {folder} holds no file of a split. Expected names like train.jsonl, validation.csv or "
-            f"test.parquet; there {_nearby(folder)}."
+            f"the folder {folder} has no data files. Expected names like train.jsonl, validation.csv or "
+            f"test.parquet; the folder {_contents(folder)}."
         )
     return splits
 
 
 def _given_splits(name: str) -> dict[str, list[Path]]:
-    """``train=a.jsonl,test=b.csv`` as files of splits."""
+    """Parse ``train=a.jsonl,test=b.csv`` into the files of each split."""
     splits: dict[str, list[Path]] = {}
     for part in name.split(","):
         split, sign, file = (piece.strip() for piece in part.partition("="))
         if not (split and sign and file):
-            raise UserError(f"expected train=FILE,validation=FILE,test=FILE, got {name!r}: {part!r} is no such pair.")
+            raise UserError(f"expected train=FILE,validation=FILE,test=FILE, got {name!r}: {part!r} is not SPLIT=FILE.")
         split = SPLIT_ALIASES.get(split, split)
         if split in splits:
             raise UserError(f"expected one file for each split, got {split!r} twice in {name!r}.")
@@ -162,14 +162,14 @@ def _given_splits(name: str) -> dict[str, list[Path]]:
 
 
 def _split_files(name: str, data_set: Files, split: str) -> list[Path]:
-    """The files of one split, in order, all of them present."""
+    """The files of one split, in order. Raises an error if one is missing."""
     if split not in data_set.splits:
         if Path(name).expanduser().is_file():
             raise UserError(
-                f"{name} is a single file, which is the split 'train'; there is no {split!r} in it. Give a folder with "
+                f"{name} is a single file, so it has only the split 'train', not {split!r}. Give a folder with "
                 f"a file for each split, or name the files: train={name},{split}=FILE."
             )
-        raise MissingFileError(f"{name} has no split {split!r}; the splits found are {sorted(data_set.splits)}.")
+        raise MissingFileError(f"{name} has no split {split!r}; its splits are {sorted(data_set.splits)}.")
     paths = data_set.splits[split]
     for path in paths:
         if not path.is_file():
@@ -180,7 +180,7 @@ def _split_files(name: str, data_set: Files, split: str) -> list[Path]:
         raise UserError(f"expected one file for the split {split!r} of {name}, got {[path.name for path in paths]}.")
     if numbers and Path(name).expanduser().is_dir() and numbers != [(index, len(paths)) for index in range(len(paths))]:
         raise MissingFileError(
-            f"the split {split!r} of {name} is not whole: its parts here are {[path.name for path in paths]}."
+            f"the split {split!r} of {name} is incomplete: it has only the parts {[path.name for path in paths]}."
         )
     return paths
 
@@ -195,14 +195,15 @@ def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[Row | BadRow]:
 
 
 def _hub_error(name: str, hub: Hub, error: Exception) -> Exception:
-    """A sentence for whatever the hub's client raised: a wrong split or config is a bad value, the rest absence."""
+    """An error for any failure of the hub's client: UserError for a wrong split or config, else MissingFileError."""
     kind = UserError if isinstance(error, ValueError) else MissingFileError
     lines = str(error).strip().splitlines() or [""]
-    here = f"a folder {name} is here: write ./{name}. " if Path(name).is_dir() else ""
-    tried = f"tried the data set {hub} of the Hugging Face hub; there is no local file or folder {name!r}"
+    folder = f"for the local folder {name}, write ./{name}. Or " if Path(name).is_dir() else ""
+    tried = f"tried the data set {hub} on the Hugging Face hub"
+    tried += "" if folder else f"; there is no local file or folder {name!r}"
     return kind(
-        f"cannot load {name!r}: {tried if not here else tried.partition(';')[0]} ({type(error).__name__}: "
-        f"{lines[0].rstrip('.')}). Without the hub, local files work: {here}give a file, a folder with train.jsonl, "
+        f"cannot load {name!r}: {tried} ({type(error).__name__}: "
+        f"{lines[0].rstrip('.')}). You can use local files instead: {folder}give a file, a folder with train.jsonl, "
         "validation.jsonl and test.jsonl (.csv, .tsv and .parquet too), or train=FILE,validation=FILE,test=FILE."
     )
 
@@ -228,19 +229,19 @@ def _looks_like_file(name: str) -> bool:
 
 
 def _absent(path: Path) -> str:
-    """That a file is absent, and what there is instead."""
+    """A message that a file is missing, with similar names or the folder's contents."""
     folder = path.parent
     while not folder.is_dir():
         folder = folder.parent
     close = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=3)
     if folder == path.parent and close:
-        return f"there is no file or folder {path}. Close to it in {folder} are {', '.join(map(escape.name, close))}."
-    return f"there is no file or folder {path}. In {folder} {_nearby(folder)}."
+        return f"no such file or folder: {path}. Similar names in {folder}: {', '.join(map(escape.name, close))}."
+    return f"no such file or folder: {path}. The folder {folder} {_contents(folder)}."
 
 
-def _nearby(folder: Path) -> str:
+def _contents(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if not names:
-        return "is nothing"
+        return "is empty"
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return f"are {', '.join(map(escape.name, names[:10]))}{more}"
+    return f"contains {', '.join(map(escape.name, names[:10]))}{more}"

@@ -1,4 +1,4 @@
-"""a file of JSON lines, CSV, TSV or Parquet, compressed or not → its rows, each with the line it came from."""
+"""a file of JSON lines, CSV, TSV or Parquet, compressed or not → its rows, each with its line number."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 from ngramloss.errors import UserError
 
 COMPRESSIONS = {".gz": "gzip", ".xz": "lzma", ".bz2": "bz2"}
-"""What a name ends in → the module that opens it."""
+"""File name ending → the module that opens it."""
 
 MISTAKEN = {
     b"\xff\xfe": "UTF-16 text. Save it as UTF-8.",
     b"\xfe\xff": "UTF-16 text. Save it as UTF-8.",
-    b"\x1f\x8b": "gzip data. Let its name end in .gz.",
-    b"\xfd7zXZ\x00": "xz data. Let its name end in .xz.",
+    b"\x1f\x8b": "gzip data. Rename it so that it ends in .gz.",
+    b"\xfd7zXZ\x00": "xz data. Rename it so that it ends in .xz.",
     b"PK\x03\x04": "a zip archive. Unpack it first.",
 }
-"""How a file begins that is not the text its name promises → what it is, and what to do."""
+"""First bytes of a file that is not the text its name says → what it is, and what to do."""
 
 LONGEST_FIELD = 2**31 - 1
-"""Characters that a CSV field may hold. Python's own limit is 131,072, less than a long document."""
+"""Maximum characters in a CSV field. Python's own limit is 131,072, less than a long document."""
 
 
 class Row(NamedTuple):
-    """One row as it was read, its values unchecked."""
+    """One row as read, with unchecked values."""
 
     file: str
     line: int
@@ -38,10 +38,10 @@ class Row(NamedTuple):
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be used: where it is and why. Prints as ``FILE:LINE: reason``.
+    """A row that cannot be used, with its position and the reason. Prints as ``FILE:LINE: reason``.
 
-    The line is the first one of the row, counted from 1; where there are no lines (Parquet, the hub, newswire) it is
-    the row's number.
+    ``line`` is the row's first line, counted from 1. Formats without lines (Parquet, the hub, newswire) use the row
+    number.
     """
 
     file: str
@@ -53,10 +53,10 @@ class BadRow(NamedTuple):
 
 
 def rows(path: Path) -> Iterator[Row | BadRow]:
-    """The rows of one file, good and bad, in order.
+    """Read the rows of one file, good and bad, in order.
 
-    Blank lines between rows hold nothing and are passed over. Bytes that are not UTF-8 are kept as lone surrogates, so
-    that only the rows whose own texts hold them are bad; a byte order mark at the beginning is no part of the text.
+    Blank lines between rows are skipped. Bytes that are not UTF-8 are kept as lone surrogates, so only the rows that
+    contain them are bad. A byte order mark at the beginning is removed.
     """
     _, kind, compression = parts(path)
     if kind == ".parquet":
@@ -67,16 +67,16 @@ def rows(path: Path) -> Iterator[Row | BadRow]:
             opening = stream.peek(6)
             for magic, what in MISTAKEN.items():
                 if opening.startswith(magic):
-                    raise UserError(f"{path} should hold {kind} text, but it is {what}")
+                    raise UserError(f"{path} should contain {kind} text, but it is {what}")
             yield from _READERS[kind](stream, path)
         except (EOFError, zlib.error, OSError, import_module("lzma").LZMAError) as error:
             raise UserError(
-                f"{path} is cut short or damaged: {error}. Copy or make it again; what was read so far was not used."
+                f"{path} is truncated or damaged: {error}. Copy or create the file again; no rows were used."
             ) from error
 
 
 def parts(path: Path) -> tuple[str, str, str]:
-    """A file's name as stem, format and compression.
+    """Split a file name into stem, format and compression.
 
     Example:
         >>> parts(Path("data/test.jsonl.xz"))
@@ -90,25 +90,25 @@ def parts(path: Path) -> tuple[str, str, str]:
     kind = next((end for end in FORMATS if bare.lower().endswith(end)), "")
     if not kind or (kind == ".parquet" and compression):
         raise UserError(
-            f"cannot tell the format of {path} from its name. Expected one of {', '.join(FORMATS)}; all but .parquet "
-            f"may be followed by one of {', '.join(COMPRESSIONS)}."
+            f"unknown file format: {path}. Expected a name that ends in one of {', '.join(FORMATS)}; all except "
+            f".parquet may be followed by one of {', '.join(COMPRESSIONS)}."
         )
     return bare[: len(bare) - len(kind)], kind, compression
 
 
 def needed(package: str, purpose: str, extra: str) -> Any:
-    """A package that is imported only where it is used, or a sentence that says how to get it."""
+    """Import an optional package, or raise an error that says how to install it."""
     try:
         return import_module(package)
     except ImportError as error:
         raise UserError(
-            f"{purpose} needs the package {package.split('.')[0]!r}, which cannot be imported here ({error}). "
+            f"{purpose} needs the package {package.split('.')[0]!r}, which cannot be imported ({error}). "
             f"Install it with: pip install 'ngramloss[{extra}]'"
         ) from error
 
 
 def opened(path: Path, compression: str) -> io.BufferedReader:
-    """The bytes of a file, unpacked; ``compression`` is one of ``COMPRESSIONS`` or nothing."""
+    """Open a file for reading bytes, decompressed; ``compression`` is one of ``COMPRESSIONS`` or empty."""
     if not compression:
         return path.open("rb")
     return io.BufferedReader(import_module(COMPRESSIONS[compression]).open(path))
@@ -126,12 +126,12 @@ def _json_line(text: str, path: Path, line: int) -> Row | BadRow:
         return _json_row(json.loads(text), path, line)
     except json.JSONDecodeError as error:
         return BadRow(str(path), line, f"malformed JSON: {error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:     # a number or a nesting that Python will not read
+    except (ValueError, RecursionError) as error:     # a number or nesting that Python refuses to read
         return BadRow(str(path), line, f"malformed JSON: {error}")
 
 
 def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
-    """A list of objects, or one object a line."""
+    """Read a list of objects, or one object per line."""
     if not stream.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         yield from _json_lines(stream, path)
         return
@@ -140,15 +140,15 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
         items = list(_list_items(text))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} begins as a JSON list but cannot be read to its end: {error}. Mend it there, or write one object "
-            "a line, so that a bad row costs no more than itself."
+            f"{path} starts as a JSON list but cannot be read to its end: {error}. Fix it there, or write one object "
+            "per line; then a bad row affects no other rows."
         ) from error
     for line, item in items:
         yield _json_row(item, path, line)
 
 
 def _list_items(text: str) -> Iterator[tuple[int, object]]:
-    """The items of a JSON list, each with the line on which it begins."""
+    """The items of a JSON list, each with the line on which it starts."""
     decoder = json.JSONDecoder()
     at, line, counted = _past_white(text, text.index("[") + 1), 1, 0
     closed = text[at : at + 1] == "]"
@@ -163,7 +163,7 @@ def _list_items(text: str) -> Iterator[tuple[int, object]]:
                 raise json.JSONDecodeError("expected ',' or ']'", text, at)
             at = _past_white(text, at + 1)
     if text[at + 1 :].strip():
-        raise json.JSONDecodeError("something follows the list", text, at + 1)
+        raise json.JSONDecodeError("unexpected text after the list", text, at + 1)
 
 
 def _past_white(text: str, at: int) -> int:
@@ -179,10 +179,10 @@ def _json_row(value: object, path: Path, line: int) -> Row | BadRow:
 
 
 def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = ",") -> Iterator[Row | BadRow]:
-    # Raised for good, not put back: two readers may be open at a time.
+    # The limit is raised permanently, because two readers may be open at the same time.
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    # Strict, because the lenient reader lets an open quote swallow the rest of the file without a word.
+    # Strict, because the lenient reader lets an open quote silently swallow the rest of the file.
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
@@ -193,16 +193,16 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = ",") -> Iter
             return
         except csv.Error as error:
             if not header:
-                raise UserError(f"{path}:{line}: the line of column names cannot be read: {error}.") from error
-            yield BadRow(str(path), line, f"malformed row: {error}; a quote inside quotes is written twice")
+                raise UserError(f"{path}:{line}: the header line cannot be read: {error}.") from error
+            yield BadRow(str(path), line, f"malformed row: {error}; write a quote inside quotes twice")
             continue
         if not fields:
             continue
         if not header:
             header = fields
-            twice = sorted({name for name in header if header.count(name) > 1})
-            if twice:
-                raise UserError(f"{path}:{line}: each column needs a name of its own, but {twice} come twice.")
+            repeated = sorted({name for name in header if header.count(name) > 1})
+            if repeated:
+                raise UserError(f"{path}:{line}: column names must be unique, but {repeated} occur more than once.")
         elif len(fields) != len(header):
             yield BadRow(str(path), line, f"expected {len(header)} fields, got {len(fields)}")
         else:
@@ -228,12 +228,12 @@ def _parquet(path: Path) -> Iterator[Row | BadRow]:
                         yield Row(str(path), number, values)
         except (arrow.ArrowException, OSError) as error:
             raise UserError(
-                f"{path} cannot be read as Parquet: {str(error).rstrip('.')}. Copy or make it again."
+                f"{path} cannot be read as Parquet: {str(error).rstrip('.')}. Copy or create the file again."
             ) from error
 
 
 def _batch_rows(batch: Any) -> list[dict[str, object] | None]:
-    """The rows of a batch; None for one that is not UTF-8, which Arrow refuses to turn into text."""
+    """The rows of a batch; None for a row that is not UTF-8, which Arrow cannot decode."""
     try:
         return list(batch.to_pylist())
     except UnicodeDecodeError:
@@ -254,4 +254,4 @@ _READERS: dict[str, Callable[[io.BufferedReader, Path], Iterator[Row | BadRow]]]
 }
 
 FORMATS = [*_READERS, ".parquet"]
-"""What the name of a file may end in, before its compression."""
+"""Supported file name endings, before the compression's."""

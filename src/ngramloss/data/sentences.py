@@ -1,4 +1,4 @@
-"""a text → its sentences, in order, with nothing but white space lost."""
+"""a text → its sentences, in order; only white space is lost."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from ngramloss.data.rows import needed
 from ngramloss.errors import UserError
 
 IN_PROCESS = 200
-"""Fewer texts than this are split here: starting processes would take longer."""
+"""Fewer texts than this are split in this process: starting others would take longer."""
 
 CHUNK = 50
-"""Texts handed to a process at a time."""
+"""Number of texts passed to a process at a time."""
 
 _ENDING = re.compile(r"(?<=[.!?…。！？])[\"'”’»)\]]*\s+")
 
 
 LONGEST = 20_000
-"""Characters of a line that pysbd is given at a time."""
+"""Maximum characters of a line that pysbd gets at a time."""
 
 
 def sentences(text: str, splitter: str = "pysbd", *, language: str = "en") -> list[str]:
-    """The sentences of a text, white space stripped from both ends of each, empty ones left out.
+    """Split a text into sentences, without surrounding white space and without empty sentences.
 
-    Every splitter keeps all characters but white space, in order:
+    Every splitter keeps all characters except white space, in order:
     ``"".join("".join(sentences(text)).split()) == "".join(text.split())``.
 
-    * ``pysbd``: the rules of the package pysbd, line by line, since a line's end also ends a sentence. pysbd has been
-      seen to lose or repeat characters of odd texts, and to fail on them. Such a line is split after ``. ! ? …`` and
-      closing quotes or brackets, before white space. It wants plain text: in tokenised text the apostrophe of `` 's``
-      looks like an opening quote to it, and whole paragraphs come out as one sentence.
-    * ``newline``: a sentence a line, as CNN/DailyMail's highlights are written.
+    * ``pysbd``: the rules of the package pysbd, line by line, since a line end also ends a sentence. On unusual texts
+      pysbd may lose or repeat characters, or fail. Such a line is split after ``. ! ? …`` and closing quotes or
+      brackets, before white space. Use pysbd on plain text only: in tokenised text it reads the apostrophe of `` 's``
+      as an opening quote, and returns whole paragraphs as one sentence.
+    * ``newline``: one sentence per line, as in CNN/DailyMail's highlights.
     * ``period``: after each full stop, which is how the paper's authors counted sentences of documents.
 
     Args:
         text: may be empty, which gives no sentences.
         splitter: one of ``SPLITTERS``.
-        language: two letters, for pysbd alone.
+        language: two letters, used only by pysbd.
 
     Example:
         >>> sentences("Dr. Who left. He came back!")
@@ -63,20 +63,20 @@ def split_many(
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[list[str]]:
-    """The sentences of many texts, pysbd's by several processes, for it manages only some 300 short ones a second.
+    """Split many texts into sentences, with several processes for pysbd: it splits only about 300 short texts a second.
 
-    Processes are spawned, which is safe whatever threads run here; a script that calls this at its top level needs
-    ``if __name__ == "__main__":`` for it, as everywhere in Python. The answer does not depend on their number.
+    Processes are spawned, which is safe with any threads in this process. A script that calls this at its top level
+    needs ``if __name__ == "__main__":``, as always in Python. The result does not depend on their number.
 
     Args:
-        texts: in any number; fewer than ``IN_PROCESS`` are split without further processes.
+        texts: any number; fewer than ``IN_PROCESS`` are split in this process.
         splitter: one of ``SPLITTERS``.
-        language: two letters, for pysbd alone.
-        processes: how many; None takes as many as this process may use processors.
-        progress: told how many texts are done, now and then and at the end.
+        language: two letters, used only by pysbd.
+        processes: how many; None means one for each available processor.
+        progress: called from time to time, and at the end, with the number of texts done.
     """
     split = partial(sentences, splitter=splitter, language=language)
-    split("")                                             # a wrong splitter or a missing package is told here, once
+    split("")                                             # a wrong splitter or a missing package fails here, once
     chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
     by_text: list[list[str]] = []
     for chunk in _split_chunks(chunks, split, _workers(len(texts), splitter, processes)):
@@ -111,11 +111,11 @@ def _split_chunks(
 
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
-        with _deaf_to_ctrl_c():
+        with _ctrl_c_blocked():
             futures = [pool.submit(_each, split, chunk) for chunk in chunks]
         for future in futures:
             yield future.result()
-    except BaseException:   # Ctrl-C: asked to stop in good order, a pool that is starting may wait for ever
+    except BaseException:   # Ctrl-C: an orderly shutdown of a pool that is still starting may never end
         for process in list(pool._processes.values()):
             process.kill()
         raise
@@ -124,8 +124,8 @@ def _split_chunks(
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Hold Ctrl-C back: it comes when this ends, and never to processes started meanwhile, which inherit the mask."""
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Delay Ctrl-C until the block ends. Processes started in the block inherit the mask and never get it."""
     if not hasattr(signal, "pthread_sigmask"):   # Windows
         yield
         return
@@ -153,7 +153,7 @@ def _by_rules(text: str, language: str) -> Iterator[str]:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """The line whole, or a very long one in pieces that end with a sentence, else with a word: pysbd is quadratic."""
+    """Cut a very long line into pieces that end with a sentence, or else a word: pysbd takes quadratic time."""
     while len(line) > LONGEST:
         ends = [match.end() for match in _ENDING.finditer(line[:LONGEST])]
         cut = ends[-1] if ends else line[:LONGEST].rfind(" ") + 1 or LONGEST
@@ -165,7 +165,7 @@ def _pieces(line: str) -> Iterator[str]:
 def _line_by_rules(line: str, segment: Callable[[str], list[str]]) -> list[str]:
     try:
         pieces = [str(piece) for piece in segment(line)]
-    except Exception:     # pysbd makes regular expressions of the text's own characters: anything may come of it
+    except Exception:     # pysbd builds regular expressions from the text's own characters, so any error may occur
         return _by_endings(line)
     return pieces if _same(pieces, line) else _by_endings(line)
 
@@ -192,4 +192,4 @@ SPLITTERS: dict[str, Callable[[str, str], Iterable[str]]] = {
     "newline": _by_lines,
     "period": _by_periods,
 }
-"""How a text may be cut into sentences."""
+"""Name of a splitter → its function."""

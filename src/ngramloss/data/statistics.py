@@ -1,4 +1,4 @@
-"""examples → how long their texts are and how much of a summary is new: the paper's Table 1 for any data set."""
+"""examples → lengths of texts and share of novel bigrams: the paper's Table 1 for any data set."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from ngramloss.data.sentences import split_many
 from ngramloss.errors import UserError
 
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
-"""A word of the standard rules: a number with its points and commas, or letters and digits with inner ' ’ and -."""
+"""A word in the standard rules: a number with its points and commas, or letters and digits with inner ' ’ and -."""
 
 DEFINITIONS = {
     "standard": [
         f"words: matches of {WORD.pattern} after NFC and case folding; punctuation is not counted",
-        "sents: sentences by pysbd's English rules; the end of a line ends a sentence too",
-        "bigrams: two neighbouring words of the text, across sentences",
+        "sents: sentences by pysbd's English rules; a line end also ends a sentence",
+        "bigrams: two neighbouring words, also across sentences",
     ],
     "released": [
-        "words: len(text.split(' ')), as the paper's authors count; line ends do not part words",
-        "sents: len(text.split('.')) of a source, len(text.split('\\n')) of a summary, empty pieces counted",
-        "bigrams: two neighbouring pieces of text.split(), case and punctuation kept",
+        "words: len(text.split(' ')), as the paper's authors count; line ends do not separate words",
+        "sents: len(text.split('.')) for a source, len(text.split('\\n')) for a summary, including empty pieces",
+        "bigrams: two neighbouring pieces of text.split(), with case and punctuation",
     ],
 }
 NOVEL = [
-    "% novel: distinct bigrams of a summary that its source lacks, of all its distinct ones; mean over examples",
-    "  tokens: the same with repeated bigrams counted each time; mean over examples",
-    "  pooled: all novel distinct bigrams of all summaries, of all their distinct ones",
+    "% novel: bigrams of a summary that do not occur in its source",
+    "  types: percentage of the summary's distinct bigrams; mean over examples",
+    "  tokens: the same, with repeated bigrams counted each time; mean over examples",
+    "  pooled: novel distinct bigrams of all summaries, as a percentage of all their distinct bigrams",
 ]
 
 
 class PaperRow(NamedTuple):
-    """A row of the paper's table as it is printed."""
+    """A row of the paper's table, as printed."""
 
     sizes: str
     source_words: float
@@ -52,7 +53,7 @@ class PaperRow(NamedTuple):
 
 
 # Zhu et al. (2022), "Differentiable N-gram objective on abstractive summarization", Table 1. The paper does not say
-# which splits its means are over.
+# over which splits it averages.
 PAPER = {
     "cnn_dailymail": PaperRow("287K/13K/11K", 690.90, 42.38, 49.08, 3.81, 62.22),
     "xsum": PaperRow("204K/11K/11K", 431.07, 19.77, 23.26, 1.00, 88.13),
@@ -61,9 +62,9 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts over examples, and the means they give. Those of two splits add up to those of both together.
+    """Counts over examples, and their means. The counts of two splits can be added with ``+``.
 
-    Percentages are of summaries that have a bigram at all, ``with_bigrams`` of them; without any they are None.
+    Percentages cover only the ``with_bigrams`` summaries that have a bigram; if there are none, they are None.
     """
 
     examples: int
@@ -102,21 +103,21 @@ class Statistics:
 
     @property
     def novel_bigrams(self) -> float | None:
-        """Per cent of a summary's distinct bigrams that its source lacks, mean over examples."""
+        """Percentage of a summary's distinct bigrams that do not occur in its source, mean over examples."""
         return _percent(self.novel_types_shares, self.with_bigrams)
 
     @property
     def novel_bigram_tokens(self) -> float | None:
-        """The same with each occurrence counted, mean over examples."""
+        """The same, counting each occurrence, mean over examples."""
         return _percent(self.novel_tokens_shares, self.with_bigrams)
 
     @property
     def novel_bigrams_pooled(self) -> float | None:
-        """Novel distinct bigrams of all summaries in per cent of their distinct bigrams: long summaries weigh more."""
+        """Percentage of novel bigrams among the distinct bigrams of all summaries: long summaries count more."""
         return _percent(self.novel_types_total, self.types_total)
 
     def record(self) -> dict[str, float | int | None]:
-        """The figures by name, ready for JSON."""
+        """The values by name, ready for JSON."""
         return {name: getattr(self, name) for name in ["examples", "with_bigrams", *_MEANS]}
 
 
@@ -127,7 +128,7 @@ _MEANS = [
 
 
 class Measurement(NamedTuple):
-    """The statistics of a data set, split by split, and which rows they are of."""
+    """The statistics of a data set, split by split, with fingerprints and skipped rows."""
 
     name: str
     rules: str
@@ -168,19 +169,19 @@ def measurement(
     processes: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Measurement:
-    """Read the splits of a data set, all of them unless some are named, and measure each.
+    """Read the splits of a data set and compute the statistics of each.
 
     Args:
-        name: of the data set, as in ``load``.
-        splits: which; none named means all there are.
-        rules: ``standard`` or ``released``; ``DEFINITIONS`` says what they count.
-        source: as in ``load``, and so are target, on_bad_row, limit and seed.
-        target: see source.
-        on_bad_row: see source.
-        limit: see source; it holds for each split.
-        seed: see source.
-        processes: for splitting sentences; None takes all processors.
-        progress: told the split, the texts done and the texts there are.
+        name: the data set, as in ``load``.
+        splits: which splits; empty means all.
+        rules: ``standard`` or ``released``; see ``DEFINITIONS``.
+        source: as in ``load``.
+        target: as in ``load``.
+        on_bad_row: as in ``load``.
+        limit: as in ``load``, for each split.
+        seed: as in ``load``.
+        processes: for splitting sentences; None means all processors.
+        progress: called with the split, the number of texts done and the total.
     """
     _check(rules)
     by_split: dict[str, Statistics] = {}
@@ -204,19 +205,19 @@ def statistics(
     """Count words, sentences and novel bigrams.
 
     Args:
-        examples: one at least.
-        rules: ``standard``, or ``released`` for the way the paper's authors counted.
-        processes: for splitting sentences by the standard rules, nearly all of the time; None takes all processors.
-        progress: told how many texts, sources and targets, have been split into sentences.
+        examples: at least one.
+        rules: ``standard``, or ``released`` to count like the paper's authors.
+        processes: for splitting sentences by the standard rules, the slowest part; None means all processors.
+        progress: called with the number of texts (sources and targets) that have been split into sentences.
 
     Example:
-        >>> found = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
-        >>> found.source_words, found.source_sentences, found.target_words, found.novel_bigrams
+        >>> counts = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
+        >>> counts.source_words, counts.source_sentences, counts.target_words, counts.novel_bigrams
         (5.0, 2.0, 3.0, 50.0)
     """
     _check(rules)
     if not examples:
-        raise UserError("statistics need at least one example, got none.")
+        raise UserError("expected at least one example for statistics, got none.")
     sources, targets = [example.source for example in examples], [example.target for example in examples]
     if rules == "standard":
         lengths = [len(split) for split in split_many([*sources, *targets], processes=processes, progress=progress)]
@@ -244,11 +245,11 @@ def statistics(
 
 
 def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard") -> str:
-    """The statistics of each split and of all together, beside the paper's where it has them, and what was counted."""
+    """Format the statistics of each split and of all together, the paper's values if known, and the definitions."""
     _check(rules)
-    rows = [[split, *_figures(counts)] for split, counts in splits.items()]
+    rows = [[split, *_cells(counts)] for split, counts in splits.items()]
     if len(splits) > 1:
-        rows.append(["all", *_figures(reduce(add, splits.values()))])
+        rows.append(["all", *_cells(reduce(add, splits.values()))])
     paper = PAPER.get(canonical(name))
     if paper:
         rows.append(["paper", paper.sizes, *(f"{value:.2f}" for value in paper[1:]), "", ""])
@@ -263,11 +264,11 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
             top = top.ljust(start + widths[starts.index(start)] - len(narrow)) + head
     definitions = [*DEFINITIONS[rules], *NOVEL]
     if paper:
-        definitions.append("paper: Table 1 of the paper, which does not say over which splits its means are")
+        definitions.append("paper: Table 1 of the paper, which does not say over which splits it averages")
     return "\n".join([f"{name}, {rules} rules", "", top, *lines, "", *definitions])
 
 
-def _figures(counts: Statistics) -> list[str]:
+def _cells(counts: Statistics) -> list[str]:
     means = (getattr(counts, name) for name in _MEANS)
     return [f"{counts.examples:,}", *("–" if mean is None else f"{mean:.2f}" for mean in means)]
 
@@ -279,7 +280,7 @@ def _align(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 class _Novelty(NamedTuple):
-    """Of one summary: its bigrams, and those of them that its source lacks."""
+    """The number of bigrams in one summary, and of those that do not occur in its source."""
 
     types: int
     novel_types: int
@@ -294,7 +295,7 @@ def _novelty(source: Sequence[str], target: Sequence[str]) -> _Novelty:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text by the standard rules, case folded."""
+    """The words of a text by the standard rules, with case folded."""
     return WORD.findall(unicodedata.normalize("NFC", text).casefold())
 
 

@@ -1,4 +1,4 @@
-"""examples and a tokenizer → tokens on disk, made once → padded batches, always with ``decoder_input_ids``."""
+"""examples and a tokenizer → cached tokens on disk → padded batches, always with ``decoder_input_ids``."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ngramloss.stats import IGNORE_INDEX
 
 Ids = NDArray[np.int32]
 FORMAT = 1
-"""Part of the cache's key: raised when the same settings give other tokens."""
+"""Part of the cache key: increased when the same settings give other tokens."""
 CHUNK = 1000
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a text becomes tokens.
+    """The settings for turning a text into tokens.
 
     Attributes:
-        separator: token before every source sentence; ``auto`` is the tokenizer's own, ``none`` leaves it out.
-        splitter: what a sentence is.
+        separator: token before every source sentence; ``auto`` is the tokenizer's own, ``none`` omits it.
+        splitter: how to split sentences.
         prefix: text before every source.
-        max_source: longest source in tokens, separators and special tokens counted.
-        max_target: longest target in tokens.
+        max_source: maximum source length in tokens, including separators and special tokens.
+        max_target: maximum target length in tokens.
     """
 
     separator: str = "auto"
@@ -48,12 +48,12 @@ class Shape:
 
     @classmethod
     def of(cls, data: Data) -> Shape:
-        """As a recipe says."""
+        """The settings of a recipe."""
         return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
 
 
 class Tokens(Dataset[dict[str, Ids]]):
-    """Tokenised examples in a folder, read as they are asked for."""
+    """Tokenised examples in a folder, read on demand."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -80,13 +80,13 @@ def tokenise(
     examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *,
     cache: Path | None = None, progress: Callable[[int], None] | None = None,
 ) -> Tokens:
-    """The examples as tokens, from the cache where the same were made before.
+    """Tokenise the examples, or read the tokens from the cache if it has them.
 
     Args:
         examples: what to tokenise.
         fingerprint: of the examples' content.
-        tokenizer: of Hugging Face.
-        shape: how a text becomes tokens.
+        tokenizer: a Hugging Face tokenizer.
+        shape: the settings.
         cache: folder for prepared data, :func:`cache_folder` by default.
         progress: called with the number of examples done since the last call.
     """
@@ -104,14 +104,14 @@ def _write(
     folder: Path, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None]
 ) -> None:
     separator = separator_id(tokenizer, shape.separator)
-    pieces: dict[str, list[Ids]] = {"input_ids": [], "labels": []}   # arrays: lists would take ten times the room
+    pieces: dict[str, list[Ids]] = {"input_ids": [], "labels": []}   # arrays: lists would need ten times the memory
     lengths: dict[str, list[int]] = {"input_ids": [], "labels": []}
     for start in range(0, len(examples), CHUNK):
         chunk = examples[start : start + CHUNK]
         targets = tokenizer(text_target=[example.target for example in chunk], truncation=True,
                             max_length=shape.max_target)["input_ids"]
-        read = sources([example.source for example in chunk], tokenizer, shape, separator)
-        for name, rows in (("input_ids", read), ("labels", targets)):
+        inputs = sources([example.source for example in chunk], tokenizer, shape, separator)
+        for name, rows in (("input_ids", inputs), ("labels", targets)):
             pieces[name].append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
             lengths[name] += map(len, rows)
         progress(len(chunk))
@@ -121,11 +121,11 @@ def _write(
 
 
 def sources(texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int | None) -> list[list[int]]:
-    """Source ids: separators put in first, then cut, so that no text loses its end to its separators."""
+    """Source ids. Separators are inserted before truncation, so only texts that are too long lose their end."""
     before, after = _frame(tokenizer)
     room = shape.max_source - len(before) - len(after)
     if room < 1:
-        raise UserError(f"max_source={shape.max_source} leaves no room beside the tokenizer's special tokens.")
+        raise UserError(f"max_source={shape.max_source} is too small for the tokenizer's special tokens. Raise it.")
     if separator is None:
         bodies = _bare(tokenizer, [shape.prefix + text for text in texts])
     else:
@@ -143,18 +143,18 @@ def separator_id(tokenizer: Any, separator: str) -> int | None:
         return None
     token = tokenizer.sep_token or tokenizer.eos_token if separator == "auto" else separator
     if token is None:
-        raise UserError("this tokenizer has no separator. Name a token with data.separator, or write \"none\".")
+        raise UserError("this tokenizer has no separator. Set data.separator to a token, or to \"none\".")
     token_id = tokenizer.convert_tokens_to_ids(token)
     if token_id is None or (token_id == tokenizer.unk_token_id and token != tokenizer.unk_token):
-        raise UserError(f"the tokenizer does not know the separator {token!r}. Choose a token of its vocabulary.")
+        raise UserError(f"the tokenizer has no token {token!r}. Set data.separator to a token of its vocabulary.")
     return int(token_id)
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of what a tokenizer makes of text, whatever it was used for before."""
+    """A hash of how a tokenizer encodes text, independent of earlier calls."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
-    rules |= {"truncation": None, "padding": None}   # as the last call left them
+    rules |= {"truncation": None, "padding": None}   # these depend on the last call
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     languages = [str(getattr(tokenizer, name, "")) for name in ("src_lang", "tgt_lang")]
     what = [type(tokenizer).__name__, rules, special, languages]
@@ -172,27 +172,28 @@ def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     for start in range(len(framed) - len(bare) + 1):
         if bare and framed[start : start + len(bare)] == bare:
             return framed[:start], framed[start + len(bare) :]
-    raise UserError(f"{type(tokenizer).__name__} writes a text otherwise between its special tokens than alone.")
+    raise UserError(f"{type(tokenizer).__name__} encodes a text differently with special tokens than without. "
+                    "Such tokenizers are not supported.")
 
 
 class Padder:
-    """Rows → a batch: ids padded, labels padded with −100, ``decoder_input_ids`` made of the labels.
+    """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
     Args:
-        pad: id that fills sources.
-        decoder_inputs: labels [B, T] → what the decoder reads, [B, T].
-        multiple: lengths are rounded up to a multiple of it.
+        pad: padding id for sources.
+        decoder_inputs: labels [B, T] → the decoder's input, [B, T].
+        multiple: lengths are rounded up to a multiple of this.
     """
 
     def __init__(self, pad: int, decoder_inputs: Callable[[Tensor], Tensor], *, multiple: int = 1) -> None:
         self.pad, self.decoder_inputs, self.multiple = pad, decoder_inputs, multiple
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch of these rows."""
+        """Collate these rows into a batch."""
         ids, mask = self._pad_rows([row["input_ids"] for row in rows], self.pad)        # [B, S]
         labels, _ = self._pad_rows([row["labels"] for row in rows], IGNORE_INDEX)        # [B, T]
-        read = self.decoder_inputs(labels)                               # [B, T]
-        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "decoder_input_ids": read}
+        decoder_ids = self.decoder_inputs(labels)                        # [B, T]
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "decoder_input_ids": decoder_ids}
 
     def _pad_rows(self, rows: Sequence[Any], fill: int) -> tuple[Tensor, Tensor]:
         longest = -(-max(len(row) for row in rows) // self.multiple) * self.multiple
