@@ -16,3 +16,12 @@ def own_cache(tmp_path_factory):
         patch.setenv("NGRAMLOSS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_entries(monkeypatch):
+    """What a test adds to the registries is gone after it."""
+    from ngramloss import METRICS, OBJECTIVES
+
+    for registry in (OBJECTIVES, METRICS):
+        monkeypatch.setattr(registry, "_added", {})

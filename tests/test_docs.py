@@ -13,19 +13,19 @@ import subprocess
 import tomllib
 from glob import glob
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 from ngramloss import OBJECTIVES, recipe
 from ngramloss.cli import main, parser
+from ngramloss.metrics.registry import METRICS
 from ngramloss.version import __version__
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDE = ["start", "adopt", "choose", "train", "score", "reproduce", "scaling", "add_objective"]
+GUIDE = ["start", "adopt", "choose", "train", "score", "reproduce", "scaling", "add_objective", "add_metric"]
 REFERENCE = ["objectives", "metrics", "performance", "results", "compared_systems", "log"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
@@ -256,9 +256,9 @@ def test_python_in_the_documentation_runs_and_prints_the_text_after_it(
     if mark != "goes on":
         left[page] = {"__name__": "__main__"}, {}
     names, registered = left[page]
-    with patch.dict(OBJECTIVES, registered):
-        exec(program, names)
-        registered.update(OBJECTIVES)
+    for registry in (OBJECTIVES, METRICS):
+        monkeypatch.setattr(registry, "_added", registered.setdefault(registry.noun, {}))
+    exec(program, names)
     assert shown is None or trimmed(capsys.readouterr().out) == trimmed(shown)
     for function in [value for value in names.values() if getattr(value, "__globals__", None) is names]:
         for example in doctest.DocTestFinder().find(function, module=False, globs=names):

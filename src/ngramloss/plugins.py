@@ -117,14 +117,12 @@ def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_file(path: Path) -> None:
-    """Run a plugin file, which adds its objectives and metrics. Each file is run once."""
+    """Run a plugin file, which adds its objectives and metrics."""
     name = f"ngramloss_plugin_{path.stem}_{fingerprint([path])[:8]}" if path.is_file() else ""
     if not name:
         raise MissingFileError(f"there is no plugin file {path}.")
     if path.suffix != ".py":
         raise UserError(f"a plugin is a Python file, got {path}.")
-    if name in sys.modules:
-        return
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"a plugin is a Python file, got {path}.")
