@@ -366,9 +366,9 @@ def test_a_damaged_parquet_file_is_told_in_a_sentence(tmp_path):
         load(written(tmp_path / "mine.parquet", b"PAR1 and nothing more"), "train")
 
 
-@pytest.mark.parametrize("end", [".txt", ".gz", ".parquet.gz", ""])
+@pytest.mark.parametrize("end", [".doc", ".gz", ".parquet.gz", ""])
 def test_a_format_that_the_name_does_not_tell_is_an_error(tmp_path, end):
-    with pytest.raises(ValueError, match=r"unknown file format: .*mine.*Expected a name that ends in one of .jsonl, .json, .csv, .tsv, .parquet"):
+    with pytest.raises(ValueError, match=r"unknown file format: .*mine.*Expected a name that ends in one of .jsonl, .ndjson, .json, .csv, .tsv, .txt, .parquet"):
         load(written(tmp_path / f"mine{end}", GOOD), "train")
 
 
@@ -398,13 +398,13 @@ def test_csv_column_names_must_be_readable(tmp_path):
     ],
 )
 def test_usual_columns_are_found(present, expected):
-    assert columns(present, "here") == expected
+    assert columns(present, "here") == (*expected, ())
 
 
 def test_given_columns_win_and_are_not_taken_twice():
-    assert columns(["document", "summary", "body"], "here", source="body") == ("body", "summary", None)
-    assert columns(["document", "summary", "output"], "here", source="summary") == ("summary", "output", None)
-    assert columns(["document", "text", "title"], "here", target="document", source=None) == ("text", "document", None)
+    assert columns(["document", "summary", "body"], "here", source="body") == ("body", "summary", None, ())
+    assert columns(["document", "summary", "output"], "here", source="summary") == ("summary", "output", None, ())
+    assert columns(["document", "text", "title"], "here", target="document", source=None) == ("text", "document", None, ())
 
 
 def test_columns_that_cannot_be_found_are_asked_for():
@@ -682,7 +682,7 @@ def test_newswire_is_made_here():
     found = load("newswire", "dev", limit=3)
     item = newswire.items("validation", 3)[0]
     assert len(found.examples) == 3
-    assert found.examples[0] == (item.id, item.document, item.summary)
+    assert found.examples[0] == (item.id, item.document, item.summary, ())
     assert found.fingerprint == load("newswire", "validation", limit=3, seed=0).fingerprint
     assert found.fingerprint != load("newswire", "validation", limit=3, seed=1).fingerprint
     with pytest.raises(ValueError, match=r"newswire has no split 'tset'; choose from \['train', 'validation', 'test'\]"):
@@ -928,7 +928,7 @@ def test_dialogsum_loads_whole():
 def test_multi30k_loads_whole():
     name = real("multi30k_en_de")
     assert {split: len(load(name, split).examples) for split in split_names(name)} == {"train": 29000, "validation": 1014, "test": 1000}
-    assert load(name, "test").examples[0] == ("1", "A man in an orange hat starring at something.", "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.")
+    assert load(name, "test").examples[0] == ("1", "A man in an orange hat starring at something.", "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.", ())
 
 
 @pytest.mark.parametrize(("name", "known"), [("xsum_test", "xsum"), ("cnndm_test", "cnn_dailymail")])

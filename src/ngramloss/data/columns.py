@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,15 +14,27 @@ TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output",
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
 
 
+PREDICTIONS = ("prediction", "predictions", "summary", "hypothesis", "generated", "output")
+
+NO_ID = "none"
+"""Given as the id column: rows have no ids, and their order counts."""
+
+
 class Columns(NamedTuple):
-    """The columns to read. Without an id column, the row number is the id."""
+    """The columns to read. Without an id column, the row number is the id.
+
+    ``target`` is what a model is trained on; ``others`` has the columns of further references.
+    """
 
     source: str
     target: str
     id: str | None
+    others: tuple[str, ...] = ()
 
 
-def columns(present: Sequence[str], where: str, *, source: str | None = None, target: str | None = None) -> Columns:
+def columns(
+    present: Sequence[str], where: str, *, source: str | None = None, target: str | None = None, id: str | None = None
+) -> Columns:
     """Choose the columns to read: the given ones, or else the first one present of the usual names.
 
     Case does not matter for the usual names (``Document`` is found). It matters for a given name.
@@ -30,41 +43,85 @@ def columns(present: Sequence[str], where: str, *, source: str | None = None, ta
         present: all columns of the table.
         where: the file or data set, for messages.
         source: the source column, if given.
-        target: the target column, if given.
+        target: the target column, if given; several, separated by commas, are several references of each row.
+        id: the id column, if given; ``none`` means that there is none.
 
     Example:
         >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
-        Columns(source='dialogue', target='summary', id='fname')
+        Columns(source='dialogue', target='summary', id='fname', others=())
+        >>> columns(["text", "summary1", "summary2"], "test.csv").others
+        ('summary2',)
     """
-    for role, given in (("source", source), ("target", target)):
-        if given is not None and given not in present:
-            close = difflib.get_close_matches(given, present, n=1)
-            raise UserError(
-                f"{where} has no column {given!r} for the {role}{f' (did you mean {close[0]!r}?)' if close else ''}. "
-                f"Its columns are {_listed(present)}."
-            )
-    if source is not None and source == target:
+    given_targets = given_columns(target)
+    for role, names in (("source", [source] if source else []), ("target", given_targets)):
+        for name in names:
+            check_present(name, role, present, where)
+    if source is not None and source in given_targets:
         raise UserError(f"source and target of {where} must be different columns, but both are {source!r}.")
-    chosen_source = source if source is not None else _usual(SOURCES, present, taken=target)
-    chosen_target = target if target is not None else _usual(TARGETS, present, taken=source)
-    for role, chosen, usual in (("source", chosen_source, SOURCES), ("target", chosen_target, TARGETS)):
-        if chosen is None:
+    chosen_source = source if source is not None else usual(SOURCES, present, taken=given_targets)
+    targets = given_targets or reference_columns(TARGETS, present, taken=[source] if source else [])
+    for role, chosen, wanted in (("source", chosen_source, SOURCES), ("target", targets, TARGETS)):
+        if not chosen:
             raise UserError(
-                f"cannot find the {role} column of {where}. Its columns are {_listed(present)}, and none of them is "
-                f"called {', '.join(usual[:-1])} or {usual[-1]}. Set it with data.{role} = \"…\" in a recipe, "
+                f"cannot find the {role} column of {where}. Its columns are {listed(present)}, and none of them is "
+                f"called {', '.join(wanted[:-1])} or {wanted[-1]}. Set it with data.{role} = \"…\" in a recipe, "
                 f'--{role} on the command line or {role}="…" in Python.'
             )
     assert chosen_source is not None
-    assert chosen_target is not None
-    return Columns(chosen_source, chosen_target, _usual(IDS, present))
+    return Columns(chosen_source, targets[0], id_column(id, present, where), tuple(targets[1:]))
 
 
-def _usual(names: Sequence[str], present: Sequence[str], taken: str | None = None) -> str | None:
-    folded = {column.casefold(): column for column in reversed(present) if column != taken}
+def given_columns(written: str | None) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in written.split(",") if name.strip()] if written else []
+
+
+def check_present(name: str, role: str, present: Sequence[str], where: str) -> None:
+    """Raise an error if a table does not have the given column."""
+    if name not in present:
+        close = difflib.get_close_matches(name, present, n=1)
+        raise UserError(
+            f"{where} has no column {name!r} for the {role}{f' (did you mean {close[0]!r}?)' if close else ''}. "
+            f"Its columns are {listed(present)}."
+        )
+
+
+def id_column(given: str | None, present: Sequence[str], where: str) -> str | None:
+    """The given id column, or one with a usual name, or None."""
+    if not given:
+        return usual(IDS, present)
+    if given == NO_ID:
+        return None
+    check_present(given, "id", present, where)
+    return given
+
+
+def reference_columns(names: Sequence[str], present: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
+    """The first column with one of the names, and the numbered ones beside it, in their order.
+
+    Example:
+        >>> reference_columns(["reference"], ["id", "reference_2", "reference_1", "reference_10"])
+        ['reference_1', 'reference_2', 'reference_10']
+    """
+    for name in names:
+        numbered = []
+        for column in present:
+            match = re.fullmatch(rf"{name}s?[_ -]?(\d+)", column, re.IGNORECASE)
+            if match and column not in taken:
+                numbered.append((int(match[1]), column))
+        plain = usual([name], present, taken)
+        if plain or numbered:
+            return [*([plain] if plain else []), *(column for _, column in sorted(numbered))]
+    return []
+
+
+def usual(names: Sequence[str], present: Sequence[str], taken: Sequence[str] = ()) -> str | None:
+    """The first of the names that a table has, in any case."""
+    folded = {column.casefold(): column for column in reversed(present) if column not in taken}
     return next((folded[name] for name in names if name in folded), None)
 
 
-def _listed(present: Sequence[str]) -> str:
+def listed(present: Sequence[str]) -> str:
     """Column names in quotes. Long ones are truncated: a table without a header has texts in their place."""
     shown = [repr(name if len(name) <= 40 else name[:39] + "…") for name in present[:20]]
     return (", ".join(shown) or "none") + (f" and {len(present) - 20} more" if len(present) > 20 else "")

@@ -20,11 +20,12 @@ SHOWN = 10
 
 
 class Example(NamedTuple):
-    """A source text and its target."""
+    """A source text and its target; all references, the target first, if there are several."""
 
     id: str
     source: str
     target: str
+    references: tuple[str, ...] = ()
 
 
 class Split(NamedTuple):
@@ -51,6 +52,7 @@ def load(
     *,
     source: str | None = None,
     target: str | None = None,
+    id: str | None = None,
     on_bad_row: str = "error",
     limit: int = 0,
     seed: int = 0,
@@ -66,7 +68,9 @@ def load(
             split; or ``train=a.jsonl,validation=b.csv,test=c.parquet``.
         split: ``train``, ``validation`` (also ``dev``, ``valid``, ``val``), ``test`` or another name in the data set.
         source: the source column; by default it is detected by its usual names.
-        target: the target column, likewise.
+        target: the target column, likewise. If a row has several references, as a list or in several columns
+            (``"reference1,reference2"``), the first is the target.
+        id: the id column, likewise; ``none`` numbers the rows.
         on_bad_row: ``error`` reports all bad rows at once; ``skip`` skips and lists them.
         limit: maximum number of examples, taken from the beginning; 0 means all.
         seed: for ``newswire``, which is generated. Other data sets ignore it.
@@ -87,7 +91,8 @@ def load(
     if len(bad) < len(first):
         known_source, known_target = origins.known_columns(name)
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
-        chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target)
+        chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target,
+                         id=id)
         examples, bad = _separate(_examples(chain(first, rows), chosen), limit)
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
@@ -107,7 +112,7 @@ def fingerprint(examples: Iterable[Example]) -> str:
     """
     digest = hashlib.sha256()
     for example in examples:
-        for field in example:
+        for field in (*example[:3], *example.references):
             content = field.encode()
             digest.update(len(content).to_bytes(8, "big") + content)
     return digest.hexdigest()[:16]
@@ -145,7 +150,8 @@ def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example
         if isinstance(row, BadRow):
             yield row
             continue
-        reasons = [_fault(row, column) for column in (chosen.source, chosen.target)]
+        references, reasons = _references(row, [chosen.target, *chosen.others])
+        reasons = [_fault(row, chosen.source), *reasons]
         identity = str(number) if chosen.id is None else row.values.get(chosen.id)
         if isinstance(identity, int) and not isinstance(identity, bool):
             identity = str(identity)
@@ -157,15 +163,32 @@ def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example
         if faults:
             yield BadRow(row.file, row.line, "; ".join(faults))
             continue
-        yield Example(str(identity), str(row.values[chosen.source]), str(row.values[chosen.target]))
+        several = tuple(references) if len(references) > 1 else ()
+        yield Example(str(identity), str(row.values[chosen.source]), references[0], several)
         row_by_id[str(identity)] = row
 
 
-def _fault(row: Row, column: str) -> str:
-    """The reason why a row's text cannot be used, or an empty string."""
+def _references(row: Row, columns: list[str]) -> tuple[list[str], list[str]]:
+    """The references of a row, and why they cannot be used. Further columns may be empty."""
+    texts: list[str] = []
+    faults: list[str] = []
+    for index, column in enumerate(columns):
+        value = row.values.get(column)
+        if index and (value is None or value == ""):
+            continue
+        values = value if isinstance(value, list) and value else [value]
+        for text in values:
+            fault = _fault(row, column, text) if column in row.values else f"no column {column!r}"
+            faults.append(fault)
+            texts += [] if fault else [str(text)]
+    return texts, faults
+
+
+def _fault(row: Row, column: str, *given: object) -> str:
+    """The reason why a row's text, or the given one of its column, cannot be used, or an empty string."""
     if column not in row.values:
         return f"no column {column!r}"
-    value = row.values[column]
+    value = given[0] if given else row.values[column]
     if not isinstance(value, str):
         return f"{column!r} should be text, got {'null' if value is None else type(value).__name__}"
     if not value.strip():

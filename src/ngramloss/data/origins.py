@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,10 +43,32 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _SHARD = re.compile(r"(?P<split>.+)-(?P<index>\d{5})-of-(?P<of>\d{5})")
 
 
+class Parallel(NamedTuple):
+    """Files of plain lines that belong together, line by line: the column's name, which is the ending, → its file."""
+
+    columns: dict[str, Path]
+
+    @property
+    def name(self) -> str:
+        """The names of the files."""
+        return " + ".join(path.name for path in self.columns.values())
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """The rows, or an error if the files do not have the same number of lines."""
+        where = " + ".join(map(str, self.columns.values()))
+        number = 0
+        for number, lines in enumerate(zip_longest(*map(_plain_lines, self.columns.values())), 1):
+            if None in lines:
+                short = [path.name for path, line in zip(self.columns.values(), lines, strict=True) if line is None]
+                raise UserError(f"{where} do not have the same number of lines: {', '.join(short)} ends after line "
+                                f"{number - 1}. Line n of one file must belong to line n of the others.")
+            yield Row(where, number, dict(zip(self.columns, lines, strict=True)))
+
+
 class Files(NamedTuple):
     """Local files for each split."""
 
-    splits: dict[str, list[Path]]
+    splits: dict[str, list[Path | Parallel]]
 
 
 Origin = Files | Hub | str
@@ -62,8 +86,10 @@ def origin(name: str) -> Origin:
     if name == BUILT_IN or known:
         return known or name
     path = Path(name).expanduser()
+    if path == files.STDIN:
+        return Files({"train": [path]})
     if path.is_dir():
-        return Files(_folder_splits(path))
+        return Files(_saved_splits(path) or _folder_splits(path))
     if path.exists():
         return Files({"train": [path]})
     if "=" in name:
@@ -105,7 +131,7 @@ def split_rows(name: str, split: str, *, limit: int = 0, seed: int = 0) -> Itera
     data_set = origin(name)
     if isinstance(data_set, Files):
         paths = _split_files(name, data_set, split)
-        return (row for path in paths for row in files.rows(path))
+        return (row for path in paths for row in (path.rows() if isinstance(path, Parallel) else files.rows(path)))
     if isinstance(data_set, Hub):
         return _hub_rows(name, data_set, split)
     return _newswire_rows(split, limit, seed)
@@ -127,18 +153,45 @@ def canonical(name: str) -> str:
     return ALIASES.get(name) or next((known for known, hub in KNOWN.items() if name in (hub.id, str(hub))), name)
 
 
-def _folder_splits(folder: Path) -> dict[str, list[Path]]:
-    """The splits of a folder, by file stem; ``train-00000-of-00002.parquet`` is a part of ``train``."""
-    splits: dict[str, list[Path]] = {}
+def _saved_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
+    """The splits of a folder that ``save_to_disk`` of the package datasets wrote; none if it did not."""
+    try:
+        if files.is_saved(folder):
+            split = json.loads((folder / "state.json").read_text(encoding="utf-8")).get("_split") or "train"
+            return {str(split): [folder]}
+        names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        return {SPLIT_ALIASES.get(str(name), str(name)): [folder / str(name)] for name in names}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{folder} looks like a saved data set, but its JSON files are damaged: {error}. Save it "
+                        "again.") from None
+
+
+def _folder_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
+    """The splits of a folder, by file stem; ``train-00000-of-00002.parquet`` is a part of ``train``.
+
+    ``train.en`` and ``train.de``, or ``train.source`` and ``train.target``, are a split of parallel lines.
+    """
+    splits: dict[str, list[Path | Parallel]] = {}
+    parallel: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
             try:
-                stem, _, _ = files.parts(path)
+                stem, kind, _ = files.parts(path)
             except ValueError:
+                stem, _, column = _bare(path).rpartition(".")
+                if stem in ("train", "validation", "test", *SPLIT_ALIASES):
+                    parallel.setdefault(SPLIT_ALIASES.get(stem, stem), {})[column] = path
                 continue
+            if kind == ".txt" and stem not in ("train", "validation", "test", *SPLIT_ALIASES):
+                continue   # notes, not data
             shard = _SHARD.fullmatch(stem)
             split = shard["split"] if shard else stem
             splits.setdefault(SPLIT_ALIASES.get(split, split), []).append(path)
+    for split, columns in parallel.items():
+        if split not in splits and len(columns) > 1:
+            splits[split] = [Parallel(columns)]
     if not splits:
         raise MissingFileError(
             f"the folder {folder} has no data files. Expected names like train.jsonl, validation.csv or "
@@ -147,9 +200,18 @@ def _folder_splits(folder: Path) -> dict[str, list[Path]]:
     return splits
 
 
-def _given_splits(name: str) -> dict[str, list[Path]]:
-    """Parse ``train=a.jsonl,test=b.csv`` into the files of each split."""
-    splits: dict[str, list[Path]] = {}
+def _bare(path: Path) -> str:
+    """A file's name without the ending of its compression."""
+    return path.name.removesuffix(path.suffix) if path.suffix.lower() in files.COMPRESSIONS else path.name
+
+
+def _plain_lines(path: Path) -> Iterator[str]:
+    return (line for line, _ in files.lines(path))
+
+
+def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
+    """Parse ``train=a.jsonl,test=b.csv`` into the files of each split; ``train=a.en+a.de`` has parallel lines."""
+    splits: dict[str, list[Path | Parallel]] = {}
     for part in name.split(","):
         split, sign, file = (piece.strip() for piece in part.partition("="))
         if not (split and sign and file):
@@ -157,11 +219,20 @@ def _given_splits(name: str) -> dict[str, list[Path]]:
         split = SPLIT_ALIASES.get(split, split)
         if split in splits:
             raise UserError(f"expected one file for each split, got {split!r} twice in {name!r}.")
-        splits[split] = [Path(file).expanduser()]
+        path = Path(file).expanduser()
+        if "+" in file and not path.exists():
+            paths = [Path(piece.strip()).expanduser() for piece in file.split("+")]
+            columns = {_bare(piece).rpartition(".")[2]: piece for piece in paths}
+            if len(columns) < len(paths):
+                raise UserError(f"the files of parallel lines need different endings, which name their columns, got "
+                                f"{file!r}.")
+            splits[split] = [Parallel(columns)]
+        else:
+            splits[split] = [path]
     return splits
 
 
-def _split_files(name: str, data_set: Files, split: str) -> list[Path]:
+def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel]:
     """The files of one split, in order. Raises an error if one is missing."""
     if split not in data_set.splits:
         if Path(name).expanduser().is_file():
@@ -171,12 +242,15 @@ def _split_files(name: str, data_set: Files, split: str) -> list[Path]:
             )
         raise MissingFileError(f"{name} has no split {split!r}; its splits are {sorted(data_set.splits)}.")
     paths = data_set.splits[split]
-    for path in paths:
-        if not path.is_file():
+    plain = [file for path in paths for file in (path.columns.values() if isinstance(path, Parallel) else [path])]
+    for path in plain:
+        if not (path.is_file() or files.is_saved(path) or path == files.STDIN):
             raise MissingFileError(_absent(path))
-    shards = [_SHARD.fullmatch(files.parts(path)[0]) for path in paths]
+    if len(plain) == 1 and plain[0].is_dir():
+        return paths
+    shards = [_SHARD.fullmatch(files.parts(path)[0]) for path in paths if not isinstance(path, Parallel)]
     numbers = [(int(shard["index"]), int(shard["of"])) for shard in shards if shard]
-    if len(paths) > 1 and len(numbers) < len(paths):
+    if len(paths) > 1 and len(numbers) < len(paths):   # a split of several files must be shards
         raise UserError(f"expected one file for the split {split!r} of {name}, got {[path.name for path in paths]}.")
     if numbers and Path(name).expanduser().is_dir() and numbers != [(index, len(paths)) for index in range(len(paths))]:
         raise MissingFileError(

@@ -1,10 +1,12 @@
-"""a file of JSON lines, CSV, TSV or Parquet, compressed or not → its rows, each with its line number."""
+"""a file of JSON lines, CSV, TSV, Parquet or plain lines, compressed or not → its rows, each with its line number."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -13,14 +15,22 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 
-COMPRESSIONS = {".gz": "gzip", ".xz": "lzma", ".bz2": "bz2"}
+COMPRESSIONS = {".gz": "gzip", ".xz": "lzma", ".bz2": "bz2", ".zst": "ngramloss.data.zstd"}
 """File name ending → the module that opens it."""
+
+STDIN = Path("-")
+"""Stands for standard input."""
+
+LINE = "text"
+"""The column of a file of plain lines."""
 
 MISTAKEN = {
     b"\xff\xfe": "UTF-16 text. Save it as UTF-8.",
     b"\xfe\xff": "UTF-16 text. Save it as UTF-8.",
     b"\x1f\x8b": "gzip data. Rename it so that it ends in .gz.",
     b"\xfd7zXZ\x00": "xz data. Rename it so that it ends in .xz.",
+    b"\x28\xb5\x2f\xfd": "Zstandard data. Rename it so that it ends in .zst.",
+    b"PAR1": "Parquet data. Rename it so that it ends in .parquet.",
     b"PK\x03\x04": "a zip archive. Unpack it first.",
 }
 """First bytes of a file that is not the text its name says → what it is, and what to do."""
@@ -58,18 +68,30 @@ def rows(path: Path) -> Iterator[Row | BadRow]:
     Blank lines between rows are skipped. Bytes that are not UTF-8 are kept as lone surrogates, so only the rows that
     contain them are bad. A byte order mark at the beginning is removed.
     """
+    if is_saved(path):
+        yield from _saved(path)
+        return
     _, kind, compression = parts(path)
     if kind == ".parquet":
         yield from _parquet(path)
         return
+    yield from _checked(path, compression, kind)
+
+
+def _checked(path: Path, compression: str, kind: str) -> Iterator[Row | BadRow]:
+    """Read a file that is not Parquet; an error if it is truncated, or not what its name says."""
     with opened(path, compression) as stream:
         try:
             opening = stream.peek(6)
+            if path == STDIN:
+                kind = _sniffed(opening)
             for magic, what in MISTAKEN.items():
                 if opening.startswith(magic):
                     raise UserError(f"{path} should contain {kind} text, but it is {what}")
             yield from _READERS[kind](stream, path)
         except (EOFError, zlib.error, OSError, import_module("lzma").LZMAError) as error:
+            if isinstance(error, OSError) and error.errno is not None:   # of the system, not of the content
+                raise
             raise UserError(
                 f"{path} is truncated or damaged: {error}. Copy or create the file again; no rows were used."
             ) from error
@@ -84,6 +106,8 @@ def parts(path: Path) -> tuple[str, str, str]:
         >>> parts(Path("train.csv"))
         ('train', '.csv', '')
     """
+    if path == STDIN:
+        return "stdin", ".txt", ""
     name = path.name
     compression = next((end for end in COMPRESSIONS if name.lower().endswith(end)), "")
     bare = name[: len(name) - len(compression)]
@@ -109,6 +133,8 @@ def needed(package: str, purpose: str, extra: str) -> Any:
 
 def opened(path: Path, compression: str) -> io.BufferedReader:
     """Open a file for reading bytes, decompressed; ``compression`` is one of ``COMPRESSIONS`` or empty."""
+    if path == STDIN:
+        return sys.stdin.buffer  # type: ignore[return-value]
     if not compression:
         return path.open("rb")
     return io.BufferedReader(import_module(COMPRESSIONS[compression]).open(path))
@@ -178,7 +204,40 @@ def _json_row(value: object, path: Path, line: int) -> Row | BadRow:
     return Row(str(path), line, value)
 
 
-def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = ",") -> Iterator[Row | BadRow]:
+def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
+    """Read plain text. Every line is a row, also an empty one."""
+    for line, raw in enumerate(stream, 1):
+        yield Row(str(path), line, {LINE: _text(raw, first=line == 1).rstrip("\r\n")})
+
+
+def lines(path: Path) -> Iterator[tuple[str, int]]:
+    """The lines of a file of plain text, whatever its name ends in, each with its number."""
+    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
+    for row in _checked(path, compression, ".txt"):
+        yield str(row.values[LINE]) if isinstance(row, Row) else "", row.line
+
+
+def _sniffed(opening: bytes) -> str:
+    """The format of standard input, which has no name: JSON if it begins like that, else plain lines."""
+    start = opening.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return ".json" if start.startswith((b"[", b"{")) else ".txt"
+
+
+def _delimiter(opening: bytes) -> str:
+    """What separates the columns of a CSV file: of comma, semicolon and tab the one that its header has most.
+
+    Quoted names do not count. Without any, it is a comma.
+
+    Example:
+        >>> _delimiter(b'id;"a,b,c";summary\\n1;2;3\\n')
+        ';'
+    """
+    header = re.sub(rb'"[^"]*"', b"", opening).partition(b"\n")[0]
+    return max(",;\t", key=lambda sign: header.count(sign.encode()))
+
+
+def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Iterator[Row | BadRow]:
+    delimiter = delimiter or _delimiter(stream.peek(1 << 13))
     # The limit is raised permanently, because two readers may be open at the same time.
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -246,11 +305,28 @@ def _text(raw: bytes, *, first: bool) -> str:
     return raw.decode("utf-8-sig" if first else "utf-8", errors="surrogateescape")
 
 
+def is_saved(path: Path) -> bool:
+    """Whether a folder was written by ``datasets.Dataset.save_to_disk``."""
+    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+
+
+def _saved(folder: Path) -> Iterator[Row | BadRow]:
+    datasets = needed("datasets", f"reading {folder}", "hf")
+    try:
+        table = datasets.load_from_disk(str(folder))
+    except Exception as error:   # files may be missing or damaged in many ways
+        message = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(f"{folder} cannot be read as a saved data set: {message}. Save it again.") from error
+    yield from (Row(str(folder), number, values) for number, values in enumerate(table, 1))
+
+
 _READERS: dict[str, Callable[[io.BufferedReader, Path], Iterator[Row | BadRow]]] = {
     ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
     ".json": _json,
     ".csv": _csv,
     ".tsv": _tsv,
+    ".txt": _lines,
 }
 
 FORMATS = [*_READERS, ".parquet"]

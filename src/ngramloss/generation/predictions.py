@@ -152,7 +152,8 @@ def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, 
         if not begun:
             run.seen.unlink(missing_ok=True)   # of other predictions
         write_whole(run.generation, json.dumps(settings, indent=1))
-        rows = ({"id": example.id, "reference": example.target, "document": example.source} for example in examples)
+        rows = ({"id": example.id, "reference": list(example.references) or example.target, "document": example.source}
+                for example in examples)
         write_whole(run.references, "".join(_line(row) for row in rows))
     share = run.share(rank)
     write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # a line that a kill cut short is cut off
