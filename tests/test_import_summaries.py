@@ -401,6 +401,7 @@ def test_tokenised_summaries_of_many_sentences_become_plain_lines(tmp_path):
     assert bring(tmp_path, tmp_path / "simcls.txt", "--order", tmp_path / "order.txt") == (0, tokens)
 
 
+@pytest.mark.slow
 def test_simcls_on_xsum_scores_as_seen_whichever_way_its_order_is_told(tmp_path, capsys):
     gold = as_xsum(tmp_path, data_folder("xsum_test"))
     code, by_order = bring(tmp_path, tmp_path / "simcls.txt", "--order", tmp_path / "order.txt")
@@ -414,6 +415,7 @@ def test_simcls_on_xsum_scores_as_seen_whichever_way_its_order_is_told(tmp_path,
     assert "the order looks wrong" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_simcls_on_cnndm_scores_as_seen_with_its_sentences_on_lines(tmp_path):
     gold = as_cnndm(tmp_path, data_folder("cnndm_test"))
     order = ("--order", tmp_path / "order.txt")
@@ -426,7 +428,7 @@ def test_simcls_on_cnndm_scores_as_seen_with_its_sentences_on_lines(tmp_path):
     assert sum(tokens[key] != by_text[key] for key in tokens) <= 80   # references of one text may be exchanged
 
 
-@pytest.mark.parametrize("data", ["stories", "released"])
+@pytest.mark.parametrize("data", ["stories", pytest.param("released", marks=pytest.mark.slow)])
 def test_bleu_on_xsum_is_sacrebleus_own_and_repetition_is_a_plain_count(data):
     folder = STORIES / "xsum_test" if data == "stories" else data_folder("xsum_test")
     gold = [xsum_reference(row) for row in read_rows(folder, "references_hf_order")]
