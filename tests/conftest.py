@@ -1,4 +1,7 @@
-"""Without a GPU, Triton kernels run in Triton's own interpreter. It must be told before the kernels are imported."""
+"""What all tests share: markers that fixtures imply, a cache of their own.
+
+Without a GPU, Triton kernels run in Triton's own interpreter. It must be told before the kernels are imported.
+"""
 
 import os
 
@@ -7,6 +10,14 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Whatever opens the page in a browser is marked as such."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """a few sentences → the dict that a report is made of: small, hostile, or as large as XSum's test set."""
 
-import json
-import lzma
+import os
 import random
-from pathlib import Path
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "xsum_test"
+from released_data import data_folder, read_rows
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",
@@ -129,14 +127,15 @@ def hostile():
 
 
 def large(count=11_334, names=7):
-    """As many cases as XSum's test set has: the authors' released summaries where they are at hand, else made up."""
+    """As many cases as XSum's test set has: the authors' released summaries where NGRAMLOSS_DATA has them, else made up."""
     data = sample(0)
-    if DATA.exists():
-        gold, rows = _rows("references_hf_order"), _rows("authors_predictions_hf_order")
+    if os.environ.get("NGRAMLOSS_DATA"):
+        folder = data_folder("xsum_test")
+        gold, rows = read_rows(folder, "references_hf_order"), read_rows(folder, "authors_predictions_hf_order")
         ids = [row["id"] for row in rows]
         references = [[row["summary_cased"] or row["summary"]] for row in gold]
         texts = [[row[name] for row in rows] for name in rows[0] if name not in ("hf_index", "id")]
-        source = {row["id"]: row["document"] for row in _rows("documents_partial")}
+        source = {row["id"]: row["document"] for row in read_rows(folder, "documents_partial")}
         documents = [source.get(key) for key in ids]
     else:
         rng = random.Random(1)
@@ -154,8 +153,3 @@ def large(count=11_334, names=7):
         name: [[rng.random() * 100 for _ in ids] for _ in texts] for name in figures}}
     data["seen"] = {}
     return data
-
-
-def _rows(stem):
-    with lzma.open(DATA / f"{stem}.jsonl.xz", "rt") as file:
-        return [json.loads(line) for line in file]

@@ -21,7 +21,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, detach, logits_of
 from ngramloss.hf.step_loss import shifted
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.adopt, pytest.mark.filterwarnings("ignore")]
 
 OBJECTIVE = "ce + matches(1,2) + bag(2)"
 FAMILIES = ["bart", "llama"]   # an encoder-decoder, and a decoder-only model with a masked prompt

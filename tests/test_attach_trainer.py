@@ -91,6 +91,7 @@ def test_a_decoder_only_model_makes_the_same_step(split, tmp_path):
     assert_same_step(step, by_hand(OBJECTIVE, True, "llama"))
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_step(tmp_path):
     script = tmp_path / "step.py"
     script.write_text(

@@ -11,6 +11,8 @@ import pytest
 
 from ngramloss.data import newswire
 
+pytestmark = pytest.mark.slow
+
 POINTS, SEED = 50, 20261115
 RECIPE = """
 objective = "ce + matches(2)"

@@ -9,11 +9,11 @@ import lzma
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from released_data import STORIES, data_folder, read_rows
 
 from ngramloss.data import BadRow, Example, load, measurement, split_many, split_names, table
 from ngramloss.data import examples as examples_room
@@ -30,7 +30,6 @@ ROWS = [
 ]
 EXAMPLES = [Example(row["id"], row["document"], row["summary"]) for row in ROWS]
 COMPRESSED = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
-DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
 
 
 def json_lines(rows):
@@ -912,9 +911,13 @@ def test_a_measurement_says_which_rows_it_is_of(folder):
 
 
 def real(name):
-    if not (DATA / name).is_dir():
-        pytest.skip(f"no {name} in ../shared/data")
-    return str(DATA / name)
+    return str(data_folder(name))
+
+
+@pytest.mark.parametrize(("name", "target"), [("xsum_test", "summary"), ("cnndm_test", "highlights")])
+def test_a_folder_of_released_files_loads_by_the_name_of_a_file(name, target):
+    rows = read_rows(STORIES / name, "documents_partial")
+    assert load(str(STORIES / name), "documents_partial").examples == [Example(row["id"], row["document"], row[target]) for row in rows]
 
 
 def test_dialogsum_loads_whole():

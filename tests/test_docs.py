@@ -21,7 +21,7 @@ from ngramloss.cli import main, parser
 from ngramloss.metrics.registry import METRICS
 from ngramloss.version import __version__
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.docs, pytest.mark.usefixtures("own_cache")]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,15 +1,14 @@
 """ngramloss import: summaries that others released, however they mark sentences, each with the id of its reference."""
 
 import json
-import lzma
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import sacrebleu
 import tiny_tokenizers
 import torch
 import transformers as hf
+from released_data import STORIES, data_folder, read_rows, xsum_reference
 
 from ngramloss import cli
 from ngramloss.data import newswire
@@ -19,8 +18,6 @@ from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.shape import shape
 from ngramloss.scoring import import_summaries
-
-DATA = Path(__file__).parents[2] / "shared" / "data"
 
 REFERENCES = {"a": "The cat sat.\nIt slept.", "b": "It rained (a lot) all day.", "c": "Prices don't fall."}
 
@@ -354,29 +351,12 @@ def test_prophetnets_decoder_leaves_out_what_parts_sentences(tmp_path):
     assert "[X_SEP]" in tokenizer.decode(ids)
 
 
-# Real data
+# Released data, and a few stories of our own in the same form
 
 
-def rows(name, stem):
-    path = DATA / name / f"{stem}.jsonl.xz"
-    if not path.exists():
-        pytest.skip(f"the data of {name} are not here")
-    with lzma.open(path, "rt") as file:
-        return [json.loads(line) for line in file]
-
-
-def xsum_reference(row):
-    """The cased text where one is known, else the tokens with four replacements, as for the authors' summaries."""
-    text = row["summary_cased"] or row["summary"]
-    if not row["summary_cased"]:
-        for before, after in ((" n't", "n't"), (" `` ", ' "'), ("`` ", '"'), (" '' ", '" '), ("can not", "cannot")):
-            text = text.replace(before, after)
-    return text
-
-
-def as_released(folder, name, place, reference, gold):
+def as_released(folder, data, place, reference, gold):
     """References in their order; released references and SimCLS's summaries in the order they were released in."""
-    references, systems = rows(name, "references_hf_order"), rows(name, "other_systems_hf_order")
+    references, systems = read_rows(data, "references_hf_order"), read_rows(data, "other_systems_hf_order")
     written(folder / "refs.jsonl", "".join(json.dumps({"id": row["id"], "reference": reference(row)}) + "\n" for row in references))
     order = sorted(range(len(references)), key=lambda number: references[number][place])
     written(folder / "order.txt", "\n".join(references[number]["id"] for number in order))
@@ -390,8 +370,40 @@ def means(gold, found, **options):
     return [sum(values[name]) / len(gold) for name in ("rouge1", "rouge2", "rougeLsum")]
 
 
+def as_xsum(folder, data):
+    return as_released(folder, data, "gold_index", xsum_reference, lambda row: row["summary"])
+
+
+def as_cnndm(folder, data):
+    return as_released(folder, data, "see_index", lambda row: row["highlights"], lambda row: row["highlights_tok"].replace("\n", "<q>"))
+
+
+def test_one_sentence_summaries_find_their_ids_by_an_order_or_by_their_references(tmp_path, capsys):
+    as_xsum(tmp_path, STORIES / "xsum_test")
+    texts = {row["id"]: row["SimCLS"] for row in read_rows(STORIES / "xsum_test", "other_systems_hf_order")}
+    assert bring(tmp_path, tmp_path / "simcls.txt", "--order", tmp_path / "order.txt") == (0, texts)
+    assert bring(tmp_path, tmp_path / "simcls.txt", "--gold", tmp_path / "gold.txt") == (0, texts)
+    assert "order looks wrong" not in capsys.readouterr().err
+    code, found = bring(tmp_path, tmp_path / "simcls.txt")
+    assert (code, found == texts, sorted(found.values())) == (0, False, sorted(texts.values()))
+    assert "the order looks wrong" in capsys.readouterr().err
+
+
+def test_tokenised_summaries_of_many_sentences_become_plain_lines(tmp_path):
+    as_cnndm(tmp_path, STORIES / "cnndm_test")
+    told = ("--gold", tmp_path / "gold.txt")
+    plain = bring(tmp_path, tmp_path / "simcls.txt", *told, "--ptb", "--sentences", " . ")[1]
+    for row in read_rows(STORIES / "cnndm_test", "authors_predictions_segmented_hf_order"):
+        written_plainly = [line.removesuffix(".").lower() for line in row["originalCrossEntropy"]]   # its first two sentences
+        assert plain[row["id"]].split("\n")[:2] == written_plainly
+    tokens = bring(tmp_path, tmp_path / "simcls.txt", *told)[1]
+    assert tokens == {row["id"]: row["SimCLS"] for row in read_rows(STORIES / "cnndm_test", "other_systems_hf_order")}
+    assert bring(tmp_path, tmp_path / "simcls.txt", "--order", tmp_path / "order.txt") == (0, tokens)
+
+
+@pytest.mark.slow
 def test_simcls_on_xsum_scores_as_seen_whichever_way_its_order_is_told(tmp_path, capsys):
-    gold = as_released(tmp_path, "xsum_test", "gold_index", xsum_reference, lambda row: row["summary"])
+    gold = as_xsum(tmp_path, data_folder("xsum_test"))
     code, by_order = bring(tmp_path, tmp_path / "simcls.txt", "--order", tmp_path / "order.txt")
     assert code == 0
     assert means(gold, by_order) == pytest.approx([47.34, 24.45, 39.27], abs=0.006)
@@ -403,10 +415,9 @@ def test_simcls_on_xsum_scores_as_seen_whichever_way_its_order_is_told(tmp_path,
     assert "the order looks wrong" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_simcls_on_cnndm_scores_as_seen_with_its_sentences_on_lines(tmp_path):
-    gold = as_released(
-        tmp_path, "cnndm_test", "see_index", lambda row: row["highlights"], lambda row: row["highlights_tok"].replace("\n", "<q>")
-    )
+    gold = as_cnndm(tmp_path, data_folder("cnndm_test"))
     order = ("--order", tmp_path / "order.txt")
     code, found = bring(tmp_path, tmp_path / "simcls.txt", *order, "--ptb", "--sentences", " . ")
     assert code == 0
@@ -417,13 +428,16 @@ def test_simcls_on_cnndm_scores_as_seen_with_its_sentences_on_lines(tmp_path):
     assert sum(tokens[key] != by_text[key] for key in tokens) <= 80   # references of one text may be exchanged
 
 
-def test_bleu_on_xsum_is_sacrebleus_own_and_repetition_is_a_plain_count():
-    gold = [xsum_reference(row) for row in rows("xsum_test", "references_hf_order")]
-    texts = [row["originalCrossEntropy"] for row in rows("xsum_test", "authors_predictions_hf_order")]
+@pytest.mark.parametrize("data", ["stories", pytest.param("released", marks=pytest.mark.slow)])
+def test_bleu_on_xsum_is_sacrebleus_own_and_repetition_is_a_plain_count(data):
+    folder = STORIES / "xsum_test" if data == "stories" else data_folder("xsum_test")
+    gold = [xsum_reference(row) for row in read_rows(folder, "references_hf_order")]
+    texts = [row["originalCrossEntropy"] for row in read_rows(folder, "authors_predictions_hf_order")]
     pooled = bleu([[text] for text in gold], texts).pooled["bleu"]
     ours = float(pooled.combine(pooled.statistics.sum(0)))
     assert ours == pytest.approx(sacrebleu.corpus_bleu(texts, [gold]).score, abs=1e-9)
-    assert ours == pytest.approx(7.667, abs=0.001)   # low: it knows case, and most of these references have none
+    if data == "released":
+        assert ours == pytest.approx(7.667, abs=0.001)   # low: it knows case, and most of these references have none
     repeated = shape(texts).values["repeated3"]
     for text, value in zip(texts, repeated, strict=True):
         words = words_of(text)
@@ -433,4 +447,5 @@ def test_bleu_on_xsum_is_sacrebleus_own_and_repetition_is_a_plain_count():
             again += seen[trigram] > 0
             seen[trigram] += 1
         assert value == pytest.approx(100 * again / max(len(words) - 2, 1))
-    assert 0 < sum(repeated) / len(repeated) < 1
+    if data == "released":
+        assert 0 < sum(repeated) / len(repeated) < 1

@@ -119,6 +119,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on_and_writes_no_id_twice(run, tmp_path):
     arguments = ["generate", str(run), "--limit", "9", "--out", str(tmp_path / "a"), "--batch-size", "2"]
     done = subprocess.run([sys.executable, "-c", STOP, *arguments], capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -134,6 +135,7 @@ def test_a_killed_job_goes_on_and_writes_no_id_twice(run, tmp_path):
     assert all(line in (tmp_path / "a" / "predictions.jsonl").read_text() for line in before.splitlines())
 
 
+@pytest.mark.slow
 def test_processes_share_the_documents(run, tmp_path):
     arguments = [sys.executable, "-m", "ngramloss", "generate", str(run), "--limit", "5", "--out", str(tmp_path / "two")]
     workers = [

@@ -103,7 +103,7 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
 
 def write_split(path, split, count):

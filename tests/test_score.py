@@ -17,6 +17,7 @@ import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
+from released_data import STORIES, data_folder, read_rows, xsum_reference
 
 from ngramloss import cli
 from ngramloss.cli import score as score_verb
@@ -31,8 +32,6 @@ from ngramloss.metrics.shape import fragments, shape
 from ngramloss.scoring import results, systems
 from ngramloss.settings import Setting
 from ngramloss.version import __version__
-
-DATA = Path(__file__).parents[2] / "shared" / "data"
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
 GOOD = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
@@ -556,34 +555,18 @@ PAPER = {
 }
 
 
-def released(name):
-    folder = DATA / name
-    if not folder.exists():
-        pytest.skip(f"the data of {name} are not here")
-    predictions = {"xsum_test": "authors_predictions_hf_order", "cnndm_test": "authors_predictions_segmented_hf_order"}[name]
-
-    def rows(stem):
-        with lzma.open(folder / f"{stem}.jsonl.xz", "rt") as file:
-            return [json.loads(line) for line in file]
-
-    return rows("references_hf_order"), rows(predictions)
+def released(folder):
+    predictions = {"xsum_test": "authors_predictions_hf_order", "cnndm_test": "authors_predictions_segmented_hf_order"}[folder.name]
+    return read_rows(folder, "references_hf_order"), read_rows(folder, predictions)
 
 
-def xsum_reference(row):
-    if row["summary_cased"]:
-        return row["summary_cased"]
-    text = row["summary"]
-    for before, after in ((" n't", "n't"), (" `` ", ' "'), ("`` ", '"'), (" '' ", '" '), ("can not", "cannot")):
-        text = text.replace(before, after)
-    return text
-
-
+@pytest.mark.parametrize("data", ["stories", "released"])
 @pytest.mark.parametrize("name", PAPER)
-def test_each_document_scores_as_googles_package_scores_it(name):
+def test_each_document_scores_as_googles_package_scores_it(name, data):
     from rouge_score.rouge_scorer import RougeScorer
 
-    references, predictions = released(name)
-    rows = list(zip(references, predictions, strict=True))[::60]
+    references, predictions = released(STORIES / name if data == "stories" else data_folder(name))
+    rows = list(zip(references, predictions, strict=True))[:: 1 if data == "stories" else 60]
     gold = [xsum_reference(row) if name == "xsum_test" else row["highlights"] for row, _ in rows]
     for system in ("originalCrossEntropy", "BoN"):
         texts = [row[system] if isinstance(row[system], str) else "\n".join(row[system]) for _, row in rows]
@@ -596,7 +579,7 @@ def test_each_document_scores_as_googles_package_scores_it(name):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_released_summaries_score_as_published(name):
-    references, predictions = released(name)
+    references, predictions = released(data_folder(name))
     gold = [[xsum_reference(row) if name == "xsum_test" else row["highlights"]] for row in references]
     for system, (one, two, three) in PAPER[name].items():
         texts = [row[system] if isinstance(row[system], str) else "\n".join(row[system]) for row in predictions]

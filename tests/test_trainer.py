@@ -308,6 +308,7 @@ def in_two_processes(folder, **changes):
     return torch.load(folder / "weights.pt"), json.loads((folder / "log.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 @pytest.mark.parametrize(("batch", "accumulate"), [(4, 1), (2, 2)])
 def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumulate, strategy):
@@ -331,6 +332,7 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumul
         assert evaluated[0][name] == pytest.approx(evaluated[1][name], abs=1e-4), name
 
 
+@pytest.mark.slow
 def test_sharded_processes_train_alike_and_save_a_model_that_loads(tmp_path, whole):
     weights, found = in_two_processes(
         tmp_path / "two", per_device_train_batch_size=4, fsdp=True, fsdp_config={"version": 2},
