@@ -103,7 +103,7 @@ def scored(files, *arguments):
     return cli.main(["score", "--references", str(files / "refs.jsonl"), *map(str, arguments)])
 
 
-@pytest.mark.parametrize("form", [[], ["--json"], ["--latex"], ["--markdown"]])
+@pytest.mark.parametrize("form", [[], ["--json"], ["--latex"], ["--markdown"], ["--csv"]])
 def test_a_hostile_file_name_is_shown_as_text_in_every_form(files, form, capsys):
     path = files / f"{HOSTILE}\nerror: forged.jsonl"
     path.write_text((files / "good.jsonl").read_text())

@@ -18,6 +18,7 @@ from ngramloss.metrics.scores import Absent, Scores
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
 from ngramloss.scoring.audit import Limits, limits, oddities
 from ngramloss.settings import Setting
+from ngramloss.tabular import Cell
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
 TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
@@ -429,7 +430,7 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
     again = score(capsys, folder, "--metrics", "partly")
     assert again == found
     assert cli.main(["score", str(folder), "--metrics", "partly"]) == 0
-    assert "partly: 1 documents without a figure in some system are left out." in capsys.readouterr().out
+    assert "partly: 1 documents without a score in some system are left out." in capsys.readouterr().out
 
 
 def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, monkeypatch):
@@ -473,9 +474,8 @@ def test_marks_are_corrected_for_several_comparisons():
     larger = [max(one.p_bootstrap, one.p_randomisation) for one in figures[1:]]
     assert [one.p_holm for one in figures[1:]] == significance.holm(larger)
     assert figures[0].p_holm is None
-    assert [tables.mark(chance) for chance in (None, 0.5, 0.05, 0.049, 0.01, 0.009)] == ["", "", "", "*", "*", "**"]
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, 0.5)) == "50.00 ±1.50"
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02)) == "50.00 ±1.50*"
+    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, 0.5), 2) == Cell("50.00", 50.0, "", "±1.50")
+    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02), 2) == Cell("50.00", 50.0, "*", "±1.50")
 
 
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):

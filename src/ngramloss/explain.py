@@ -12,6 +12,7 @@ from ngramloss.errors import UserError
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term, bag, bleu, eisl, matches, ngrams, precision, rewards
 from ngramloss.stats import TokenStats, token_stats
+from ngramloss.tabular import aligned
 
 FILLER = "_"
 """Stands in a candidate where a word is missing, as an id of its own; it matches nothing, not even a real ``_``."""
@@ -261,12 +262,5 @@ def _columns(table: list[list[str]], names: int = 2) -> list[str]:
     """Lines with columns aligned: the first ``names`` to the left, numbers to the right."""
     if len(table) == 1 and len(table[0]) > 1:
         return ["  the reference is shorter than n: there is no window"]
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    left = {0} if names == 1 else {1} if table[0][0] == "at" else set()
-    return [
-        "  " + "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+    left = (0,) if names == 1 else (1,) if table[0][0] == "at" else ()
+    return [f"  {line}" for line in aligned(table, left)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ngramloss import paper, recipe
+from ngramloss import paper, recipe, tabular
 from ngramloss.data import measurement
 from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
@@ -17,6 +17,7 @@ from ngramloss.report import page, record
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance, results, significance, systems, tables
 from ngramloss.scoring.significance import Figure
+from ngramloss.tabular import Cell, Head, Row, Table
 from ngramloss.training import models, runner
 
 Say = Callable[[str], None]
@@ -196,18 +197,18 @@ def deviations(plan: Plan) -> list[str]:
 
 
 def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
-    """What was seen of the objectives in one figure, as a sentence."""
+    """A one-sentence summary of the differences between the objectives in one score."""
     label = result.described[figure].label
     if result.seeds:
         first, *others = result.seeds
         each = [f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
-                f"{tables.mark(seeds.against_first[figure]['p_holm'])}" for seeds in others]
+                f"{tabular.mark(seeds.against_first[figure]['p_holm'])}" for seeds in others]
         return f"Seen here, {label} against {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
     each = []
     for system, run in enumerate(result.runs):
         score = result.figures[figure][system]
         if run is not None and not run.is_baseline and score.difference is not None:
-            each.append(f"{run.label} {score.difference:+.2f}{tables.mark(score.p_holm)}")
+            each.append(f"{run.label} {score.difference:+.2f}{tabular.mark(score.p_holm)}")
     return (f"Seen here, {label} against {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
             "about variation between runs.")
 
@@ -216,18 +217,21 @@ def _listed(differences: Sequence[str]) -> str:
     return ", ".join(differences) or "nothing to compare"
 
 
-def rows(result: results.Result, plan: Plan) -> list[list[str]]:
-    """The table in the paper's layout beside the paper's values, its heads first."""
-    names = [name for name in FIGURES if name in result.figures]
+def table(result: results.Result, plan: Plan) -> Table:
+    """The table in the paper's layout, beside the paper's values."""
+    scores = {name: result.described[name] for name in FIGURES if name in result.figures}
     speeds = _speeds(result)
-    title = paper.TITLES[_paper_data(plan)]
-    table = [["", *(result.described[name].label for name in names), "Docs/s", title, "R-1", "R-2", "R-L"]]
+    heads = [*(Head(name, score.label, score.better == "lower") for name, score in scores.items()), Head("Docs/s"),
+             Head(paper.TITLES[_paper_data(plan)]), *(Head(f"paper {name}", name) for name in ("R-1", "R-2", "R-L"))]
+    rows = []
     for label, objective, printed in _layout(plan):
         indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
-        beside = ["" if value is None else f"{value:.2f}" for value in printed]
-        speed = f"{speeds[objective]:.0f} (×{speeds[objective] / speeds['ce']:.2f})" if objective in speeds else ""
-        table.append([objective, *(_cell(result.figures[name], indices) for name in names), speed, label, *beside])
-    return table
+        cells = [_cell(result.figures[name], indices, score.decimals) for name, score in scores.items()]
+        speed = Cell(f"{speeds[objective]:.0f}", speeds[objective], note=f"×{speeds[objective] / speeds['ce']:.2f}"
+                     ) if objective in speeds else Cell("")
+        beside = [Cell("" if value is None else f"{value:.2f}", value) for value in printed]
+        rows.append(Row(objective, objective, [*cells, speed, Cell(label), *beside]))
+    return Table(heads, rows, intervals=True)
 
 
 def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int, int], None] | None = None) -> str:
@@ -270,18 +274,19 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
 
 
 def _paper_data(plan: Plan) -> str:
-    """The data set whose figures of the paper stand beside: its own, else that of the ablation."""
+    """The data set whose scores of the paper stand beside: its own, else that of the ablation."""
     return plan.data if plan.data in paper.TABLE2 and plan.table != "table3" else "cnn_dailymail"
 
 
-def _cell(figures: Sequence[Figure], indices: Sequence[int]) -> str:
-    """One run with its interval and mark, or the mean of several with their spread."""
+def _cell(figures: Sequence[Figure], indices: Sequence[int], decimals: int) -> Cell:
+    """One run with its interval and mark, or the mean of several with their standard deviation."""
     if not indices:
-        return "–"
-    if len(indices) > 1:
-        spread = significance.over_seeds([figures[index].value for index in indices])
-        return f"{spread['mean']:.2f} ±{spread['spread']:.2f}"
-    return tables.cell(figures[indices[0]])
+        return Cell("–")
+    if len(indices) == 1:
+        return tables.cell(figures[indices[0]], decimals)
+    spread = significance.over_seeds([figures[index].value for index in indices])
+    deviation = f"±{spread['spread']:.{decimals}f}" if tabular.is_number(spread["spread"]) else ""
+    return Cell(tabular.fixed(spread["mean"], decimals), spread["mean"], interval=deviation)
 
 
 def _speeds(result: results.Result) -> dict[str, float]:

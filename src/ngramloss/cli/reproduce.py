@@ -55,8 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from ngramloss import reproduce
-    from ngramloss.scoring import tables
+    from ngramloss import reproduce, tabular
 
     data = options.data or reproduce.chosen_data()
     if options.table == "table1":
@@ -82,8 +81,7 @@ def run(options: argparse.Namespace) -> int:
     if done is None:
         return 130
     print_result(f"{plan.note}\n{reproduce.differences_sentence(done.result)}\n")
-    for line in tables.columns(reproduce.rows(done.result, plan)):
-        print_result(line)
+    print_result(tabular.as_text(reproduce.table(done.result, plan)))
     if options.table == "cases":
         print_result(reproduce.cases(done.result, done.texts))
     spread = "; over seeds, their spread" if options.seeds > 1 else ""

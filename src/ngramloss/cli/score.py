@@ -10,7 +10,7 @@ from ngramloss.cli.output import print_result
 SCORE = """\
 Score one or more systems' summaries against references, with intervals, and test each against the first.
 
-A system is a run's folder (after ngramloss generate), whose documents' figures are kept in its scores.jsonl, or a file:
+A system is a run's folder (after ngramloss generate), whose documents' scores are kept in its scores.jsonl, or a file:
 JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a line. A
 system's name is its folder's, or its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
 `ngramloss list metrics` describes all metrics and their options. If a metric lacks a model or a package, the others
@@ -36,9 +36,9 @@ def add(verbs: Verbs) -> None:
     """Add the verb and its options."""
     score = verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
     add_scoring(score, metrics="rouge")
-    score.add_argument("--per-document", metavar="FILE", help="write every document's figures as JSONL")
+    score.add_argument("--per-document", metavar="FILE", help="write every document's scores as JSONL")
     form = score.add_mutually_exclusive_group()
-    for name in ("json", "latex", "markdown"):
+    for name in ("json", "latex", "markdown", "csv"):
         form.add_argument(f"--{name}", action="store_true", help=f"print {name} instead of a table")
     score.set_defaults(run_verb=run)
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     result, _ = score_from_options(options)
     if out is not None:
         tables.write_documents(result, out)
-    forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown}
+    forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown, "csv": tables.as_csv}
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
     print_result(form(result))
     return 1 if result.absent and not result.figures else 0

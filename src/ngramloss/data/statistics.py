@@ -12,6 +12,7 @@ from math import fsum
 from operator import add
 from typing import NamedTuple
 
+from ngramloss import tabular
 from ngramloss.data.examples import Example, load
 from ngramloss.data.origins import canonical, split_names
 from ngramloss.data.rows import BadRow
@@ -255,13 +256,10 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
         rows.append(["paper", paper.sizes, *(f"{value:.2f}" for value in paper[1:]), "", ""])
     over = ["", "", "source", "", "summary", "", "% novel bigrams", "", ""]
     heads = ["split", "examples", "words", "sents", "words", "sents", "types", "tokens", "pooled"]
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = [_align(row, widths) for row in [heads, *rows]]
-    starts = [sum(widths[:column]) + 2 * column for column in range(len(heads))]
+    lines = tabular.aligned([heads, *rows])
     top = ""
-    for start, head, narrow in zip(starts, over, heads, strict=True):
-        if head:
-            top = top.ljust(start + widths[starts.index(start)] - len(narrow)) + head
+    for head, below in zip(over, re.finditer(r"\S+", lines[0]), strict=True):
+        top = top.ljust(below.start()) + head if head else top
     definitions = [*DEFINITIONS[rules], *NOVEL]
     if paper:
         definitions.append("paper: Table 1 of the paper, which does not say over which splits it averages")
@@ -270,13 +268,7 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
 
 def _cells(counts: Statistics) -> list[str]:
     means = (getattr(counts, name) for name in _MEANS)
-    return [f"{counts.examples:,}", *("–" if mean is None else f"{mean:.2f}" for mean in means)]
-
-
-def _align(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = row
-    cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-    return "  ".join(cells).rstrip()
+    return [f"{counts.examples:,}", *(tabular.fixed(mean, 2) for mean in means)]
 
 
 class _Novelty(NamedTuple):

@@ -1,26 +1,26 @@
-"""figures of several systems → a table for a terminal, JSON, Markdown, LaTeX, and a line for each document."""
+"""scores of several systems → a table for a terminal, in Markdown, LaTeX or CSV, JSON, and a line for each document."""
 
 from __future__ import annotations
 
 import json
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ngramloss import escape
+from ngramloss import escape, tabular
 from ngramloss.files import write_whole
 from ngramloss.scoring import provenance
 from ngramloss.scoring.results import Result
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import Figure
+from ngramloss.tabular import Cell, Head, Row, Table
 
 
 def write_documents(result: Result, path: Path) -> None:
-    """Write the figures of every document, a line of JSON for each document of each system."""
+    """Write the scores of every document, a line of JSON for each document of each system."""
     lines = []
-    for name, figures in zip(result.names, result.documents, strict=True):
+    for name, columns in zip(result.names, result.documents, strict=True):
         for index, key in enumerate(result.ids):
-            row = {figure: number(values[index]) for figure, values in figures.items()}
+            row = {score: number(values[index]) for score, values in columns.items()}
             lines.append(json.dumps({"system": name, "id": key, **row}))
     write_whole(path, "\n".join(lines) + "\n")
 
@@ -28,23 +28,23 @@ def write_documents(result: Result, path: Path) -> None:
 def record(result: Result) -> dict[str, Any]:
     """The result as ``{"systems": [{"name", "scores", "intervals", "against_first", "signature", …}], …}``.
 
-    What is no number is None.
+    A score that is missing, NaN or infinite is None.
     """
     systems = []
     for index, name in enumerate(result.names):
-        each = {figure: figures[index] for figure, figures in result.figures.items()}
+        scores = {score: figures[index] for score, figures in result.figures.items()}
         run = result.runs[index]
         system: dict[str, Any] = {
             "name": name,
-            "scores": {figure: number(score.value) for figure, score in each.items()},
-            "intervals": {figure: [number(score.low), number(score.high)] for figure, score in each.items()},
+            "scores": {score: number(figure.value) for score, figure in scores.items()},
+            "intervals": {score: [number(figure.low), number(figure.high)] for score, figure in scores.items()},
             "signature": result.signatures,
             "audit": result.audit[index],
         }
         if run is not None:
             system |= {"label": run.label, "generation": provenance.written_by(run)}
         if index:
-            system["against_first"] = {figure: _against(score) for figure, score in each.items()}
+            system["against_first"] = {score: _against(figure) for score, figure in scores.items()}
         systems.append(system)
     return {
         "systems": systems, "documents": len(result.ids), "lower_is_better": _lower(result), "absent": result.absent,
@@ -57,18 +57,33 @@ def as_json(result: Result) -> str:
     return escape.in_json(json.dumps(record(result), indent=1, allow_nan=False, ensure_ascii=False))
 
 
-def cells(result: Result) -> list[list[str]]:
-    """A table: a row for each system, a column for each figure, with intervals and marks."""
-    lower = _lower(result)
-    rows = [["system", *(f"{name} ↓" if name in lower else name for name in result.figures)]]
-    for index, name in enumerate(result.names):
-        rows.append([name, *(cell(figures[index]) for figures in result.figures.values())])
-    return rows
+def table(result: Result) -> Table:
+    """A row for each system, a column for each score, with intervals and marks."""
+    described = result.described
+    rows = [Row(name, name, [cell(figures[index], described[score].decimals)
+                             for score, figures in result.figures.items()], _kind(result, index))
+            for index, name in enumerate(result.names)]
+    return Table(heads(result), rows, corner="system", intervals=True)
+
+
+def heads(result: Result) -> list[Head]:
+    """A head for each score, by its name."""
+    described = result.described
+    return [Head(score, lower=described[score].better == "lower") for score in result.figures]
+
+
+def cell(figure: Figure, decimals: int) -> Cell:
+    """A score of one system, half of its interval, and its mark."""
+    text = tabular.fixed(figure.value, decimals)
+    if not tabular.is_number(figure.value):
+        return Cell(text)
+    interval = tabular.half_width(figure.low, figure.high, decimals)
+    return Cell(text, figure.value, tabular.mark(figure.p_holm), interval)
 
 
 def as_text(result: Result) -> str:
-    """The table for a terminal, what the marks mean, spread over seeds, what is odd, and every signature."""
-    lines = [*columns(cells(result)), "", "± half of the 95% interval over documents (bootstrap)."]
+    """The table for a terminal, what the marks mean, spread over seeds, the audit, and every signature."""
+    lines = [tabular.as_text(table(result)), "", "± half of the 95% interval over documents (bootstrap)."]
     if len(result.names) > 1:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
         swapped = any(figures[1].p_randomisation is not None for figures in result.figures.values())
@@ -76,10 +91,10 @@ def as_text(result: Result) -> str:
         lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}."]
     if _lower(result):
         lines += ["↓: lower is better."]
-    lines += [f"{name}: {count} documents without a figure in some system are left out."
+    lines += [f"{name}: {count} documents without a score in some system are left out."
               for name, count in result.left_out.items()]
     if result.seeds:
-        lines += ["", *columns(_seed_cells(result)), "",
+        lines += ["", tabular.as_text(_seed_table(result)), "",
                   "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; *"
                   " and **: at 5% and 1% (Student's t over seeds, Holm)."]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
@@ -90,21 +105,17 @@ def as_text(result: Result) -> str:
 
 def as_markdown(result: Result) -> str:
     """The table in Markdown."""
-    heads, *rows = [[escape.in_markdown(text) for text in row] for row in cells(result)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
+    return tabular.as_markdown(table(result)).text
 
 
 def as_latex(result: Result) -> str:
     """The table in LaTeX, for the package booktabs."""
-    heads, *rows = [[escape.in_latex(text) for text in row] for row in cells(result)]
-    body = [" & ".join(row) + r" \\" for row in rows]
-    frame = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
-    return "\n".join([*frame, *body, r"\bottomrule", r"\end{tabular}"])
+    return tabular.as_latex(table(result)).text
 
 
-def mark(chance: float | None) -> str:
-    """``**`` below 1%, ``*`` below 5%."""
-    return "" if chance is None else "**" if chance < 0.01 else "*" if chance < 0.05 else ""
+def as_csv(result: Result) -> str:
+    """The table in CSV, scores in full."""
+    return tabular.as_csv(table(result)).text
 
 
 def _lower(result: Result) -> list[str]:
@@ -128,35 +139,28 @@ def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
             "against_first": plain(seeds["against_first"])}
 
 
-def _seed_cells(result: Result) -> list[list[str]]:
-    rows = [["over seeds", "runs", *result.figures]]
+def _seed_table(result: Result) -> Table:
+    """A row for each system with several seeds: mean, standard deviation, mark, and the difference to the first."""
+    described = result.described
+    rows = []
     for seeds in result.seeds:
-        values = (_seed_cell(spread, seeds.against_first.get(name)) for name, spread in seeds.spread.items())
-        rows.append([seeds.label, str(len(seeds.names)), *values])
-    return rows
+        cells = [_seed_cell(spread, seeds.against_first.get(score), described[score].decimals)
+                 for score, spread in seeds.spread.items()]
+        rows.append(Row(seeds.label, seeds.label, [Cell(str(len(seeds.names))), *cells]))
+    return Table([Head("runs"), *heads(result)], rows, corner="over seeds", intervals=True)
 
 
-def _seed_cell(spread: dict[str, float], test: dict[str, float] | None) -> str:
-    if not isfinite(spread["mean"]):
-        return "–"
-    figure = f"{spread['mean']:.2f} ±{spread['spread']:.2f}"
+def _seed_cell(spread: dict[str, float], test: dict[str, float] | None, decimals: int) -> Cell:
+    text = tabular.fixed(spread["mean"], decimals)
+    if not tabular.is_number(spread["mean"]):
+        return Cell(text)
+    interval = f"±{spread['spread']:.{decimals}f}"
     if test is None:
-        return figure
-    return f"{figure}{mark(test['p_holm'])} ({test['difference']:+.2f}, {test['low']:+.2f} to {test['high']:+.2f})"
+        return Cell(text, spread["mean"], interval=interval)
+    difference, low, high = (tabular.signed(test[name], decimals) for name in ("difference", "low", "high"))
+    return Cell(text, spread["mean"], tabular.mark(test["p_holm"]), interval, note=f"{difference}, {low} to {high}")
 
 
-def columns(table: list[list[str]]) -> list[str]:
-    """A table's lines, the first column to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = []
-    for name, *row in table:
-        figures = [text.rjust(width) for text, width in zip(row, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *figures]))
-    return lines
-
-
-def cell(figure: Figure) -> str:
-    """A figure, half of its interval, and its mark."""
-    if not isfinite(figure.value):
-        return "–"
-    return f"{figure.value:.2f} ±{(figure.high - figure.low) / 2:.2f}{mark(figure.p_holm)}"
+def _kind(result: Result, system: int) -> Literal["baseline", "system"]:
+    run = result.runs[system]
+    return "baseline" if run is not None and run.is_baseline else "system"
