@@ -89,7 +89,7 @@ def test_bench_ngrams_shows_the_curve(capsys):
         (["step", "--model", "bart-tiny", "--target", "2000"], "lengths from 1 to 1024, got 16, 1024 and 2000."),
         (["head", "--sizes", "huge"], "unknown size 'huge'. Choose from bart-16, "),
         pytest.param(
-            ["step", "--device", "cuda"], "there is no CUDA device here. Leave --device out",
+            ["step", "--device", "cuda"], "no CUDA device found. Leave --device out",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
     ],
@@ -311,8 +311,8 @@ def test_a_bug_of_ours_shows_its_traceback_and_is_not_blamed_on_the_user(trainin
     told = capsys.readouterr().err
     assert "Traceback (most recent call last)" in told
     assert f"{type(bug).__name__}: {bug}" in told
-    assert told.endswith("error: this should not happen: it is probably a bug in ngramloss, not a mistake of yours. Please report it "
-                         "with the lines above and what `ngramloss doctor` prints.\n")
+    assert told.endswith("error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
+                         "with the traceback above and the output of `ngramloss doctor`.\n")
 
 
 def test_a_lack_of_memory_is_no_bug_and_says_what_to_lower(training, capsys):

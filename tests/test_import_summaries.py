@@ -61,7 +61,7 @@ def test_known_marks_part_sentences_and_are_counted(folder, capsys, line, mark, 
     assert code == 0
     assert found == {"a": "the cat sat .\nit slept .", "b": "second", "c": "third"}
     told = capsys.readouterr()
-    assert f"note: {mark} parts sentences; it was seen {count} times." in told.err
+    assert f"note: split sentences at {mark}, which occurs {count} times." in told.err
     assert told.out.strip() == str(folder / "system.jsonl")
 
 
@@ -194,8 +194,8 @@ def test_a_folder_that_is_not_whole_is_refused(folder, capsys, names, sentence):
 def test_no_input_is_written_over_and_a_place_to_write_must_be_there(folder, capsys):
     (folder / "system.txt").write_text("".join("a summary\n" for _ in (folder / "refs.jsonl").read_text().splitlines()))
     before = {path: path.read_text() for path in folder.iterdir() if path.is_file()}
-    for out, sentence in (("refs.jsonl", "is read here, and would be written over"), ("system.txt", "is read here, and would be written over"),
-                          ("nowhere/x.jsonl", "nowhere to write x.jsonl into. Make it first."), (".", "is a folder; name a file to write")):
+    for out, sentence in (("refs.jsonl", "is an input and would be overwritten"), ("system.txt", "is an input and would be overwritten"),
+                          ("nowhere/x.jsonl", "nowhere. Create it first."), (".", "is a folder; give the name of a file")):
         assert cli.main(["import", str(folder / "system.txt"), "--references", str(folder / "refs.jsonl"), "-o", str(folder / out)]) == 2
         assert sentence in capsys.readouterr().err
     assert {path: path.read_text() for path in folder.iterdir() if path.is_file()} == before

@@ -153,7 +153,7 @@ def test_processes_share_the_documents(run, tmp_path):
     ("arguments", "sentence"),
     [
         (["lead-3", "--out", "x"], "say which documents with --data"),
-        (["lead-3", "--data", "newswire"], "say where to write with --out DIR"),
+        (["lead-3", "--data", "newswire"], "give an output folder with --out DIR"),
         (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "--set takes generation.* and data.* here"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "-2"], "--batch-size must be 1 or more, got -2"),

@@ -94,7 +94,7 @@ def test_the_command_scores_and_writes_the_page(tmp_path, capsys):
     assert (one / "scores.jsonl").exists()
     (tmp_path / "file").write_text("")
     assert cli.main(["report", str(one), "-o", str(tmp_path / "file")]) == 2
-    assert "is a file; -o needs a folder" in capsys.readouterr().err
+    assert "is a file; -o takes a folder" in capsys.readouterr().err
 
 
 def test_files_without_folders_make_a_page_too(tmp_path, capsys):

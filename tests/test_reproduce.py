@@ -148,7 +148,7 @@ def test_a_folder_here_that_is_called_like_a_baseline_is_no_model(tmp_path, base
 def test_several_seeds_are_means_with_their_spread(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)", "--seeds", "2") == 0
     out = capsys.readouterr().out
-    assert "over seeds, their spread" in out
+    assert "± standard deviation over seeds; for a single run, half of" in out
     assert re.search(r"Seen here, R-2 against ce, means over 2 seeds: ce \+ matches\(2\) [+-]\d", out)
     names = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()}
     assert names == {"ce-1", "ce-2", "matches2-1", "matches2-2", "lead-2", "random-facts"}

@@ -265,9 +265,9 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
     [
         (["--metrics", "rogue"], "unknown metric 'rogue'"),
         (["--metrics", " , "], "name at least one metric. Choose from rouge, bleu"),
-        (["--set", "bleu.tokenize=13a"], "--set takes METRIC.OPTION=VALUE of a metric in --metrics, got 'bleu.tokenize=13a'"),
+        (["--set", "bleu.tokenize=13a"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'bleu.tokenize=13a'"),
         (["--set", "rouge"], "--set takes METRIC.OPTION=VALUE"),
-        (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE of a metric in --metrics, got 'rouge.stemmer'"),
+        (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'rouge.stemmer'"),
         (["--set", "rouge.stemmer=no"], "rouge.stemmer: must be true or false, got 'no'"),
         (["--set", "rouge.stemmer=1"], "rouge.stemmer: must be true or false, got 1"),
         (["--set", "rouge.tokenizer=2024"], "rouge.tokenizer: must be one of default, unicode, characters, got '2024'"),
@@ -275,8 +275,8 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
         (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order: must be a whole number, got True"),
         (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrf.word_order: must be at least 0, got -1"),
         (["--samples", "0"], "--samples must be 1 or more, got 0"),
-        (["--per-document", "nowhere/x.jsonl"], "there is no folder nowhere to write x.jsonl into"),
-        (["--per-document", "."], ". is a folder; name a file to write"),
+        (["--per-document", "nowhere/x.jsonl"], "cannot write nowhere/x.jsonl: there is no folder nowhere. Create it first."),
+        (["--per-document", "."], ". is a folder; give the name of a file"),
     ],
 )
 def test_wrong_options_get_a_sentence(files, capsys, arguments, sentence):
@@ -306,7 +306,7 @@ def test_no_input_is_written_over(files, capsys):
     (files / "link.jsonl").symlink_to(files / "refs.jsonl")
     for name in ("good.jsonl", "refs.jsonl", "link.jsonl", "docs.jsonl"):
         assert score(files, files / "good.jsonl", "--documents", files / "docs.jsonl", "--per-document", files / name) == 2
-        assert f"{files / name} is read here, and would be written over. Choose another name." in capsys.readouterr().err
+        assert f"{files / name} is an input and would be overwritten. Choose another name." in capsys.readouterr().err
     assert {path: path.read_text() for path in before} == before
 
 

@@ -535,7 +535,7 @@ def test_broken_references_of_a_run_are_named(tmp_path, capsys):
 def test_no_file_of_a_run_is_written_over(tmp_path, capsys):
     folder = run(tmp_path / "a")
     code, said = score(capsys, folder, "--per-document", folder / "references.jsonl")
-    assert (code, "is read here, and would be written over" in said) == (2, True)
+    assert (code, "is an input and would be overwritten" in said) == (2, True)
     assert score(capsys, folder, "--per-document", folder / "each.jsonl")["documents"] == 3
 
 

@@ -1,4 +1,4 @@
-"""arguments of ``ngramloss bench`` → what things cost here, printed."""
+"""arguments of ``ngramloss bench`` → time and memory on this machine, printed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from ngramloss.cli.options import Verbs, add_device, add_trust, chosen_device, v
 from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
-BENCH = "Measure what things cost on this machine, beside their peers in the same run."
+BENCH = "Measure time and memory on this machine, and compare with other implementations."
 
-HEAD = "Time hidden states → loss → gradients for each objective and backend, beside stock cross-entropy and its peers."
+HEAD = """\
+Time the path from hidden states to the loss and its gradients, for each objective and backend. PyTorch's cross-entropy
+and other libraries are timed in the same run."""
 
 HEAD_EXAMPLES = """\
 examples:
@@ -19,7 +21,7 @@ examples:
   ngramloss bench head --sizes bart-16 --loops        # the paper's own loops too: slow
 """
 
-STEP = "Count documents a second of whole training steps, with the model's own loss and with each objective attached."
+STEP = "Measure documents per second in training: with the model's own loss, and with each objective attached."
 
 STEP_EXAMPLES = """\
 examples:
@@ -27,7 +29,7 @@ examples:
   ngramloss bench step --model path/or/hub-id --objective "ce + rewards(2,3,4)" --source 512 --target 64
 """
 
-NGRAMS = "Time the n-gram part of an objective from T = 128 to 32,768: it grows like T log T, not T²."
+NGRAMS = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It grows like T log T, not T²."
 
 NGRAMS_EXAMPLES = """\
 examples:
@@ -37,41 +39,49 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    bench = verbs.add_parser("bench", help="measure what things cost here", description=BENCH)
+    """Add the command and its options."""
+    bench = verbs.add_parser("bench", help="measure time and memory on this machine", description=BENCH)
     benches = bench.add_subparsers(required=True, metavar="WHAT", title="what to measure")
 
     head = verb(benches, "head", "hidden states → loss → gradients", HEAD, HEAD_EXAMPLES)
-    head.add_argument("--sizes", nargs="+", metavar="SIZE", help="default: bart-16 bart-64 llama, or cpu without a GPU")
-    head.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: bfloat16 on a GPU")
-    head.add_argument("--loops", action="store_true", help="the paper's own loops as well")
-    head.add_argument("--json", metavar="FILE", help="write every figure")
-    head.add_argument("--plot", metavar="FILE", help="draw the bars")
+    head.add_argument("--sizes", nargs="+", metavar="SIZE",
+                      help="sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)")
+    head.add_argument("--dtype", choices=["bfloat16", "float16", "float32"],
+                      help="data type (default: bfloat16 on a GPU, float32 on a CPU)")
+    head.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
+    head.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
+    head.add_argument("--plot", metavar="FILE", help="draw a bar chart")
     add_device(head)
     head.set_defaults(run_verb=_bench_head)
 
-    step = verb(benches, "step", "documents a second of whole training steps", STEP, STEP_EXAMPLES)
+    step = verb(benches, "step", "documents per second in training", STEP, STEP_EXAMPLES)
     step.add_argument(
         "--model", default="bart-base", metavar="NAME",
         help="bart-base or bart-tiny with random weights, a folder or a hub id (default: %(default)s)",
     )
     objectives = ["ce", "ce + matches(2,3,4)"]
-    step.add_argument("--objective", nargs="+", default=objectives, metavar="WRITTEN", help=f"default: {objectives}")
-    step.add_argument("--batch", type=int, default=16, metavar="B", help="default: %(default)s")
-    step.add_argument("--source", type=int, default=1024, metavar="T", help="of a document (default: %(default)s)")
-    step.add_argument("--target", type=int, default=128, metavar="T", help="of a summary (default: %(default)s)")
+    step.add_argument("--objective", nargs="+", default=objectives, metavar="OBJECTIVE",
+                      help=f"objectives to attach (default: {' and '.join(map(repr, objectives))})")
+    step.add_argument("--batch", type=int, default=16, metavar="B", help="batch size (default: %(default)s)")
+    step.add_argument("--source", type=int, default=1024, metavar="T", help="document tokens (default: %(default)s)")
+    step.add_argument("--target", type=int, default=128, metavar="T", help="summary tokens (default: %(default)s)")
     choices = ["bf16", "fp16", "fp32", "bf16-pure"]
-    step.add_argument("--precision", choices=choices, help="mixed, or pure (default: bf16 on a GPU)")
-    step.add_argument("--loops", action="store_true", help="the paper's own loops as well")
-    step.add_argument("--json", metavar="FILE", help="write every figure")
+    step.add_argument(
+        "--precision", choices=choices,
+        help="bf16 and fp16 are mixed precision; bf16-pure has bf16 weights too (default: bf16 on a GPU, else fp32)",
+    )
+    step.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
+    step.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
     add_trust(step)
     add_device(step)
     step.set_defaults(run_verb=_bench_step)
 
     ngrams = verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES)
-    ngrams.add_argument("--objective", default="matches(2,3,4)", metavar="WRITTEN", help="default: %(default)s")
-    ngrams.add_argument("--batch", type=int, default=4, metavar="B", help="sequences in a batch (default: %(default)s)")
-    ngrams.add_argument("--longest", type=int, default=32768, metavar="T", help="default: %(default)s")
+    ngrams.add_argument("--objective", default="matches(2,3,4)", metavar="OBJECTIVE",
+                        help="objective to time (default: %(default)s)")
+    ngrams.add_argument("--batch", type=int, default=4, metavar="B", help="sequences per batch (default: %(default)s)")
+    ngrams.add_argument("--longest", type=int, default=32768, metavar="T",
+                        help="longest sequence to time, in tokens (default: %(default)s)")
     add_device(ngrams)
     ngrams.set_defaults(run_verb=_bench_ngrams)
 
@@ -94,8 +104,8 @@ def _bench_head(options: argparse.Namespace) -> int:
         if not rows or row.size != rows[-1].size:
             print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<46}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/floor':>9}")
         rows.append(row)
-        figures = f"{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{row.to_stock:>9.2f}{row.to_floor:>9.2f}"
-        print_result(f"{row.what:<46}{row.why_not or figures}")
+        values = f"{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{row.to_stock:>9.2f}{row.to_floor:>9.2f}"
+        print_result(f"{row.what:<46}{row.why_not or values}")
     if options.json:
         _write_json(options.json, {"machine": title, "rows": [row._asdict() for row in rows]})
     if options.plot:
@@ -117,8 +127,8 @@ def _bench_step(options: argparse.Namespace) -> int:
         precision=precision, device=device, loops=options.loops, trust_remote_code=options.trust_remote_code,
     ):  # fmt: skip
         rows.append(row)
-        figures = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"
-        print_result(f"{row.what:<46}{figures}")
+        values = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"
+        print_result(f"{row.what:<46}{values}")
     if options.json:
         _write_json(options.json, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0

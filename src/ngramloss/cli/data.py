@@ -8,12 +8,13 @@ from ngramloss import escape
 from ngramloss.cli.options import Verbs, verb
 from ngramloss.cli.output import print_result, tell
 
-DATA = "Look at data sets."
+DATA = "Inspect data sets."
 
 STATS = """\
-Count words, sentences and novel bigrams of a data set: the paper's Table 1.
+Count the words, sentences and novel bigrams of a data set, as in the paper's Table 1.
 
-NAME is newswire, xsum, cnn_dailymail, a hub id, a file (.jsonl .csv .parquet, also .gz .xz) or a folder of splits."""
+NAME is newswire, xsum, cnn_dailymail, another hub id, a file (.jsonl, .csv or .parquet, also compressed as .gz or .xz),
+or a folder with one file per split."""
 
 STATS_EXAMPLES = """\
 examples:
@@ -25,24 +26,25 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    data = verbs.add_parser("data", help="look at data sets", description=DATA)
-    looks = data.add_subparsers(required=True, metavar="WHAT", title="what to look at")
-    stats = verb(looks, "stats", "words, sentences, novel bigrams", STATS, STATS_EXAMPLES)
-    stats.add_argument("name", metavar="NAME", help="of the data set")
-    stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="default: all there are")
+    """Add the command and its options."""
+    data = verbs.add_parser("data", help="inspect data sets", description=DATA)
+    looks = data.add_subparsers(required=True, metavar="WHAT", title="what to inspect")
+    stats = verb(looks, "stats", "count words, sentences and novel bigrams", STATS, STATS_EXAMPLES)
+    stats.add_argument("name", metavar="NAME", help="name of the data set")
+    stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to count (default: all)")
     stats.add_argument("--rules", choices=["standard", "released"], default="standard",
-                       help="how to count: ours, or as the paper's authors did (default: %(default)s)")
-    stats.add_argument("--source", metavar="COLUMN", help="of documents (default: found)")
-    stats.add_argument("--target", metavar="COLUMN", help="of summaries (default: found)")
-    stats.add_argument("--on-bad-row", choices=["error", "skip"], default="error", help="default: %(default)s")
-    stats.add_argument("--limit", type=int, default=0, metavar="N", help="at most N examples of a split")
-    stats.add_argument("--json", action="store_true", help="print JSON")
+                       help="how to count: our rules, or those of the paper's released code (default: %(default)s)")
+    stats.add_argument("--source", metavar="COLUMN", help="column with the documents (default: detected)")
+    stats.add_argument("--target", metavar="COLUMN", help="column with the summaries (default: detected)")
+    stats.add_argument("--on-bad-row", choices=["error", "skip"], default="error",
+                       help="stop at an invalid row, or skip it (default: %(default)s)")
+    stats.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N examples of each split")
+    stats.add_argument("--json", action="store_true", help="print JSON instead of a table")
     stats.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     import json
 
     from tqdm import tqdm

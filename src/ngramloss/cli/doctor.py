@@ -1,4 +1,4 @@
-"""``ngramloss doctor`` → what is installed here, printed."""
+"""``ngramloss doctor`` → the installed packages and the backend, printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from ngramloss.cli.options import Verbs, verb
 from ngramloss.cli.output import print_result
 
-DOCTOR = "Say what is installed here, which backend is used and why."
+DOCTOR = "Show which packages are installed, which backend is used, and why."
 
 DOCTOR_EXAMPLES = """\
 examples:
@@ -16,13 +16,13 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    doctor = verb(verbs, "doctor", "say what is installed and which backend is used", DOCTOR, DOCTOR_EXAMPLES)
+    """Add the command and its options."""
+    doctor = verb(verbs, "doctor", "show installed packages and the backend", DOCTOR, DOCTOR_EXAMPLES)
     doctor.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     from ngramloss.doctor import report
 
     for line in report():

@@ -1,4 +1,4 @@
-"""arguments of ``ngramloss explain`` → windows of a sentence pair, printed."""
+"""arguments of ``ngramloss explain`` → the n-grams of a sentence pair and what they earn, printed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ngramloss.cli.options import Verbs, verb
 from ngramloss.cli.output import print_result
 
 EXPLAIN = """\
-Show an objective at work on a sentence pair: its windows, which of them match, how often, what each earns.
+Show how an objective scores a sentence pair: its n-grams, which of them match, how often, and what each one earns.
 
-Words are split at white space; a model predicts one word for each position of the reference."""
+Words are split at white space. The candidate is what a model would predict, one word per position of the reference."""
 
 EXPLAIN_EXAMPLES = """\
 examples:
@@ -21,20 +21,22 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    explain = verb(verbs, "explain", "show an objective at work on a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES)
-    explain.add_argument("--reference", required=True, metavar="TEXT", help="what should be said")
-    explain.add_argument("--candidate", required=True, metavar="TEXT", help="the most probable word at each position")
-    explain.add_argument("--objective", default="matches(2)", metavar="WRITTEN", help="default: %(default)s")
+    """Add the command and its options."""
+    explain = verb(verbs, "explain", "show how an objective scores a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES)
+    explain.add_argument("--reference", required=True, metavar="TEXT", help="reference sentence")
+    explain.add_argument("--candidate", required=True, metavar="TEXT",
+                         help="predicted sentence: the most probable word at each position")
+    explain.add_argument("--objective", default="matches(2)", metavar="OBJECTIVE",
+                         help="objective to explain (default: %(default)s)")
     explain.add_argument(
         "--confidence", type=float, nargs="+", default=[0.9], metavar="P",
-        help="probability of the candidate's words: one for all, or one for each (default: 0.9)",
+        help="probability of the candidate's words: one value for all words, or one per word (default: 0.9)",
     )
     explain.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     from ngramloss.explain import explain
 
     print_result(explain(options.reference, options.candidate, options.objective, options.confidence))

@@ -9,11 +9,12 @@ from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
 GENERATE = """\
-Write a summary for every document of a split: predictions.jsonl, references.jsonl, and the settings in generation.json.
+Write a summary for every document of a split: predictions.jsonl, with references.jsonl and the settings in
+generation.json.
 
-MODEL is a run's folder, a model's folder or hub id, or a baseline such as lead-3 (the first three sentences; ngramloss
-list baselines names all). The same command continues a stopped job; no id is written twice. Under torchrun each process
-takes its share."""
+MODEL is a run's folder, a model's folder or hub id, or a baseline such as lead-3, the first three sentences. `ngramloss
+list baselines` lists all baselines. To continue a stopped job, run the same command again. Under torchrun, each process
+summarises a share of the documents."""
 
 GENERATE_EXAMPLES = """\
 examples:
@@ -25,25 +26,27 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    generate = verb(verbs, "generate", "write summaries of a split", GENERATE, GENERATE_EXAMPLES)
+    """Add the command and its options."""
+    generate = verb(verbs, "generate", "write summaries for a split", GENERATE, GENERATE_EXAMPLES)
     generate.add_argument("model", metavar="MODEL", help="a run's folder, a model's folder or hub id, or a baseline")
-    generate.add_argument("--data", metavar="NAME", help="default: the run's own, or the preset's")
-    generate.add_argument("--split", default="test", metavar="SPLIT", help="default: %(default)s")
-    generate.add_argument("--preset", choices=["cnndm", "xsum"], help="the paper's settings for beam search")
+    generate.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
+    generate.add_argument("--split", default="test", metavar="SPLIT", help="split to summarise (default: %(default)s)")
+    generate.add_argument("--preset", choices=["cnndm", "xsum"], help="use the paper's beam search settings")
     generate.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of generation.* or data.*; repeatable"
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="change a setting in generation.* or data.*; repeatable",
     )
-    generate.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
-    generate.add_argument("--limit", type=int, default=0, metavar="N", help="at most N documents")
-    generate.add_argument("--batch-size", type=int, default=16, metavar="N", help="default: %(default)s")
-    generate.add_argument("--out", metavar="DIR", help="default: the run's folder")
+    generate.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
+    generate.add_argument("--limit", type=int, default=0, metavar="N", help="summarise at most N documents")
+    generate.add_argument("--batch-size", type=int, default=16, metavar="N",
+                          help="documents per batch (default: %(default)s)")
+    generate.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
     add_trust(generate)
     generate.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     from pathlib import Path
 
     from tqdm import tqdm
@@ -57,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
         limit=options.limit, batch_size=options.batch_size, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     if options.out is None and not RunFolder(Path(model)).recipe.exists():
-        raise UserError("say where to write with --out DIR; only a run's folder is its own place.")
-    bars: list[tqdm[object]] = []   # none until something is written, so that an error has a line of its own
+        raise UserError("give an output folder with --out DIR. It may be left out only if MODEL is a run's folder.")
+    bars: list[tqdm[object]] = []   # created late, so that an error message does not end up behind an empty bar
 
     def show(done: int, total: int) -> None:
         bars.extend([] if bars else [tqdm(unit=" documents", desc="writing", total=total)])

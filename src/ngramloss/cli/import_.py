@@ -1,4 +1,4 @@
-"""arguments of ``ngramloss import`` → others' summaries as JSONL."""
+"""arguments of ``ngramloss import`` → summaries that others released, as JSONL."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
 
 IMPORT = """\
-Bring in summaries that others released: give each the id of its reference, and put one sentence a line.
+Convert summaries that others released to JSONL: give each the id of its reference, and put each sentence on its own
+line.
 
-FILE has a summary a line (also .gz, .xz), or is JSONL, or a folder with a numbered file for each document and a
-sentence a line (decoded/000000_decoded.txt). Known marks between sentences are found: <q>, <t> </t>, <n>, <S_SEP>,
-[X_SEP], [SEP], and a backslash with an n. ROUGE's default tokenizer does not see quotes; it does see -lrb- and n't, and
-metrics that know case or characters see all of it. --ptb undoes them; do so where the references are plain text."""
+FILE is a text file with one summary per line, a JSONL file (both also as .gz or .xz), or a folder with one numbered
+file per document and one sentence per line (decoded/000000_decoded.txt). These sentence separators are recognised: <q>,
+<t> </t>, <n>, <S_SEP>, [X_SEP], [SEP], and a backslash followed by n.
+
+Use --ptb if the summaries have Penn Treebank tokens (-lrb-, `` '', do n't) and the references are plain text. ROUGE's
+default tokenizer ignores quotes, but -lrb- and n't change its scores, and metrics that read characters or case see
+every difference."""
 
 IMPORT_EXAMPLES = """\
 examples:
@@ -26,31 +30,33 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    bring = verb(verbs, "import", "bring in summaries that others released", IMPORT, IMPORT_EXAMPLES)
-    bring.add_argument("file", metavar="FILE", help="the summaries: a file, or a folder of numbered files")
-    bring.add_argument("--references", required=True, metavar="FILE", help="whose ids they get")
-    bring.add_argument("-o", "--out", required=True, metavar="FILE", help="where to write them, as JSONL")
+    """Add the command and its options."""
+    bring = verb(verbs, "import", "convert summaries that others released", IMPORT, IMPORT_EXAMPLES)
+    bring.add_argument("file", metavar="FILE", help="summaries: a file, or a folder of numbered files")
+    bring.add_argument("--references", required=True, metavar="FILE", help="references whose ids the summaries get")
+    bring.add_argument("-o", "--out", required=True, metavar="FILE", help="JSONL file to write")
     bring.add_argument(
         "--sentences", action="append", metavar="MARK",
-        help="what parts sentences; repeatable (default: the known marks that are there; none: no mark)",
+        help="sentence separator; repeatable; none: do not split (default: the known separators that occur)",
     )
-    bring.add_argument("--ptb", action="store_true", help="undo the Penn Treebank's brackets, quotes and spaces")
+    bring.add_argument("--ptb", action="store_true", help="turn Penn Treebank tokens back into plain text")
     whose = bring.add_mutually_exclusive_group()
-    whose.add_argument("--order", metavar="FILE", help="ids in the order of the summaries (default: the references')")
-    whose.add_argument("--gold", metavar="FILE", help="references released beside them; ids are found by their texts")
+    whose.add_argument("--order", metavar="FILE",
+                       help="ids in the order of the summaries, one per line (default: order of the references)")
+    whose.add_argument("--gold", metavar="FILE",
+                       help="references released with the summaries, in the same order; ids are found by their texts")
     bring.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     from pathlib import Path
 
     from ngramloss.scoring import import_summaries
 
     out = output_file(options.out, [options.file, options.references, options.order, options.gold])
     if out is None:
-        raise UserError("name a file to write with --out.")
+        raise UserError("give an output file with --out FILE.")
     order, gold = (Path(given) if given else None for given in (options.order, options.gold))
     marks = [] if options.sentences == ["none"] else options.sentences
     imported = import_summaries.read_summaries(
@@ -58,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     )
     import_summaries.write_summaries(imported, out)
     for mark, count in imported.marks.items():
-        tell(f"note: {mark} parts sentences; it was seen {count} times.")
+        tell(f"note: split sentences at {mark}, which occurs {count} times.")
     for note in imported.notes:
         tell(f"note: {note}")
     print_result(options.out)

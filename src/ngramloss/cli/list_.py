@@ -1,4 +1,4 @@
-"""arguments of ``ngramloss list`` → the names that can be written in other commands, printed."""
+"""arguments of ``ngramloss list`` → the names that other commands accept, printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ngramloss.cli.options import Verbs, verb
 from ngramloss.cli.output import print_result
 from ngramloss.settings import Setting
 
-LIST = "List the names that other commands take, each with a line that says what it is."
+LIST = "List the names that other commands accept, with a one-line description of each."
 
 EXAMPLES = """\
 examples:
@@ -21,14 +21,14 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    parser = verb(verbs, "list", "names of objectives, metrics, recipes, baselines", LIST, EXAMPLES)
+    """Add the command and its options."""
+    parser = verb(verbs, "list", "list objectives, metrics, recipes or baselines", LIST, EXAMPLES)
     parser.add_argument("what", choices=list(LISTS), help="what to list")
     parser.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     rows = LISTS[options.what]()
     width = max(len(name) for name in rows)
     for name, about in rows.items():
@@ -86,7 +86,7 @@ def _recipes() -> dict[str, str]:
 def _baselines() -> dict[str, str]:
     from ngramloss.generation.baselines import BASELINES
 
-    return {name: baseline.about + (f" (of {baseline.data} only)" if baseline.data else "")
+    return {name: baseline.about + (f" (for {baseline.data} only)" if baseline.data else "")
             for name, baseline in BASELINES.items()}
 
 

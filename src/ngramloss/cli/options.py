@@ -1,4 +1,4 @@
-"""options that several verbs share → their parsers, and what they mean."""
+"""options that several commands share → their parsers and checked values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ngramloss.scoring import results, systems
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""Where a verb adds its parser."""
+"""The object to which each command adds its parser."""
 
 
 def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> argparse.ArgumentParser:
-    """The parser of a verb: a line for the list of verbs, its text, and examples that can be pasted."""
+    """Add a command's parser: a line for the list of commands, a description, and examples that can be pasted."""
     parser = verbs.add_parser(
         name, help=summary, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -33,47 +33,51 @@ def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> arg
 
 
 def recipe_settings(options: argparse.Namespace) -> list[str]:
-    """``--set KEY=VALUE``, and ``--on-bad-row``, which is one of them by a name of its own."""
+    """The ``--set KEY=VALUE`` settings. ``--on-bad-row`` is a short form of one of them."""
     return [*options.set, *([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])]
 
 
 def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
-    """Options of the verbs that score."""
+    """Add the options of the commands that score."""
     verb.add_argument(
-        "predictions", nargs="+", metavar="RUN_OR_FILE", help="one for each system; the first is compared with"
+        "predictions", nargs="+", metavar="RUN_OR_FILE", help="one per system; the others are compared with the first"
     )
-    verb.add_argument("--references", metavar="FILE", help="what should have been written (default: the runs' own)")
-    verb.add_argument("--documents", metavar="FILE", help="what was summarised, for the metrics that read it")
+    verb.add_argument("--references", metavar="FILE", help="reference texts (default: those in the runs' folders)")
+    verb.add_argument("--documents", metavar="FILE", help="source documents, for the metrics that read them")
     verb.add_argument(
         "--metrics", default=metrics, metavar="NAMES",
-        help=f"separated by commas, out of {', '.join(METRICS)} (default: %(default)s)",
+        help=f"metrics to compute, separated by commas: {', '.join(METRICS)} (default: %(default)s)",
     )
     verb.add_argument(
-        "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="an option of a metric; repeatable"
+        "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="set a metric's option; repeatable"
     )
-    verb.add_argument("--sentences", metavar="SPLITTER", help="the same as --set rouge.sentences=… (default: newline)")
-    verb.add_argument("--limits", metavar="MIN:MAX", help="flag texts outside; default: what a run states")
-    verb.add_argument("--tokenizer", metavar="NAME", help="count tokens for --limits with this (default: words)")
-    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap (default: %(default)s)")
-    verb.add_argument("--shuffles", type=int, default=10000, metavar="N", help="default: %(default)s")
-    verb.add_argument("--seed", type=int, default=12345, metavar="N", help="of both (default: %(default)s)")
+    verb.add_argument("--sentences", metavar="SPLITTER", help="same as --set rouge.sentences=… (default: newline)")
+    verb.add_argument("--limits", metavar="MIN:MAX",
+                      help="report texts with fewer or more tokens (default: the limits of the run)")
+    verb.add_argument("--tokenizer", metavar="NAME",
+                      help="tokenizer that counts tokens for --limits (default: count words)")
+    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="bootstrap samples (default: %(default)s)")
+    verb.add_argument("--shuffles", type=int, default=10000, metavar="N",
+                      help="shuffles of the paired randomisation test; 0 leaves the test out (default: %(default)s)")
+    verb.add_argument("--seed", type=int, default=12345, metavar="N",
+                      help="random seed of bootstrap and randomisation (default: %(default)s)")
 
 
 def add_trust(verb: argparse.ArgumentParser) -> None:
-    """The option by which a person lets a model's own code run."""
+    """Add the option that allows a model's own code to run."""
     verb.add_argument(
         "--trust-remote-code", action="store_true",
-        help="run code that comes with the model, this time; no file can give this consent",
+        help="allow this command to run code that comes with the model; a recipe cannot allow it",
     )
 
 
 def add_device(verb: argparse.ArgumentParser) -> None:
-    """The option that chooses CPU or GPU."""
-    verb.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    """Add the option that chooses CPU or GPU."""
+    verb.add_argument("--device", choices=["cpu", "cuda"], help="device to use (default: cuda if available)")
 
 
 def score_from_options(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
-    """What the options of score and report ask for, with a line that tells what is being done."""
+    """Score the systems named on the command line; in a terminal, show what is being done."""
     from pathlib import Path
 
     from ngramloss.scoring import audit, results, systems
@@ -104,20 +108,20 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
 
 
 def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
-    """Where a file is to be written; told before the work begins if it cannot, or would take the place of an input."""
+    """The path of an output file. Raise before the work begins if it cannot be written or would overwrite an input."""
     from pathlib import Path
 
     if not given:
         return None
     path = Path(given)
     if path.is_dir():
-        raise UserError(f"{given} is a folder; name a file to write.")
+        raise UserError(f"{given} is a folder; give the name of a file.")
     if not path.parent.is_dir():
-        raise MissingFileError(f"there is no folder {path.parent} to write {path.name} into. Make it first.")
+        raise MissingFileError(f"cannot write {given}: there is no folder {path.parent}. Create it first.")
     read = [Path(name) for name in inputs if name and Path(name).exists()]
-    if path.exists() and any(file.samefile(path) or file.samefile(path.parent)   # or in a run's folder
+    if path.exists() and any(file.samefile(path) or file.samefile(path.parent)   # or a file in a run's folder
                              for file in read):
-        raise UserError(f"{given} is read here, and would be written over. Choose another name.")
+        raise UserError(f"{given} is an input and would be overwritten. Choose another name.")
     return path
 
 
@@ -130,16 +134,16 @@ def metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, 
         key, equals, text = setting.partition("=")
         metric, dot, name = key.strip().partition(".")
         if not equals or not dot or metric not in chosen:
-            raise UserError(f"--set takes METRIC.OPTION=VALUE of a metric in --metrics, got {setting!r}.")
+            raise UserError(f"--set takes METRIC.OPTION=VALUE for a metric in --metrics, got {setting!r}.")
         described = METRICS.entry(metric).options.get(name)
         options.setdefault(metric, {})[name] = described.read(text) if described else toml_value(text)
     return {metric: checked_options(metric, given) for metric, given in options.items()}
 
 
 def chosen_device(options: argparse.Namespace) -> str:
-    """The device that was asked for, or the GPU where there is one."""
+    """The device that the options name, or the GPU if there is one."""
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no CUDA device here. Leave --device out, or use --device cpu.")
+        raise UserError("no CUDA device found. Leave --device out, or use --device cpu.")
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,6 +1,7 @@
-"""results and sentences → the terminal, where names from files of strangers stay text.
+"""results and messages → the terminal, with control characters escaped.
 
-Everything that the program prints goes through these functions.
+Everything that the program prints goes through these functions, so names from untrusted files cannot control the
+terminal.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from ngramloss import escape
 
 
 def print_result(result: object) -> None:
-    """Print to the standard output."""
+    """Print a result to standard output."""
     print(escape.for_terminal(str(result)), flush=True)
 
 
 def tell(sentence: object) -> None:
-    """Print a sentence for the person, to the standard error."""
+    """Print a message to standard error."""
     print(escape.for_terminal(str(sentence)), file=sys.stderr)
 
 
 def show_progress(what: str) -> None:
-    """Put this in the place of the terminal's last line."""
+    """Replace the terminal's last line by this text."""
     print(f"\r\033[K{escape.name(what)}", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""arguments → the verbs, and an exit code: 0 done, 1 failed, 2 misused."""
+"""arguments → the command they name, run, and an exit code: 0 success, 1 failure, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ngramloss.version import __version__, lacking
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     options = parser().parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):   # a terminal that has no ± shows ? and keeps the figures
+    if isinstance(sys.stdout, io.TextIOWrapper):   # a terminal without ± prints ? instead of failing
         sys.stdout.reconfigure(errors="replace")
     try:
         _check_counts(options)
@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 LEAST = {"batch_size": 1, "seeds": 1, "samples": 1}
-"""The smallest value of whole numbers on the command line; 0 where nothing is said."""
+"""The smallest value of each integer option; 0 for options not listed."""
 MOST = {"batch_size": 2**16, "batch": 2**16, "seeds": 1000, "samples": 10**6, "shuffles": 10**6, "source": 2**20,
         "target": 2**20, "longest": 2**24}   # fmt: skip
-"""The largest, so that a slip of the finger does not fill the memory; 2³² − 1 where nothing is said."""
+"""The largest value of each integer option, so that a typing error does not fill the memory; else 2³² − 1."""
 
 
 def _check_counts(options: argparse.Namespace) -> None:
-    """Raise before any work begins: `reproduce --limit -1` would else train first."""
+    """Check integer options before any work begins: `reproduce --limit -1` would otherwise train first."""
     for name, value in vars(options).items():
         if type(value) is not int:
             continue
@@ -61,30 +61,30 @@ def _check_counts(options: argparse.Namespace) -> None:
 
 
 def _report_failure(error: Exception) -> int:
-    """Say what failed: a package or the system in a sentence, anything else as the bug of ours that it is."""
+    """Print why a command failed: one sentence for a missing package or a system error, a traceback for a bug."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
         tell(f"error: {lacking(error)}")
-    elif isinstance(error, OSError):   # a full disk, a folder that cannot be written
+    elif isinstance(error, OSError):   # such as a full disk or a folder without write permission
         tell(f"error: {_refusal(error)}")
     elif _lacks_memory(error):
         tell(f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
              "train.batch_size (and raise train.accumulate to keep the step), data.max_source, or --batch-size.")
     else:
         tell("".join(traceback.format_exception(error)).rstrip("\n"))
-        tell("error: this should not happen: it is probably a bug in ngramloss, not a mistake of yours. Please report "
-             "it with the lines above and what `ngramloss doctor` prints.")
+        tell("error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
+             "with the traceback above and the output of `ngramloss doctor`.")
     return 1
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether the machine or its GPU has no memory left. torch is not imported for this."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return not kinds.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+    """Whether the machine or its GPU ran out of memory. Does not import torch."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def _refusal(refused: OSError) -> str:
-    """What the operating system refused, as a sentence."""
+    """An error of the operating system, as a sentence."""
     if refused.strerror is None:
         return str(refused)
     return f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
@@ -99,7 +99,7 @@ VERBS = (train, generate, score, report, explain, list_, reproduce, import_, dat
 
 
 def parser() -> argparse.ArgumentParser:
-    """All verbs and their options. Importing torch waits until a verb runs."""
+    """The parser of all commands. torch is imported only when a command runs."""
     root: argparse.ArgumentParser = _Parser(
         prog="ngramloss", description="N-gram training objectives at the price of cross-entropy."
     )

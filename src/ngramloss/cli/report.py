@@ -1,4 +1,4 @@
-"""arguments of ``ngramloss report`` → a page."""
+"""arguments of ``ngramloss report`` → an HTML page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
 REPORT = """\
-Write one page that works from disk: results with intervals and tests, training curves, ablation, every case with its
-n-grams lit, distributions, and where every figure comes from.
+Write an HTML page that needs no server: results with intervals and significance tests, training curves, the ablation,
+every document with its summaries and their shared n-grams, score distributions, and how each score was computed.
 
-Systems are named as for ngramloss score. What has no scores yet is scored first."""
+Systems are given as for `ngramloss score`. Systems without scores are scored first."""
 
 REPORT_EXAMPLES = """\
 examples:
@@ -23,22 +23,23 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    report = verb(verbs, "report", "one page of results, training, cases", REPORT, REPORT_EXAMPLES)
+    """Add the command and its options."""
+    report = verb(verbs, "report", "write an HTML page of results and summaries", REPORT, REPORT_EXAMPLES)
     add_scoring(report, metrics="rouge,bleu,chrf,shape")
-    report.add_argument("-o", "--out", default="report", metavar="DIR", help="default: %(default)s")
-    report.add_argument("--title", default="ngramloss report", metavar="TEXT", help="default: %(default)s")
+    report.add_argument("-o", "--out", default="report", metavar="DIR", help="output folder (default: %(default)s)")
+    report.add_argument("--title", default="ngramloss report", metavar="TEXT",
+                        help="title of the page (default: %(default)s)")
     report.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     from pathlib import Path
 
     from ngramloss.report import page, record
 
     if Path(options.out).is_file():
-        raise UserError(f"{options.out} is a file; -o needs a folder, which will be made.")
+        raise UserError(f"{options.out} is a file; -o takes a folder, which is created if needed.")
     result, texts = score_from_options(options)
     print_result(page.write_page(record.build_record(result, texts, title=options.title), Path(options.out)))
     return 0

@@ -1,4 +1,4 @@
-"""arguments of ``ngramloss reproduce`` → a table of the paper done again, printed, and a page."""
+"""arguments of ``ngramloss reproduce`` → a table of the paper reproduced, printed, and an HTML page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from ngramloss.cli.output import print_result
 from ngramloss.metrics.registry import METRICS
 
 REPRODUCE = """\
-Do again what a table of the paper shows: train, generate, score, and write the table beside the paper's values, and a
-page. What is done already is not done again: the same command continues what was stopped.
+Reproduce a table of the paper: train, generate and score, print the table next to the paper's values, and write an
+HTML page. Finished steps are not repeated; to continue after a stop, run the same command again.
 
-table1: statistics of the data sets. table2: every objective. table3: single and accumulated n. cases: every objective,
-and the cases where they differ most. --data chooses the scale: cnndm or xsum with BART-base, days of GPU time; newswire
-with a small model that is trained first, minutes of two CPU cores, and the default where no hub can be reached; or a
-file or folder of your own, with --model."""
+  table1  statistics of the data sets
+  table2  every objective
+  table3  each n alone, and several n together
+  cases   every objective, and the documents where the summaries differ most
+
+--data chooses the scale:
+
+  cnndm, xsum     BART-base; days of GPU time
+  newswire        a small model that is trained first; minutes on two CPU cores
+  file or folder  your own data, with --model"""
 
 REPRODUCE_EXAMPLES = """\
 examples:
@@ -30,27 +36,33 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    again = verb(verbs, "reproduce", "do again what a table of the paper shows", REPRODUCE, REPRODUCE_EXAMPLES)
-    again.add_argument("table", choices=["table1", "table2", "table3", "cases"], help="of the paper")
-    again.add_argument("--data", metavar="NAME", help="default: xsum, or newswire where no hub can be reached")
-    again.add_argument("--model", metavar="NAME", help="a folder or hub id to fine-tune (default: the recipe's)")
-    again.add_argument("--seeds", type=int, default=1, metavar="N", help="of each objective (default: %(default)s)")
-    again.add_argument("--objectives", nargs="+", default=[], metavar="WRITTEN", help="only these rows")
-    again.add_argument("--runs", metavar="DIR", help="where runs are kept (default: runs/reproduce-DATA)")
-    again.add_argument("-o", "--out", default="report", metavar="DIR", help="for the page (default: %(default)s)")
-    again.add_argument("--limit", type=int, default=0, metavar="N", help="at most N test documents")
-    again.add_argument(
+    """Add the command and its options."""
+    parser = verb(verbs, "reproduce", "reproduce a table of the paper", REPRODUCE, REPRODUCE_EXAMPLES)
+    parser.add_argument("table", choices=["table1", "table2", "table3", "cases"], help="what to reproduce")
+    parser.add_argument("--data", metavar="NAME",
+                        help="data set (default: xsum, or newswire if the hub cannot be reached)")
+    parser.add_argument("--model", metavar="NAME",
+                        help="folder or hub id of the model to fine-tune (default: the recipe's)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N",
+                        help="runs of each objective, with different seeds (default: %(default)s)")
+    parser.add_argument("--objectives", nargs="+", default=[], metavar="OBJECTIVE",
+                        help="train only these objectives (default: all of the table)")
+    parser.add_argument("--runs", metavar="DIR", help="folder for the runs (default: runs/reproduce-DATA)")
+    parser.add_argument("-o", "--out", default="report", metavar="DIR",
+                        help="folder for the page (default: %(default)s)")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N test documents")
+    parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="a setting of the recipe, or METRIC.OPTION of a metric in --metrics; repeatable",
+        help="change a setting of the recipe, or METRIC.OPTION of a metric in --metrics; repeatable",
     )
-    again.add_argument("--metrics", default="", metavar="NAMES", help="besides rouge, bleu, chrf and shape")
-    add_trust(again)
-    again.set_defaults(run_verb=run)
+    parser.add_argument("--metrics", default="", metavar="NAMES",
+                        help="metrics to add to rouge, bleu, chrf and shape, separated by commas")
+    add_trust(parser)
+    parser.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     from pathlib import Path
 
     from tqdm import tqdm
@@ -84,8 +96,8 @@ def run(options: argparse.Namespace) -> int:
     print_result(tabular.as_text(reproduce.table(done.result, plan)))
     if options.table == "cases":
         print_result(reproduce.cases(done.result, done.texts))
-    spread = "; over seeds, their spread" if options.seeds > 1 else ""
-    print_result(f"\n± half of the 95% interval over test documents{spread}. "
+    over_seeds = "standard deviation over seeds; for a single run, " if options.seeds > 1 else ""
+    print_result(f"\n± {over_seeds}half of the 95% interval over test documents. "
                  f"* and **: differs from {done.result.names[0]} at 5% and 1% (both paired tests, Holm).")
     print_result(done.page)
     return 0

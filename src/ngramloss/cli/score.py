@@ -8,11 +8,14 @@ from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_op
 from ngramloss.cli.output import print_result
 
 SCORE = """\
-Score one or more systems' summaries against references, with intervals, and test each against the first.
+Score the summaries of one or more systems against references, with confidence intervals, and compare each system with
+the first.
 
-A system is a run's folder (after ngramloss generate), whose documents' scores are kept in its scores.jsonl, or a file:
-JSONL with an id, and a prediction, reference or document in each line (also .gz, .xz), or plain text, one a line. A
-system's name is its folder's, or its file's stem. Systems are aligned by id; missing, extra or repeated ids are errors.
+A system is a run's folder after `ngramloss generate`, or a file of predictions. The scores of a run's documents are
+saved in its folder as scores.jsonl and reused. A file is JSONL with an id and a prediction in each line, or plain text
+with one summary per line; both may be compressed (.gz, .xz). Files of references and documents are written likewise.
+
+A system is named after its folder or file. Texts are matched by id; missing, extra or repeated ids are errors.
 `ngramloss list metrics` describes all metrics and their options. If a metric lacks a model or a package, the others
 still run."""
 
@@ -33,18 +36,19 @@ runs, after ngramloss generate:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Add the command and its options."""
     score = verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
     add_scoring(score, metrics="rouge")
-    score.add_argument("--per-document", metavar="FILE", help="write every document's scores as JSONL")
+    score.add_argument("--per-document", metavar="FILE", help="write the scores of every document as JSONL")
     form = score.add_mutually_exclusive_group()
-    for name in ("json", "latex", "markdown", "csv"):
-        form.add_argument(f"--{name}", action="store_true", help=f"print {name} instead of a table")
+    titles = {"json": "JSON", "latex": "a LaTeX table", "markdown": "a Markdown table", "csv": "CSV"}
+    for name, title in titles.items():
+        form.add_argument(f"--{name}", action="store_true", help=f"print {title}")
     score.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     from ngramloss.scoring import tables
 
     out = output_file(options.per_document, [*options.predictions, options.references, options.documents])

@@ -9,11 +9,11 @@ from ngramloss.cli.options import Verbs, add_trust, recipe_settings, verb
 from ngramloss.cli.output import print_result, tell
 
 TRAIN = """\
-Train by a recipe: its settings, a folder for the run, and from there on the same command continues what was stopped.
+Train a model with the settings of a recipe. To continue a stopped run, run the same command again.
 
-RECIPE is demo (a small model from scratch on the built-in corpus), newswire (such a model fine-tuned), cnndm or xsum
-(the paper's settings), or a TOML file of your own, which may begin with base = "xsum" and say only what differs. See
-docs/train.md."""
+RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
+(the paper's settings), or a TOML file of your own. Your file may begin with base = "xsum" and contain only the settings
+that differ. docs/train.md describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -26,20 +26,20 @@ examples:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    train = verb(verbs, "train", "train by a recipe, or continue", TRAIN, TRAIN_EXAMPLES)
-    train.add_argument("recipe", metavar="RECIPE", help="demo, cnndm, xsum, or a TOML file")
+    """Add the command and its options."""
+    train = verb(verbs, "train", "train a model, or continue a stopped run", TRAIN, TRAIN_EXAMPLES)
+    train.add_argument("recipe", metavar="RECIPE", help="demo, newswire, cnndm, xsum, or a TOML file")
     train.add_argument("--run", metavar="DIR", help="the run's folder (default: runs/RECIPE-OBJECTIVE)")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
-    train.add_argument("--on-bad-row", choices=["error", "skip"], help="the same as --set data.on_bad_row=...")
-    train.add_argument("--show", action="store_true", help="print the recipe with all its settings, and stop")
+    train.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
+    train.add_argument("--show", action="store_true", help="print the recipe with all its settings and exit")
     add_trust(train)
     train.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say."""
+    """Run the command."""
     import os
     import shlex
     from pathlib import Path
