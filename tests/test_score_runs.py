@@ -529,7 +529,7 @@ def test_broken_references_of_a_run_are_named(tmp_path, capsys):
     folder = run(tmp_path / "a")
     (folder / "references.jsonl").write_text("{\n")
     code, said = score(capsys, folder)
-    assert (code, f"{folder / 'references.jsonl'}:1 is not JSON" in said) == (2, True)
+    assert (code, f"{folder / 'references.jsonl'}:1: malformed JSON" in said) == (2, True)
 
 
 def test_no_file_of_a_run_is_written_over(tmp_path, capsys):

@@ -29,6 +29,11 @@ class Data:
     """The column of documents; found where this is empty."""
     target: str = ""
     """The column of summaries; found where this is empty."""
+    id: str = ""
+    """The column of ids. If empty, it is detected; ``none`` numbers the rows."""
+    validation_fraction: float = setting(0.0, least=0, below=1)
+    """If the data have no validation split: the part of the training split that is held out for validation, chosen by
+    the ids, so that the same rows are held out every time."""
     separator: str = "auto"
     """Put before every source sentence: ``auto`` (the tokenizer's own separator), ``none``, or a token such as <s>."""
     splitter: str = setting("pysbd", choices=("pysbd", "newline", "period"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ngramloss import escape
-from ngramloss.cli.options import Verbs, verb
+from ngramloss.cli.options import Verbs, add_columns, verb
 from ngramloss.cli.output import print_result, tell
 
 DATA = "Inspect data sets."
@@ -34,8 +34,7 @@ def add(verbs: Verbs) -> None:
     stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to count (default: all)")
     stats.add_argument("--rules", choices=["standard", "released"], default="standard",
                        help="how to count: our rules, or those of the paper's released code (default: %(default)s)")
-    stats.add_argument("--source", metavar="COLUMN", help="column with the documents (default: detected)")
-    stats.add_argument("--target", metavar="COLUMN", help="column with the summaries (default: detected)")
+    add_columns(stats, source="of the sources", target="of the targets")
     stats.add_argument("--on-bad-row", choices=["error", "skip"], default="error",
                        help="stop at an invalid row, or skip it (default: %(default)s)")
     stats.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N examples of each split")
@@ -59,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
         bars[split].update(done - bars[split].n)
 
     result = measurement(
-        options.name, splits=options.split, rules=options.rules, source=options.source, target=options.target,
+        options.name, splits=options.split, rules=options.rules, source=options.source or None,
+        target=options.target or None, id=options.id or None,
         on_bad_row=options.on_bad_row, limit=options.limit, progress=show,
     )  # fmt: skip
     for bar in bars.values():

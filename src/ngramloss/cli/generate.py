@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_trust, recipe_settings, verb
+from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
 from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
@@ -41,6 +41,7 @@ def add(verbs: Verbs) -> None:
     generate.add_argument("--batch-size", type=int, default=16, metavar="N",
                           help="documents per batch (default: %(default)s)")
     generate.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
+    add_columns(generate, source="of the sources", target="of the targets")
     add_trust(generate)
     generate.set_defaults(run_verb=run)
 

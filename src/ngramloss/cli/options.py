@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -34,7 +35,9 @@ def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> arg
 
 def recipe_settings(options: argparse.Namespace) -> list[str]:
     """The ``--set KEY=VALUE`` settings. ``--on-bad-row`` is a short form of one of them."""
-    return [*options.set, *([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])]
+    given = {name: getattr(options, name) for name in ("source", "target", "id")}
+    named = [f"data.{name}={json.dumps(column)}" for name, column in given.items() if column]
+    return [*options.set, *named, *([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])]
 
 
 def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
@@ -42,8 +45,13 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
     verb.add_argument(
         "predictions", nargs="+", metavar="RUN_OR_FILE", help="one per system; the others are compared with the first"
     )
-    verb.add_argument("--references", metavar="FILE", help="reference texts (default: those in the runs' folders)")
+    verb.add_argument(
+        "--references", action="append", default=[], metavar="FILE",
+        help="reference texts (default: those in the runs' folders); repeat it for several references of each document",
+    )
     verb.add_argument("--documents", metavar="FILE", help="source documents, for the metrics that read them")
+    verb.add_argument("--prediction", metavar="COLUMN", default="", help="column of the predictions (default: found)")
+    add_columns(verb, source="of the documents", target="of the references; several with commas")
     verb.add_argument(
         "--metrics", default=metrics, metavar="NAMES",
         help=f"metrics to compute, separated by commas: {', '.join(METRICS)} (default: %(default)s)",
@@ -61,6 +69,13 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
                       help="shuffles of the paired randomisation test; 0 leaves the test out (default: %(default)s)")
     verb.add_argument("--seed", type=int, default=12345, metavar="N",
                       help="random seed of bootstrap and randomisation (default: %(default)s)")
+
+
+def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> None:
+    """Add the options that name columns."""
+    verb.add_argument("--source", metavar="COLUMN", default="", help=f"column {source} (default: found)")
+    verb.add_argument("--target", metavar="COLUMN", default="", help=f"column {target} (default: found)")
+    verb.add_argument("--id", metavar="COLUMN", default="", help="column of ids; none goes by row (default: found)")
 
 
 def add_trust(verb: argparse.ArgumentParser) -> None:
@@ -81,6 +96,7 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     from pathlib import Path
 
     from ngramloss.scoring import audit, results, systems
+    from ngramloss.scoring.texts import Named
 
     chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
     settings = metric_options(options.set, chosen)
@@ -90,8 +106,12 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
         METRICS.entry(name)   # an unknown metric is an error before any file is read
     limits = audit.limits(options.limits) if options.limits else None
     count = audit.counter(options.tokenizer) if options.tokenizer else None
-    references, documents = (Path(given) if given else None for given in (options.references, options.documents))
-    texts = systems.align(references, [Path(path) for path in options.predictions], documents)
+    documents = Path(options.documents) if options.documents else None
+    named = Named(options.prediction, options.target, options.source, options.id)
+    texts = systems.align(
+        [Path(path) for path in options.references], [Path(path) for path in options.predictions], documents,
+        named=named,
+    )  # fmt: skip
     for warning in texts.warnings:
         tell(f"warning: {warning}")
     show = sys.stderr.isatty()

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.scoring import tables
 
-    out = output_file(options.per_document, [*options.predictions, options.references, options.documents])
+    out = output_file(options.per_document, [*options.predictions, *options.references, options.documents])
     result, _ = score_from_options(options)
     if out is not None:
         tables.write_documents(result, out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ngramloss import escape
-from ngramloss.cli.options import Verbs, add_trust, recipe_settings, verb
+from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
 from ngramloss.cli.output import print_result, tell
 
 TRAIN = """\
@@ -34,6 +34,7 @@ def add(verbs: Verbs) -> None:
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings and exit")
+    add_columns(train, source="of the sources", target="of the targets")
     add_trust(train)
     train.set_defaults(run_verb=run)
 

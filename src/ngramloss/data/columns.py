@@ -52,7 +52,7 @@ def columns(
         >>> columns(["text", "summary1", "summary2"], "test.csv").others
         ('summary2',)
     """
-    given_targets = given_columns(target)
+    given_targets = given_columns(target, present)
     for role, names in (("source", [source] if source else []), ("target", given_targets)):
         for name in names:
             check_present(name, role, present, where)
@@ -71,8 +71,10 @@ def columns(
     return Columns(chosen_source, targets[0], id_column(id, present, where), tuple(targets[1:]))
 
 
-def given_columns(written: str | None) -> list[str]:
-    """The names in a list with commas."""
+def given_columns(written: str | None, present: Sequence[str]) -> list[str]:
+    """The names in a list with commas; a name that has a comma itself is taken whole."""
+    if written in present:
+        return [written] if written else []
     return [name.strip() for name in written.split(",") if name.strip()] if written else []
 
 

@@ -56,6 +56,7 @@ def load(
     on_bad_row: str = "error",
     limit: int = 0,
     seed: int = 0,
+    validation_fraction: float = 0.0,
 ) -> Split:
     """Read one split of a data set.
 
@@ -74,6 +75,8 @@ def load(
         on_bad_row: ``error`` reports all bad rows at once; ``skip`` skips and lists them.
         limit: maximum number of examples, taken from the beginning; 0 means all.
         seed: for ``newswire``, which is generated. Other data sets ignore it.
+        validation_fraction: if above 0, ``validation`` is this part of the data set's training split, and ``train``
+            the rest. The data set must not have a validation split of its own.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -84,6 +87,11 @@ def load(
     if limit < 0:
         raise UserError(f"limit must be 0 (all rows) or more, got {limit}.")
     split = origins.SPLIT_ALIASES.get(split, split)
+    if validation_fraction and split in ("train", "validation"):
+        if "validation" in origins.split_names(name):
+            raise UserError(f"{name} has a validation split of its own. Leave data.validation_fraction out.")
+        whole = load(name, "train", source=source, target=target, id=id, on_bad_row=on_bad_row, seed=seed)
+        return _held_out(whole, split, validation_fraction, limit)
     rows = origins.split_rows(name, split, limit=limit, seed=seed)
     first = _first_rows(rows)
     examples: list[Example] = []
@@ -99,6 +107,22 @@ def load(
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
     return Split(name, split, examples, bad, fingerprint(examples))
+
+
+def _held_out(whole: Split, split: str, fraction: float, limit: int) -> Split:
+    """The part of a training split that is held out for validation, or the rest.
+
+    The ids decide: those with the smallest hashes are held out. So the order of the rows plays no part.
+    """
+    order = sorted(whole.examples, key=lambda example: hashlib.sha256(example.id.encode()).digest())
+    count = max(1, round(fraction * len(order)))
+    if count == len(order):
+        raise UserError(f"{whole.name} has {len(order)} examples: too few to hold out {fraction:g} of them for "
+                        "validation and train on the rest.")
+    held_out = {example.id for example in order[:count]}
+    chosen = [example for example in whole.examples if (example.id in held_out) == (split == "validation")]
+    chosen = chosen[:limit] if limit else chosen
+    return Split(whole.name, split, chosen, whole.skipped if split == "train" else [], fingerprint(chosen))
 
 
 def fingerprint(examples: Iterable[Example]) -> str:

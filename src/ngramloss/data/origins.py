@@ -98,7 +98,7 @@ def origin(name: str) -> Origin:
         hub_id, _, config = name.partition(":")
         return KNOWN.get(canonical(name)) or Hub(hub_id, config or None)
     if "/" in name or _looks_like_file(name):
-        raise MissingFileError(_absent(path))
+        raise MissingFileError(missing(path))
     close = difflib.get_close_matches(name, [BUILT_IN, *KNOWN, *ALIASES], n=1)
     raise UserError(
         f"unknown data set {name!r}{f'; did you mean {close[0]!r}?' if close else ''}. Known names are "
@@ -238,14 +238,15 @@ def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel
         if Path(name).expanduser().is_file():
             raise UserError(
                 f"{name} is a single file, so it has only the split 'train', not {split!r}. Give a folder with "
-                f"a file for each split, or name the files: train={name},{split}=FILE."
+                f"a file for each split, name the files (train={name},{split}=FILE), or hold a part of it out with "
+                "data.validation_fraction=0.05, which makes the split 'validation'."
             )
         raise MissingFileError(f"{name} has no split {split!r}; its splits are {sorted(data_set.splits)}.")
     paths = data_set.splits[split]
     plain = [file for path in paths for file in (path.columns.values() if isinstance(path, Parallel) else [path])]
     for path in plain:
         if not (path.is_file() or files.is_saved(path) or path == files.STDIN):
-            raise MissingFileError(_absent(path))
+            raise MissingFileError(missing(path))
     if len(plain) == 1 and plain[0].is_dir():
         return paths
     shards = [_SHARD.fullmatch(files.parts(path)[0]) for path in paths if not isinstance(path, Parallel)]
@@ -302,7 +303,7 @@ def _looks_like_file(name: str) -> bool:
     return True
 
 
-def _absent(path: Path) -> str:
+def missing(path: Path) -> str:
     """A message that a file is missing, with similar names or the folder's contents."""
     folder = path.parent
     while not folder.is_dir():

@@ -149,7 +149,7 @@ def _json_lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]
 
 def _json_line(text: str, path: Path, line: int) -> Row | BadRow:
     try:
-        return _json_row(json.loads(text), path, line)
+        return _json_row(json.loads(text.rstrip("\r\n")), path, line)
     except json.JSONDecodeError as error:
         return BadRow(str(path), line, f"malformed JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:     # a number or nesting that Python refuses to read
@@ -321,8 +321,8 @@ def _saved(folder: Path) -> Iterator[Row | BadRow]:
 
 
 _READERS: dict[str, Callable[[io.BufferedReader, Path], Iterator[Row | BadRow]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
+    ".jsonl": _json,
+    ".ndjson": _json,
     ".json": _json,
     ".csv": _csv,
     ".tsv": _tsv,

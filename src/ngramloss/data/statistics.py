@@ -164,6 +164,7 @@ def measurement(
     rules: str = "standard",
     source: str | None = None,
     target: str | None = None,
+    id: str | None = None,
     on_bad_row: str = "error",
     limit: int = 0,
     seed: int = 0,
@@ -178,6 +179,7 @@ def measurement(
         rules: ``standard`` or ``released``; see ``DEFINITIONS``.
         source: as in ``load``.
         target: as in ``load``.
+        id: as in ``load``.
         on_bad_row: as in ``load``.
         limit: as in ``load``, for each split.
         seed: as in ``load``.
@@ -189,7 +191,9 @@ def measurement(
     fingerprints: dict[str, str] = {}
     skipped: dict[str, list[BadRow]] = {}
     for wanted in splits or split_names(name):
-        loaded = load(name, wanted, source=source, target=target, on_bad_row=on_bad_row, limit=limit, seed=seed)
+        loaded = load(
+            name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit, seed=seed
+        )
         report = _split_progress(progress, loaded.split, 2 * len(loaded.examples))
         by_split[loaded.split] = statistics(loaded.examples, rules=rules, processes=processes, progress=report)
         fingerprints[loaded.split], skipped[loaded.split] = loaded.fingerprint, loaded.skipped

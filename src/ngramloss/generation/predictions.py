@@ -96,8 +96,10 @@ def job(
     base = own or recipe.load(preset or "xsum", ["data.separator=none"])
     if preset is not None:
         base = dataclasses.replace(base, generation=recipe.load(preset).generation)
+    if data is not None:   # columns and a held-out part are of the run's own data
+        base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
     settings = recipe.changed(base, overrides, objective=False)
-    chosen = settings.data if data is None else dataclasses.replace(settings.data, name=data)
+    chosen = settings.data
     baseline_writer(model, chosen.name, split)   # raises where the baseline does not know the data
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
@@ -137,7 +139,8 @@ def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     split = load(
         work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
-        on_bad_row=work.data.on_bad_row, limit=work.limit,
+        id=work.data.id or None, on_bad_row=work.data.on_bad_row, limit=work.limit,
+        validation_fraction=work.data.validation_fraction if work.split == "validation" else 0.0,
     )
     examples = split.examples
     writer = _writer(work)

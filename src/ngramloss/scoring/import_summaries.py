@@ -12,7 +12,8 @@ from typing import NamedTuple
 from ngramloss.data.statistics import words_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import write_whole
-from ngramloss.scoring.systems import lines, listed, table
+from ngramloss.scoring.systems import listed
+from ngramloss.scoring.texts import lines, read_texts
 
 MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
 """What parts sentences in released files: BertSum, UniLM and ProphetNet, Pegasus; the last is a backslash and an n."""
@@ -70,7 +71,7 @@ def read_summaries(
         raise UserError("order and gold both say whose summary a line is. Give one of them.")
     if marks is not None and not all(marks):
         raise UserError("a mark that parts sentences has a character at least; for no mark at all say none.")
-    ours, _ = table(references, "reference")
+    ours, _ = read_texts(references, "reference")
     texts, has_ids = _texts(path)
     notes: list[str] = []
     if has_ids and not order and not gold:
@@ -122,7 +123,7 @@ def _texts(path: Path) -> tuple[dict[str, str], bool]:
     """Texts by id or number, and whether they have ids."""
     if path.is_dir():
         return _documents(path), False
-    texts, numbered = table(path, "prediction")
+    texts, numbered = read_texts(path, "prediction")
     return texts, not numbered
 
 

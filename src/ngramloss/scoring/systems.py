@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import json
-import lzma
 import os
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import escape
-from ngramloss.data.rows import COMPRESSIONS, opened
+from ngramloss.data.columns import SOURCES, usual
+from ngramloss.data.rows import COMPRESSIONS, STDIN, is_saved
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.run_folder import RunFolder
+from ngramloss.scoring.texts import Named, columns_of, read_texts
 
 SHOWN = 5
-_FIELDS = {
-    "prediction": ("prediction", "summary", "hypothesis", "output"),
-    "reference": ("reference", "references", "summary", "target", "highlights"),
-    "document": ("document", "article", "source", "text", "dialogue"),
-}
 
 
 class Task(NamedTuple):
@@ -42,32 +35,47 @@ class Aligned(NamedTuple):
     warnings: list[str]
 
 
-def align(references: Path | None, predictions: Sequence[Path], documents: Path | None = None) -> Aligned:
+def align(
+    references: Sequence[Path] | Path | None, predictions: Sequence[Path], documents: Path | None = None, *,
+    named: Named | None = None,
+) -> Aligned:
     """Read and align everything. Missing, extra or duplicate ids are errors that name them.
 
     Args:
-        references: a file; None takes those that ``ngramloss generate`` wrote into the first folder, with their
-            documents. All folders must then have the same.
+        references: a file, or several with one reference of each document; None takes those that ``ngramloss
+            generate`` wrote into the first folder, with their documents. All folders must then have the same.
         predictions: files, or folders with predictions in them.
         documents: a file.
+        named: columns to read, where their names are not the usual ones.
     """
     if not predictions:
         raise UserError("there is nothing to score: name one or more files of predictions, or runs.")
-    folders = [path if path.is_dir() else None for path in predictions]
-    files = [_predictions_in(path) if path.is_dir() else path for path in predictions]
-    own = references is None
-    if references is None:
-        references = _references_of([folder for folder in folders if folder is not None])
-        documents = documents or (references if _has_documents(references) else None)
-    gold, numbered = table(references, "reference")
+    folders = [path if path.is_dir() and not is_saved(path) else None for path in predictions]
+    files = [_predictions_in(path) if folder else path for path, folder in zip(predictions, folders, strict=True)]
+    runs = [folder for folder in folders if folder is not None]
+    given = [references] if isinstance(references, Path) else list(references or [])
+    _raise_if_stdin_twice([*given, *([documents] if documents else []), *files])
+    first = given[0] if given else _references_of(runs)
+    if not given and usual(SOURCES, columns_of(first)):
+        documents = documents or first
+    gold, numbered = read_texts(first, "reference", named)
     several = {key: [value] if isinstance(value, str) else value for key, value in gold.items()}
     warnings: list[str] = []
-    read = _texts(documents, "document", list(gold), numbered, references, warnings) if documents else None
+    for path in given[1:]:
+        others = _texts(path, "reference", list(gold), numbered, first, warnings, named)
+        for key, more in zip(gold, others, strict=True):
+            several[key] = [*several[key], *([more] if isinstance(more, str) else more)]
+    read = _texts(documents, "document", list(gold), numbered, first, warnings, named) if documents else None
     names = _names(predictions, files)
-    texts = [_texts(path, "prediction", list(gold), numbered, references, warnings) for path in files]
-    if own:
-        _raise_unless_alike(references, gold, [folder for folder in folders if folder is not None][1:])
+    texts = [_texts(path, "prediction", list(gold), numbered, first, warnings, named) for path in files]
+    if not given:
+        _raise_unless_alike(first, gold, runs[1:])
     return Aligned(Task(list(gold), list(several.values()), read), names, texts, folders, warnings)
+
+
+def _raise_if_stdin_twice(paths: Sequence[Path]) -> None:
+    if sum(path == STDIN for path in paths) > 1:
+        raise UserError("standard input (-) can be read only once. Give the other texts as a file.")
 
 
 def _predictions_in(folder: Path) -> Path:
@@ -88,21 +96,13 @@ def _references_of(folders: Sequence[Path]) -> Path:
     return references
 
 
-def _has_documents(path: Path) -> bool:
-    try:
-        row = json.loads(next(lines(path), "{}") or "{}")
-    except (ValueError, RecursionError):   # told with the line's number where the references are read
-        return False
-    return isinstance(row, dict) and any(field in row for field in _FIELDS["document"])
-
-
 def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequence[Path]) -> None:
     """Raise if a folder's predictions were written for other references."""
     for folder in folders:
         path = RunFolder(folder).references
         if not path.is_file():
             continue
-        other, _ = table(path, "reference")
+        other, _ = read_texts(path, "reference")
         ids = [key for key in gold if other.get(key) != gold[key]]
         if ids:
             raise UserError(
@@ -112,14 +112,15 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
 
 
 def _texts(
-    path: Path, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str]
-) -> list[str]:
+    path: Path, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str],
+    named: Named | None = None,
+) -> list[Any]:
     """The texts of a file in the order of the ids."""
-    texts, by_line = table(path, what)
+    texts, by_line = read_texts(path, what, named)
     if by_line != numbered and (by_line or not set(ids) <= texts.keys()):
         raise UserError(
             f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
-            "cannot be aligned. Give both as JSONL with ids, or both as lines."
+            "cannot be aligned. Give both with ids, or both without; --id none compares them row by row."
         )
     if by_line and len(texts) != len(ids):
         trimmed = _without_blank_end(texts)
@@ -135,7 +136,12 @@ def _texts(
     if wrong["missing"] or (wrong["extra"] and what != "document"):
         message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
         raise UserError(f"{path} does not have the ids of {references}: {message}.")
-    return [str(texts[key]) for key in ids]
+    return [texts[key] for key in ids]
+
+
+def _bare(path: Path) -> Path:
+    """A file's path without the ending of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
 def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
@@ -145,108 +151,16 @@ def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
     return {key: texts[key] for key in keys}
 
 
-def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
-    """Texts by id, and whether the ids are the lines' numbers."""
-    if not path.exists():
-        raise MissingFileError(f"there is no {path}.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file of {what}s in it.")
-    if _bare(path).suffix.lower() in (".jsonl", ".json", ".ndjson"):
-        return _rows(path, what)
-    texts = {str(number): line for number, line in enumerate(lines(path), 1)}
-    if not texts:
-        raise UserError(f"{path} is empty.")
-    return texts, True
-
-
-def _bare(path: Path) -> Path:
-    """A file's path without the ending of its compression."""
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
-
-
-def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
-    texts: dict[str, Any] = {}
-    has_ids: bool | None = None
-    for number, line in enumerate(lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as mistake:
-            reason = mistake.msg.removesuffix(" at")
-            hint = " Write one object a line, not a list." if line.lstrip().startswith("[") else ""
-            raise UserError(f"{path}:{number} is not JSON: {reason} at character {mistake.pos + 1}.{hint}") from None
-        except (ValueError, RecursionError):
-            raise UserError(f"{path}:{number} has JSON that is too deep, or numbers that are too long.") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
-        field = next((field for field in _FIELDS[what] if field in row), None)
-        if field is None:
-            fields = ", ".join(map(escape.name, row)) or "nothing"
-            read = ", ".join(_FIELDS[what])
-            raise UserError(f"{path}:{number} has no {what}: it has {fields}; one of {read} is read.")
-        if has_ids is None:
-            has_ids = "id" in row
-        if ("id" in row) != has_ids:
-            raise UserError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before.")
-        key = _id(row["id"], path, number) if has_ids else str(len(texts) + 1)
-        if key in texts:
-            raise UserError(f"{path}:{number} repeats the id {key!r}.")
-        texts[key] = _text_value(row[field], path, number, what)
-    if not texts:
-        raise UserError(f"{path} is empty.")
-    return texts, not has_ids
-
-
-def _id(value: Any, path: Path, number: int) -> str:
-    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        return _without_halves(str(value))
-    raise UserError(f"{path}:{number}: id should be text or a number, got {json.dumps(value)[:40]}.")
-
-
-def _text_value(value: Any, path: Path, number: int, what: str) -> Any:
-    if isinstance(value, str):
-        return _without_halves(value)
-    if what == "reference" and isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-        return [_without_halves(text) for text in value]
-    several = " or a list of texts" if what == "reference" else ""
-    got = "an empty list" if value == [] else type(value).__name__
-    raise UserError(f"{path}:{number}: {what} should be text{several}, got {got}.")
-
-
-def _without_halves(text: str) -> str:
-    """The text with U+FFFD for halves of characters, which JSON can write and UTF-8 cannot: an emoji cut in two.
-
-    >>> _without_halves(chr(0xD83D) + " cut")
-    '\ufffd cut'
-    """
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, compressed or not; a sentence for one that cannot be read."""
-    try:
-        compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
-        with io.TextIOWrapper(opened(path, compression), encoding="utf-8-sig", newline="\n") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except UnicodeDecodeError as mistake:
-        raise UserError(f"{path} is not UTF-8: byte {mistake.object[mistake.start]:#x} cannot be read.") from None
-    except (EOFError, lzma.LZMAError, zlib.error, OSError) as mistake:
-        if isinstance(mistake, OSError) and mistake.errno is not None:   # the system's own, not of what was unpacked
-            raise
-        raise UserError(f"{path} ends too early or is damaged: {mistake}.") from None
-
-
 def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
     """The stem of each file, the name of each folder; where two are alike, with the folder above."""
-    real = [os.path.realpath(file) for file in files]
+    real = [os.path.realpath(file) if file != STDIN else "-" for file in files]
     for index, path in enumerate(paths):
         before = real.index(real[index])
         if before < index:
             raise UserError(f"{paths[before]} and {path} are the same file. Name each system once.")
     absolute = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
-    stems = [path.name if path.is_dir() else _bare(path).stem for path in absolute]
+    stems = ["stdin" if path == STDIN else place.name if place.is_dir() else _bare(place).stem
+             for path, place in zip(paths, absolute, strict=True)]
     pairs = zip(absolute, stems, strict=True)
     names = [escape.name(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
     for name in names:

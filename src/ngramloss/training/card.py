@@ -46,6 +46,8 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
         "## Data", "", "| split | examples | left out | fingerprint |", "|---|---|---|---|",
         *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
           for name, split in prepared["splits"].items()),
+        *(["", f"The validation split is {settings.data.validation_fraction:g} of the training split, held out by the "
+               "ids of its rows."] if settings.data.validation_fraction else []),
         "", "## Deviations from the paper", "", *(f"* {line}" for line in left),
         "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
         *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),

@@ -134,7 +134,8 @@ def _prepare(
 
     data = settings.data
     read = partial(
-        load, data.name, source=data.source or None, target=data.target or None, on_bad_row=data.on_bad_row
+        load, data.name, source=data.source or None, target=data.target or None, id=data.id or None,
+        on_bad_row=data.on_bad_row, validation_fraction=data.validation_fraction,
     )
     train_split = read("train", limit=data.limit)
     splits = {"train": train_split}

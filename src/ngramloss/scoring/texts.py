@@ -1,0 +1,172 @@
+"""a file of references, documents or predictions → its texts by id."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import escape
+from ngramloss.data import rows as files
+from ngramloss.data.columns import (
+    IDS,
+    NO_ID,
+    PREDICTIONS,
+    SOURCES,
+    TARGETS,
+    check_present,
+    given_columns,
+    id_column,
+    reference_columns,
+    usual,
+)
+from ngramloss.data.origins import missing
+from ngramloss.data.rows import BadRow, Row
+from ngramloss.errors import MissingFileError, UserError
+
+LOOKED_AT = 100
+"""Number of rows read to find the columns: a JSON object may omit some."""
+
+REFERENCES = ("reference", "references", *(name for name in TARGETS if name != "reference"))
+USUAL = {"prediction": PREDICTIONS, "reference": REFERENCES, "document": SOURCES}
+OPTIONS = {"prediction": "--prediction", "reference": "--target", "document": "--source"}
+"""What a file holds → the option that names its column."""
+
+_NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
+
+
+class Named(NamedTuple):
+    """Columns that a person named; those that are empty are found by their usual names."""
+
+    prediction: str = ""
+    reference: str = ""
+    document: str = ""
+    id: str = ""
+
+
+class Texts(NamedTuple):
+    """Texts by id, a list for each reference; whether the ids are only the numbers of the rows."""
+
+    by_id: dict[str, Any]
+    numbered: bool
+
+
+def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
+    """Read the texts of a file in any format of :mod:`ngramloss.data.rows`; other names are read as plain lines.
+
+    Args:
+        path: a file, a folder that ``datasets`` saved, or ``-`` for standard input.
+        what: "prediction", "reference" or "document".
+        named: the columns to read, if they are named.
+    """
+    named = named or Named()
+    rows = _rows(path, what)
+    first = list(islice(rows, LOOKED_AT))
+    present = list(dict.fromkeys(name for row in first for name in row.values))
+    if not first:
+        raise UserError(f"{path} is empty.")
+    given = given_columns(getattr(named, what), present)
+    for name in given:
+        check_present(name, what, present, str(path))
+    chosen = given or _usual_columns(what, present)
+    plain = present == [files.LINE] and not given
+    key = None if plain else id_column(named.id, present, str(path)) if _has_id(named.id, present) else None
+    texts: dict[str, Any] = {}
+    for number, row in enumerate(chain(first, rows), 1):
+        identity = str(number) if key is None else _id(row, key)
+        if identity in texts:
+            raise UserError(f"{row.file}:{row.line} repeats the id {identity!r}.")
+        texts[identity] = _value(row, what, [files.LINE] if plain else chosen)
+    return Texts(texts, key is None)
+
+
+def columns_of(path: Path) -> list[str]:
+    """The columns of a file, as far as its first rows have them; none if it cannot be read."""
+    try:
+        return list(dict.fromkeys(name for row in islice(_rows(path, "reference"), LOOKED_AT) for name in row.values))
+    except UserError:   # reported when its texts are read
+        return []
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, compressed or not."""
+    for text, number in files.lines(path):
+        yield _checked(text, f"{path}:{number}")
+
+
+def _has_id(given: str, present: Sequence[str]) -> bool:
+    return given != NO_ID and (bool(given) or usual(IDS, present) is not None)
+
+
+def _usual_columns(what: str, present: Sequence[str]) -> list[str]:
+    if what == "reference":
+        return reference_columns(REFERENCES, present)
+    column = usual(USUAL[what], present)
+    return [column] if column else []
+
+
+def _rows(path: Path, what: str) -> Iterator[Row]:
+    if path != files.STDIN:
+        if not path.exists():
+            raise MissingFileError(missing(path))
+        if path.is_dir() and not files.is_saved(path):
+            raise UserError(f"{path} is a folder. Name a file of {what}s in it.")
+    for row in files.rows(path) if _known(path) else _plain(path):
+        if isinstance(row, BadRow):
+            raise UserError(f"{row}.")
+        yield row
+
+
+def _known(path: Path) -> bool:
+    if path == files.STDIN or path.is_dir():
+        return True
+    try:
+        files.parts(path)
+    except UserError:
+        return False
+    return True
+
+
+def _plain(path: Path) -> Iterator[Row]:
+    return (Row(str(path), number, {files.LINE: text}) for text, number in files.lines(path))
+
+
+def _id(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return _checked(str(value), f"{row.file}:{row.line}")
+    raise UserError(f"{row.file}:{row.line}: the id should be text or a number, got {json.dumps(value)[:40]}.")
+
+
+def _value(row: Row, what: str, columns: Sequence[str]) -> Any:
+    """The text of a row; of references a list if there are several."""
+    where = f"{row.file}:{row.line}"
+    found = [row.values[column] for column in columns if column in row.values]
+    if not found:
+        own = ", ".join(map(escape.name, row.values)) or "nothing"
+        raise UserError(f"{where} has no {what}. Its columns are {own}; {' or '.join(USUAL[what])} is read, or the "
+                        f"column that {OPTIONS[what]} names.")
+    texts = []
+    for index, value in enumerate(found):
+        if index and value in (None, ""):
+            continue   # a row may have fewer references than another
+        values = value if what == "reference" and isinstance(value, list) and value else [value]
+        for text in values:
+            if not isinstance(text, str):
+                several = " or a list of texts" if what == "reference" else ""
+                got = "an empty list" if text == [] else "null" if text is None else type(text).__name__
+                raise UserError(f"{where}: the {what} should be text{several}, got {got}.")
+            texts.append(_checked(text, where))
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _checked(text: str, where: str) -> str:
+    """The text with U+FFFD for halves of characters, which JSON can write and UTF-8 cannot: an emoji cut in two."""
+    if text.isascii():
+        return text
+    if _NOT_UTF8.search(text):
+        raise UserError(f"{where} is not UTF-8 text. Save the file as UTF-8.")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
