@@ -121,9 +121,9 @@ def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
     (part,) = term.parts
     table = [["at", "reference", "probability", "costs"]]
     for t, word in enumerate(sentence.reference):
-        alone = torch.full_like(sentence.labels, -100)                   # [1, T]
-        alone[0, t] = sentence.labels[0, t]
-        cost = part.function(sentence.stats, alone).item() / len(sentence.reference)
+        one_label = torch.full_like(sentence.labels, -100)               # [1, T]
+        one_label[0, t] = sentence.labels[0, t]
+        cost = part.function(sentence.stats, one_label).item() / len(sentence.reference)
         table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", f"{cost:.4f}"])
     smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
     yield _Block(f"mean of −log p over the words of the reference{smoothed}", table)

@@ -58,8 +58,8 @@ def rows(path: Path) -> Iterator[Row | BadRow]:
     Blank lines between rows are skipped. Bytes that are not UTF-8 are kept as lone surrogates, so only the rows that
     contain them are bad. A byte order mark at the beginning is removed.
     """
-    _, kind, compression = parts(path)
-    if kind == ".parquet":
+    _, suffix, compression = parts(path)
+    if suffix == ".parquet":
         yield from _parquet(path)
         return
     with opened(path, compression) as stream:
@@ -67,8 +67,8 @@ def rows(path: Path) -> Iterator[Row | BadRow]:
             opening = stream.peek(6)
             for magic, what in MISTAKEN.items():
                 if opening.startswith(magic):
-                    raise UserError(f"{path} should contain {kind} text, but it is {what}")
-            yield from _READERS[kind](stream, path)
+                    raise UserError(f"{path} should contain {suffix} text, but it is {what}")
+            yield from _READERS[suffix](stream, path)
         except (EOFError, zlib.error, OSError, import_module("lzma").LZMAError) as error:
             raise UserError(
                 f"{path} is truncated or damaged: {error}. Copy or create the file again; no rows were used."
@@ -87,13 +87,13 @@ def parts(path: Path) -> tuple[str, str, str]:
     name = path.name
     compression = next((end for end in COMPRESSIONS if name.lower().endswith(end)), "")
     bare = name[: len(name) - len(compression)]
-    kind = next((end for end in FORMATS if bare.lower().endswith(end)), "")
-    if not kind or (kind == ".parquet" and compression):
+    suffix = next((end for end in FORMATS if bare.lower().endswith(end)), "")
+    if not suffix or (suffix == ".parquet" and compression):
         raise UserError(
             f"unknown file format: {path}. Expected a name that ends in one of {', '.join(FORMATS)}; all except "
             f".parquet may be followed by one of {', '.join(COMPRESSIONS)}."
         )
-    return bare[: len(bare) - len(kind)], kind, compression
+    return bare[: len(bare) - len(suffix)], suffix, compression
 
 
 def needed(package: str, purpose: str, extra: str) -> Any:

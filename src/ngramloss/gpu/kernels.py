@@ -50,18 +50,18 @@ precision_released = Kernel(precise=True, released=True)
 
 class _Windows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kind: Kernel) -> Tensor:
+    def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kernel: Kernel) -> Tensor:
         B, T = labels.shape
         value = best_logp.new_empty(B)                                   # [B]
         slope, earned = torch.empty_like(best_logp), torch.empty_like(best_logp)   # [B, T] each
         if n > T:   # no window: nothing to launch
-            value.fill_(0.0 if kind.precise else 1.0)
+            value.fill_(0.0 if kernel.precise else 1.0)
             slope.zero_()
         elif B:
             _windows[(B,)](
                 best_logp.contiguous(), best_token.contiguous(), labels.contiguous(), value, slope, earned, T,
-                N=n, PLACED=kind.placed, PRECISE=kind.precise, RELEASED=kind.released,
-                MOST=(kind.released and most_counted(n)) or 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
+                N=n, PLACED=kernel.placed, PRECISE=kernel.precise, RELEASED=kernel.released,
+                MOST=(kernel.released and most_counted(n)) or 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
                 num_warps=8,
             )  # fmt: skip
         ctx.save_for_backward(slope)

@@ -127,21 +127,21 @@ class _Program:
         return [loss.detach(), values.detach(), *slopes]
 
     def _captured(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
-        held = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
+        static = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._run(loss_fn, held, names)
+            self._run(loss_fn, static, names)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):   # other threads may continue
-            results = self._run(loss_fn, held, names)
-        integers = [name for name, x in held.items() if not x.is_floating_point()]
-        floats = [name for name in held if name not in integers]
+            results = self._run(loss_fn, static, names)
+        integers = [name for name, x in static.items() if not x.is_floating_point()]
+        floats = [name for name in static if name not in integers]
 
         def replay(fresh: Inputs) -> Results:
-            for kind in (integers, floats):
-                torch._foreach_copy_([held[name] for name in kind], [fresh[name] for name in kind])
+            for names_of_type in (integers, floats):
+                torch._foreach_copy_([static[name] for name in names_of_type], [fresh[name] for name in names_of_type])
             graph.replay()
             # The next replay overwrites these; one launch copies them all.
             return list(torch._foreach_mul(results, 1.0))

@@ -276,8 +276,8 @@ def _shifts(model: Any) -> bool:
     """Whether the model's own loss compares position t with label t + 1."""
     if getattr(model.config, "is_encoder_decoder", False):
         return False
-    forwards = [inspect.unwrap(vars(kind)["forward"]) for kind in type(model).__mro__
-                if isinstance(vars(kind).get("forward"), FunctionType)]
+    forwards = [inspect.unwrap(vars(parent)["forward"]) for parent in type(model).__mro__
+                if isinstance(vars(parent).get("forward"), FunctionType)]
     usual = any("loss_function" in forward.__code__.co_names for forward in forwards)
     if usual and model.loss_type in (None, "ForCausalLM", "ForConditionalGeneration"):
         return True

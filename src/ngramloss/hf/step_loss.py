@@ -138,12 +138,12 @@ def _loss_of_outputs(
             "labels before the model's forward, so the batch must contain `decoder_input_ids`: use "
             "DataCollatorForSeq2Seq(tokenizer, model=model)."
         )
-    kind = type(outputs).__name__
-    if shift is None and "Seq2Seq" not in kind and "Causal" not in kind:
+    output_type = type(outputs).__name__
+    if shift is None and "Seq2Seq" not in output_type and "Causal" not in output_type:
         raise UserError(
-            f"cannot tell from outputs of type {kind} whether position t predicts label t or t + 1. "
+            f"cannot tell from outputs of type {output_type} whether position t predicts label t or t + 1. "
             "Use compute_loss_func(..., shift=False) or shift=True."
         )
-    aligned = shifted(labels) if shift or (shift is None and "Causal" in kind) else labels   # [B, T]
+    aligned = shifted(labels) if shift or (shift is None and "Causal" in output_type) else labels   # [B, T]
     score: Any = functools.partial(loss.loss_fn, logits)
     return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)

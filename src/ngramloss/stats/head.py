@@ -224,8 +224,8 @@ def _weight_gradient(
 
 
 def _fresh(labels: Tensor, dtype: torch.dtype, *, mean: bool) -> Running:
-    kind = torch.float64 if dtype == torch.float64 else torch.float32
-    floats = torch.empty(4 if mean else 3, *labels.shape, dtype=kind, device=labels.device).unbind()   # [N] each
+    float_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    floats = torch.empty(4 if mean else 3, *labels.shape, dtype=float_dtype, device=labels.device).unbind()   # [N] each
     return Running(floats[0], floats[1], torch.empty_like(labels), floats[2], floats[3] if mean else None)
 
 

@@ -68,7 +68,7 @@ def train(
             return Outcome(folder, True, 0, 0)
         if rank == 0:
             _report_to_others(run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
-                              alone=processes == 1)
+                              single=processes == 1)
         prepared = _wait_for_prepared(run)
         outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code)
         if outcome.finished and rank == 0:
@@ -179,12 +179,12 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
             )
 
 
-def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, alone: bool) -> None:
+def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, single: bool) -> None:
     """Write ``prepared.json``, or the error, for the other processes."""
     try:
         prepared = prepare()
     except BaseException as reason:
-        if not alone:
+        if not single:
             write_whole(run.prepared, json.dumps({"error": str(reason)}))
         raise
     write_whole(run.prepared, json.dumps(prepared, indent=1))
