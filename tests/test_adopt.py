@@ -194,7 +194,7 @@ def test_trl_of_today_never_asks_the_model_for_a_loss(tmp_path):
     assert tuple(map(int, version.split(".")[:2])) >= (1, 15)
     for kind, told in (default, nll):
         assert kind == "error"
-        assert "is not that of the objective attached to this LlamaForCausalLM: after attach, `model.forward` was replaced (by trl.trainer.utils)" in told
+        assert "does not come from the objective attached to this LlamaForCausalLM: after attach, `model.forward` was replaced (by trl.trainer.utils)" in told
         assert "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...))" in told
     assert function[0] == "loss"
     found, expected = map(float, function[1].split())
@@ -227,9 +227,9 @@ def own_loss(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
 def test_a_forward_set_later_that_computes_a_loss_of_its_own_is_an_error(family):
     model = attach(tiny(family), OBJECTIVE)
     model.forward = types.MethodType(own_loss, model)
-    with pytest.raises(UserError, match=r"the loss is not that of the objective attached to this \w+: after attach, `model\.forward` was replaced \(by test_adopt\)"):
+    with pytest.raises(UserError, match=r"the loss does not come from the objective attached to this \w+: after attach, `model\.forward` was replaced \(by test_adopt\)"):
         model(**batch(family))
-    with pytest.raises(UserError, match="is not that of the objective"):
+    with pytest.raises(UserError, match="does not come from the objective"):
         torch.nn.Sequential(model)[0](**batch(family))
     inputs = {name: value for name, value in batch(family).items() if name != "labels"}
     assert model(**inputs).loss is not None   # without labels nothing was promised
@@ -257,14 +257,14 @@ def test_a_loss_of_before_does_not_excuse_a_forward_that_was_replaced():
     model = attach(tiny("bart"), OBJECTIVE)
     model(**batch("bart"))
     model.forward = types.MethodType(own_loss, model)
-    with pytest.raises(UserError, match="is not that of the objective"):
+    with pytest.raises(UserError, match="does not come from the objective"):
         model(**batch("bart"))
 
 
 def test_another_attached_model_within_does_not_excuse_it_either():
     model, other = attach(tiny("bart"), OBJECTIVE), attach(tiny("t5"), OBJECTIVE)
     model.forward = types.MethodType(lambda self, **inputs: other(**batch("t5")), model)
-    with pytest.raises(UserError, match="is not that of the objective"):
+    with pytest.raises(UserError, match="does not come from the objective"):
         model(**batch("bart"))
 
 
@@ -285,7 +285,7 @@ def test_running_the_objective_is_not_enough_if_another_loss_is_returned(family)
 
     for forward in (unheard, replaced):
         model.forward = forward
-        with pytest.raises(UserError, match="is not that of the objective"):
+        with pytest.raises(UserError, match="does not come from the objective"):
             model(**batch(family))
 
 
@@ -335,7 +335,7 @@ def test_an_attached_teacher_beside_the_objective_is_served_and_does_not_stand_i
     assert student(**batch("bart")).loss.requires_grad
     copied = copy.deepcopy(teacher)
     copied.forward = lambda **inputs: teacher(**inputs)
-    with pytest.raises(UserError, match="is not that of the objective"):
+    with pytest.raises(UserError, match="does not come from the objective"):
         copied(**batch("bart"))
 
 
@@ -361,7 +361,7 @@ def test_two_models_that_share_a_head_get_their_own_losses():
 
 
 def test_positions_cut_off_before_the_loss_are_refused():
-    with pytest.raises(UserError, match="logits_to_keep cuts positions off before the loss"):
+    with pytest.raises(UserError, match="logits_to_keep removes positions before the loss"):
         attach(tiny("llama"), OBJECTIVE)(**batch("llama"), logits_to_keep=2)
 
 
@@ -373,7 +373,7 @@ def test_a_replaced_forward_is_checked_inside_torch_compile_too():
     assert compiled(**batch("llama")).loss.item() == pytest.approx(truth("llama", batch("llama")), abs=1e-5)
     torch._dynamo.reset()
     model.forward = types.MethodType(own_loss, model)
-    with pytest.raises(Exception, match="is not that of the objective"):
+    with pytest.raises(Exception, match="does not come from the objective"):
         torch.compile(model, backend="eager")(**batch("llama"))
 
 
@@ -400,8 +400,8 @@ def test_a_copy_of_a_model_with_a_replaced_forward_and_one_that_is_detached_beha
 @pytest.mark.parametrize("does", ["train", "evaluate", "predict"])
 def test_label_smoothing_of_the_trainer_is_an_error_and_says_what_to_write(family, does, tmp_path):
     it = trainer(attach(tiny(family), "ce + 100*matches(2)"), family, tmp_path, label_smoothing_factor=0.3)
-    with pytest.raises(UserError, match=r"label_smoothing_factor makes the loss from the logits, so the attached objective 'ce \+ 100\*matches\(2\)' "
-                                        r"would not run\. Leave label_smoothing_factor out, and write it in the objective: ce\(smoothing=0\.3\)"):
+    with pytest.raises(UserError, match=r"label_smoothing_factor computes the loss from the logits, so the attached objective 'ce \+ 100\*matches\(2\)' "
+                                        r"would not run\. Remove label_smoothing_factor, and write it in the objective: ce\(smoothing=0\.3\)"):
         it.predict(it.eval_dataset) if does == "predict" else getattr(it, does)()
 
 
@@ -413,7 +413,7 @@ def test_label_smoothing_beside_generation_is_an_error_too(tmp_path):
 
 def test_label_smoothing_inside_torch_compile_is_an_error_too(tmp_path):
     it = trainer(attach(tiny("llama"), OBJECTIVE), "llama", tmp_path, label_smoothing_factor=0.1, torch_compile=True, torch_compile_backend="eager")
-    with pytest.raises(Exception, match="label_smoothing_factor makes the loss from the logits"):
+    with pytest.raises(Exception, match="label_smoothing_factor computes the loss from the logits"):
         it.train()
 
 
@@ -429,7 +429,7 @@ def test_prediction_without_labels_works_whatever_the_smoothing(tmp_path):
 
 def test_a_loss_function_of_the_trainer_is_an_error_but_ours(tmp_path):
     custom = {"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: outputs.logits.sum()}
-    with pytest.raises(UserError, match=r"compute_loss_func makes the loss from the logits.*Leave compute_loss_func out, or detach\(model\)"):
+    with pytest.raises(UserError, match=r"compute_loss_func computes the loss from the logits.*Remove compute_loss_func, or detach\(model\)"):
         trainer(attach(tiny("bart"), "ce"), "bart", tmp_path, options=custom).train()
     ours = trainer(attach(tiny("bart"), "ce"), "bart", tmp_path, options={"compute_loss_func": ng.compute_loss_func(OBJECTIVE)})
     assert logged_loss(ours) == pytest.approx(truth("bart", collated(rows("bart"))), abs=1e-5)

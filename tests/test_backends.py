@@ -175,7 +175,7 @@ def test_a_frozen_head_or_frozen_states_get_no_gradient(backend, memory):
 @every_sweep
 def test_fp64_stays_fp64(backend, memory):
     if backend == "fused":
-        with pytest.raises(ValueError, match=r"backend='fused' cannot run here: the kernels take fp32, bf16 and fp16"):
+        with pytest.raises(ValueError, match=r"backend='fused' cannot run here: the kernels support fp32, bf16 and fp16"):
             chosen_backend(torch.device(DEVICE), torch.float64, backend)
         return
     hidden, weight, labels = example(dtype=torch.float64)
@@ -255,7 +255,7 @@ def test_a_second_backward_is_refused_where_the_logits_are_gone():
     hidden.requires_grad_()
     loss = JointLoss("ce", backend="chunked").from_hidden(hidden, weight, labels)
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r'a second backward .* overwrote the logits .* memory="lean" or backend="plain"'):
+    with pytest.raises(RuntimeError, match=r'cannot run backward twice .* overwrote the logits .* memory="lean" or backend="plain"'):
         loss.backward()
     lean = JointLoss("ce", backend="chunked", memory="lean").from_hidden(hidden, weight, labels)
     once, twice = (torch.autograd.grad(lean, hidden, retain_graph=True)[0] for _ in range(2))
@@ -265,8 +265,8 @@ def test_a_second_backward_is_refused_where_the_logits_are_gone():
 def test_the_choice_and_its_reason(monkeypatch):
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert chosen_backend(cuda, torch.bfloat16).backend == "fused"
-    assert chosen_backend(cuda, torch.float64) == ("chunked", "the kernels take fp32, bf16 and fp16, not torch.float64: PyTorch in slices")
-    assert chosen_backend(cpu, torch.float32, "plain") == ("plain", "asked for by name")
+    assert chosen_backend(cuda, torch.float64) == ("chunked", "the kernels support fp32, bf16 and fp16, not torch.float64: PyTorch in slices")
+    assert chosen_backend(cpu, torch.float32, "plain") == ("plain", "requested by name")
     assert chosen_backend(cpu, torch.float32) == ("chunked", "a cpu has no Triton: PyTorch in slices")
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match=r"backend='fused' cannot run here: a cpu has no Triton\. Use backend='auto'"):

@@ -233,7 +233,7 @@ def test_a_signal_ends_training_after_the_step_and_saves_it(stopping, number, ca
     stopping.on_step_end(ARGS, state(), asked)
     assert (asked.should_save, asked.should_training_stop) == (False, False)
     os.kill(os.getpid(), number)
-    assert "stopping after this step, which will be saved. Ctrl-C again stops at once." in capsys.readouterr().err
+    assert "stopping after this step and saving it. Press Ctrl-C again to stop at once." in capsys.readouterr().err
     assert (asked.should_save, asked.should_training_stop) == (False, False)
     stopping.on_step_end(ARGS, state(), asked)
     assert (asked.should_save, asked.should_training_stop) == (True, True)

@@ -19,7 +19,7 @@ def test_the_papers_own_recipe_deviates_only_where_it_always_must():
     for name in ("xsum", "cnndm"):
         *always, clipping = card.deviations(recipe.load(name), "bf16")
         assert tuple(always) == card.ALWAYS
-        assert clipping == "Gradients are clipped at norm 1; the paper does not say, its authors' code had 1."
+        assert clipping == "Gradients are clipped at norm 1; the paper does not say, and its authors' code uses 1."
 
 
 def test_every_setting_that_is_not_the_papers_is_named_with_both_values():
@@ -41,8 +41,8 @@ def test_cnn_dailymail_is_compared_with_the_papers_own_settings_for_it(name):
 def test_a_model_from_scratch_and_its_path_for_copying_are_disclosed():
     told = card.deviations(recipe.load("demo"), "bf16")
     assert told[0] == "The model is `scratch`; the paper fine-tunes BART-base."
-    assert told[1] == "From scratch: mbart, width 128, 2 + 2 layers, 4,000 pieces, init_std 0.09."
-    assert told[2].startswith("A path for copying is built in, not learned: the value and output projections of cross-attention")
+    assert told[1] == "From scratch: mbart, width 128, 2 + 2 layers, 4,000 tokens, init_std 0.09."
+    assert told[2].startswith("The model is initialised to copy: the value and output projections of cross-attention")
     plain = card.deviations(recipe.load("demo", ["model.copying=false"]), "bf16")
     assert not [line for line in plain if "copying" in line]
     other = card.deviations(recipe.load("xsum", ["model.name=mine"]), "bf16")

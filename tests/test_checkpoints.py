@@ -53,7 +53,7 @@ def test_a_checkpoint_that_moved_is_still_whole(tmp_path):
 
 
 DAMAGE = {
-    "its writing did not end": lambda path: (path / SEAL).unlink(),
+    "writing it did not finish": lambda path: (path / SEAL).unlink(),
     "model.safetensors has 599 bytes of 600": lambda path: os.truncate(path / "model.safetensors", 599),
     "model.safetensors has 0 bytes of 600": lambda path: os.truncate(path / "model.safetensors", 0),
     "model.safetensors was changed": lambda path: (path / "model.safetensors").write_bytes(bytes(600)),
@@ -106,7 +106,7 @@ def test_a_file_longer_than_one_reading_is_checked_from_its_beginning_to_its_end
 def test_nothing_is_found_where_nothing_is_whole(tmp_path):
     assert find(tmp_path / "absent") == (None, {})
     paths = [checkpoint(tmp_path, step, sealed=False) for step in (1, 2)]
-    assert find(tmp_path) == (None, dict.fromkeys(paths[::-1], "its writing did not end"))
+    assert find(tmp_path) == (None, dict.fromkeys(paths[::-1], "writing it did not finish"))
 
 
 def test_the_newest_is_by_number_and_not_by_name(tmp_path):
@@ -146,7 +146,7 @@ def test_a_checkpoint_half_deleted_does_not_count_as_whole(tmp_path, monkeypatch
     monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         prune(tmp_path, keep=1, best=None)
-    assert fault(old) == "its writing did not end"
+    assert fault(old) == "writing it did not finish"
     assert fault(newest) == ""
 
 

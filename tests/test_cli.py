@@ -62,7 +62,7 @@ def test_explain_shows_windows_and_total():
     [
         (["--objective", "matchs(2)"], "error: unknown objective 'matchs'. Did you mean 'matches'?"),
         (["--objective", "matches(2"], "error: expected ',' or ')', got the end of the text:\n  matches(2\n           ^\n"),
-        (["--confidence", "0.9", "0.8"], "error: expected one confidence, or 6 of them, one for each word, got 2."),
+        (["--confidence", "0.9", "0.8"], "error: expected 1 confidence, or 6 (one for each word), got 2."),
         (["--confidence", "1.5"], "error: the confidence at position 1 must be above 0.143"),
         (["--candidate", " "], "error: the candidate has no words. Give a sentence in quotes."),
     ],
@@ -83,7 +83,7 @@ def test_bench_ngrams_shows_the_curve(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ngrams", "--objective", "bag(2)"], "reads more than [B, T] numbers. Time matches, rewards or precision."),
+        (["ngrams", "--objective", "bag(2)"], "reads more than [B, T] numbers. Use matches, rewards or precision here."),
         (["ngrams", "--longest", "64"], "expected T of at least 128 and a batch of at least 1, got 64 and 4."),
         (["step", "--model", "bart-tiny", "--batch", "0"], "expected a batch of at least 1 and lengths from 1 to 1024, got 0,"),
         (["step", "--model", "bart-tiny", "--target", "2000"], "lengths from 1 to 1024, got 16, 1024 and 2000."),
@@ -137,7 +137,7 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
     assert {f"ngramloss chunked fast, {objective}" for objective in head.OBJECTIVES} <= set(rows)
     assert "the paper's loops, ce + rewards(2,3,4)" in rows
     assert drawn.read_bytes().startswith(b"\x89PNG")
-    assert "three matrix products (the floor)" in capsys.readouterr().out
+    assert "three matrix products (lower bound)" in capsys.readouterr().out
 
 
 def test_bench_step_counts_documents_a_second(tmp_path, capsys):
@@ -165,7 +165,7 @@ def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypat
 
     monkeypatch.setattr(step, "built", lambda name, **_: tiny("t5"))
     assert main(["bench", "step", "--loops", "--source", "8", "--target", "8", "--device", "cpu"]) == 2
-    assert "the paper's loops are written for BART, not for T5ForConditionalGeneration. Leave --loops out." in capsys.readouterr().err
+    assert "the paper's loops work only with BART, not with T5ForConditionalGeneration. Remove --loops." in capsys.readouterr().err
 
 
 def test_bench_head_in_another_precision(monkeypatch, capsys):

@@ -44,7 +44,7 @@ def test_confidence_is_the_probability_of_the_candidate():
     assert sentence.stats.label_logp.exp().tolist() == [pytest.approx([0.9, 0.5 / 3, 0.7])]
 
 
-@pytest.mark.parametrize(("candidate", "mended"), [("a", "filled with '_'"), ("a b c d", "cut")])
+@pytest.mark.parametrize(("candidate", "mended"), [("a", "filled with '_'"), ("a b c d", "truncated")])
 def test_a_candidate_of_another_length_is_mended_with_a_note(candidate, mended):
     page = explain("a b c", candidate, "matches(1)")
     assert re.search(rf"note: the reference has 3 words and the candidate \d\. .* the candidate was {mended}\.", page)
@@ -74,7 +74,7 @@ def test_figures_nobody_could_read_are_written_as_powers_of_ten():
 
 
 def test_a_reference_shorter_than_n_says_so():
-    assert "the reference is shorter than n: there is no window" in explain("a b", "a b", "matches(3)")
+    assert "the reference is shorter than n, so there are no windows" in explain("a b", "a b", "matches(3)")
 
 
 def test_certainty_is_allowed():
@@ -84,5 +84,5 @@ def test_certainty_is_allowed():
 def test_an_objective_of_ones_own_is_explained_by_its_value(monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "half", Objective(lambda stats, labels: stats.lse[:, 0] * 0 + 0.5, least_n=None))
     page = explain("a b", "a b", "ce + 2*half")
-    assert "half = an objective of your own\n  windows are not shown for it\n  value 0.5000" in page
+    assert "half = your own objective\n  its windows are not shown\n  value 0.5000" in page
     assert page.endswith("2·0.5000 = 1.1054")

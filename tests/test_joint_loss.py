@@ -258,9 +258,9 @@ def test_a_mistake_in_the_written_form_is_explained(written, message):
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: JointLoss([]), TypeError, r"objective must be text such as 'ce \+ matches\(2\)' or Terms, got \[\]"),
-        (lambda: JointLoss(["ce"]), TypeError, r"objective must be text .* got \['ce'\]"),
-        (lambda: JointLoss(3), TypeError, r"objective must be text .* got 3"),
+        (lambda: JointLoss([]), TypeError, r"objective must be a string such as 'ce \+ matches\(2\)' or Terms, got \[\]"),
+        (lambda: JointLoss(["ce"]), TypeError, r"objective must be a string .* got \['ce'\]"),
+        (lambda: JointLoss(3), TypeError, r"objective must be a string .* got 3"),
         (lambda: Term("ce", weight="1"), TypeError, r"the weight of ce must be a number, got '1'"),
         (lambda: Term("ce", weight=True), TypeError, r"the weight of ce must be a number, got True"),
         (lambda: Term("matches", True), TypeError, r"matches needs a whole number for n, got True"),
@@ -280,8 +280,8 @@ GOOD = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("logits", "labels", "error", "message"),
     [
-        (GOOD[0], GOOD[1][:, :2], ValueError, r"labels must be \[B, T\] = \[2, 3\] .* got \[2, 2\]\. One label belongs"),
-        (GOOD[0], GOOD[1].flatten(), ValueError, r"labels must be \[B, T\] = \[2, 3\] .* got \[6\]"),
+        (GOOD[0], GOOD[1][:, :2], ValueError, r"labels must have shape \[B, T\] = \[2, 3\] .* got \[2, 2\]\. Give one label for each position"),
+        (GOOD[0], GOOD[1].flatten(), ValueError, r"labels must have shape \[B, T\] = \[2, 3\] .* got \[6\]"),
         (GOOD[0], GOOD[1].float(), TypeError, r"labels must be integer ids, got torch\.float32\. Convert them with"),
         (GOOD[0], GOOD[1].bool(), TypeError, r"labels must be integer ids, got torch\.bool"),
         (GOOD[0], GOOD[1] + 5, ValueError, r"labels must be -100 or an id from 0 to 4, got 5 at row 0, position 0\. Mark"),
@@ -289,7 +289,7 @@ GOOD = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long)
         (GOOD[0][0], GOOD[1], ValueError, r"logits must be \[B, T, V\] with V of at least 1, got \[3, 5\]"),
         (GOOD[0][..., :0], GOOD[1], ValueError, r"logits must be \[B, T, V\] with V of at least 1, got \[2, 3, 0\]"),
         (GOOD[0].long(), GOOD[1], TypeError, r"logits must be floating point, got torch\.int64"),
-        (torch.zeros(1).expand(1, 1, 2**31 + 1), torch.zeros(1, 1).long(), ValueError, r"a vocabulary may have 2147483648 ids"),
+        (torch.zeros(1).expand(1, 1, 2**31 + 1), torch.zeros(1, 1).long(), ValueError, r"a vocabulary may have at most 2147483648 ids"),
     ],
 )
 def test_bad_logits_or_labels_are_explained(logits, labels, error, message):
@@ -302,7 +302,7 @@ def test_bad_logits_or_labels_are_explained(logits, labels, error, message):
     [
         ({"hidden": torch.zeros(3, 4)}, ValueError, r"hidden must be \[B, T, D\], got \[3, 4\]"),
         ({"weight": torch.zeros(4, 5)}, ValueError, r"weight must be \[V, D\] with D = 4 .* got \[4, 5\]\. .* not its transpose"),
-        ({"bias": torch.zeros(4)}, ValueError, r"bias must hold V = 5 numbers, got \[4\]"),
+        ({"bias": torch.zeros(4)}, ValueError, r"bias must have V = 5 numbers, got \[4\]"),
         ({"weight": torch.zeros(5, 4).double()}, TypeError, r"hidden is torch.float32 and weight is torch.float64\. Run under"),
         ({"scale": float("nan")}, ValueError, r"scale must be a finite number, got nan"),
         ({"softcap": 0.0}, ValueError, r"softcap must be a positive finite number or None, got 0\.0"),
@@ -388,7 +388,7 @@ def test_training_after_an_evaluation_in_inference_mode():
 def test_check_names_the_place_of_a_nan():
     logits = torch.zeros(2, 3, 5)
     logits[1, 2, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"the logits at row 1, position 2 hold NaN or infinity .*Look for an overflow"):
+    with pytest.raises(ValueError, match=r"the logits at row 1, position 2 contain NaN or infinity .*Look for an overflow"):
         JointLoss("matches(2)", check=True)(logits, GOOD[1])
     assert JointLoss("matches(2)", check=True)(logits, torch.tensor([[0, 0, 0], [0, 0, -100]])).isfinite()
 
@@ -396,7 +396,7 @@ def test_check_names_the_place_of_a_nan():
 def test_check_names_the_part_that_a_masked_label_makes_infinite():
     logits = torch.zeros(1, 2, 5)
     logits[..., 3] = -torch.inf
-    with pytest.raises(ValueError, match=r"^ce is inf though .* some logit is -inf\. A token that may be a label must not be masked"):
+    with pytest.raises(ValueError, match=r"^ce is inf although .* some logit is -inf\. Do not mask out tokens that may be labels"):
         JointLoss("matches(2) + ce", check=True)(logits, torch.tensor([[3, 1]]))
 
 

@@ -154,7 +154,7 @@ def test_positions_that_are_fixed_sinusoids_stay_as_they_are(architecture):
 
 
 def test_copying_is_refused_where_there_is_no_such_path():
-    with pytest.raises(ValueError, match=r"model.copying: T5ForConditionalGeneration has no `encoder_attn` to start at the identity\. "
+    with pytest.raises(ValueError, match=r"model.copying: T5ForConditionalGeneration has no `encoder_attn` to initialise as the identity\. "
                        r"Set it to false, or choose the architecture bart, mbart, pegasus or marian\."):
         built("t5", copying=True)
 
@@ -242,18 +242,18 @@ def refused(settings, tokenizer, part="model"):
     with pytest.raises(ValueError) as mistake:
         load[part]()
     told = str(mistake.value)
-    assert told.startswith(f"the {part} of {settings.name!r} could not be loaded: ")
+    assert told.startswith(f"cannot load the {part} of {settings.name!r}: ")
     assert ".." not in told.replace("...", "")
     return told
 
 
-FOLDER = "The folder must hold what save_pretrained writes: config, model.safetensors, tokenizer files."
+FOLDER = "The folder must contain what save_pretrained writes: config, model.safetensors, tokenizer files."
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_a_name_that_is_nowhere_is_told_with_what_to_give(part, tokenizer):
     told = refused(Model(name="nobody/nothing"), tokenizer, part)
-    assert told.endswith('Give a folder that save_pretrained wrote, a hub id that can be reached from here, or model.name = "scratch" for a new model.')
+    assert told.endswith('Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "scratch" for a new model.')
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
@@ -286,8 +286,8 @@ def test_a_config_that_says_nothing_is_told(saved, tokenizer, config):
 
 def test_a_decoder_only_model_is_refused(tmp_path, tokenizer):
     families.tiny("gpt2").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is a decoder-only model \(gpt2\); recipes train encoder-decoders\. Use NgramTrainer or attach in a script "
-                       r"of your own: docs/adopt\.md\."):
+    with pytest.raises(ValueError, match=r"is a decoder-only model \(gpt2\); recipes train encoder-decoders\. Use NgramTrainer or attach in your own "
+                       r"script: docs/adopt\.md\."):
         models.load(Model(name=str(tmp_path)), tokenizer)
 
 
@@ -295,7 +295,7 @@ def test_a_folder_without_a_tokenizer_is_told(saved, tokenizer):
     for path in saved.glob("*token*"):
         path.unlink()
     told = refused(Model(name=str(saved)), tokenizer, "tokenizer")
-    assert "it has no tokens but the special ones; its vocabulary is missing. " in told
+    assert "it has only special tokens; its vocabulary is missing. " in told
     assert told.endswith(FOLDER)
 
 
@@ -315,7 +315,7 @@ def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, m
     (saved / "config.json").write_text(json.dumps(config))
     (saved / "code_of_mine.py").write_text(CODE)
     told = refused(Model(name=str(saved)), tokenizer)
-    assert told.endswith("It brings code of its own; if you trust it, say --trust-remote-code on the command line.")
+    assert told.endswith("It comes with its own code; if you trust it, pass --trust-remote-code on the command line.")
     trusted = models.load(Model(name=str(saved)), tokenizer, trust_remote_code=True)
     assert type(trusted).__name__ == "MineForWriting"
 

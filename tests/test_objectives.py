@@ -180,7 +180,7 @@ def test_missing_cross_logp_is_named(name):
     labels = torch.tensor([[1, 2]])
     stats = token_stats(torch.zeros(1, 2, 3), labels)
     given = {"lcs": {}, "bleu": {"n": (1,)}}.get(name, {"n": 1})
-    with pytest.raises(ValueError, match=r"need.* `cross_logp`: make the stats with needs="):
+    with pytest.raises(ValueError, match=r"need.* `cross_logp`: compute the stats with needs="):
         OBJECTIVES[name].formula()(stats, labels, **given)
 
 

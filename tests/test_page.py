@@ -393,7 +393,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
 
     tab = visit(demo, hash="#case=newswire-test-7&n=1")
     assert tab.inner_text("p.lead").endswith("scored on the test split.")
-    assert "Seen here, R-2 against ce" in tab.inner_text("header")
+    assert "Difference in R-2 to ce" in tab.inner_text("header")
     assert tab.locator(".sortable >> nth=0 >> .systems bdi").all_inner_texts()[::2] == ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)"]
     assert "newswire-test-7" in tab.inner_text("#cases")
     assert newswire.items("test", 8)[7].summary in tab.inner_text("#texts")
@@ -403,7 +403,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
     assert tab.locator("#texts mark").count() < lit, "fewer trigrams are shared than words"
     assert tab.locator("#training svg").count() > 4
     assert "What the objective saw" in tab.inner_text("#cases")
-    assert "settings are told as the paper's for xsum → here" in tab.inner_text("#provenance")
+    assert "settings: the paper's for xsum → used here" in tab.inner_text("#provenance")
 
 
 def test_a_page_of_nothing_opens(visit):

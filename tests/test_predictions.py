@@ -80,14 +80,14 @@ def test_a_run_is_known_by_its_weights_however_its_folder_is_written(run, tmp_pa
 @pytest.mark.parametrize("part", ["model", "checkpoints"])
 def test_predictions_are_not_written_where_a_fresh_training_would_delete_them(run, part, capsys):
     assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", run / part) == 2
-    assert f"{run / part} is a part of the run {run}, and would be deleted with it. Choose another --out." in capsys.readouterr().err
+    assert f"{run / part} is a part of the run {run} and would be deleted with it. Choose another --out." in capsys.readouterr().err
 
 
 def test_a_run_without_its_model_says_how_to_get_it_back(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "a")
     shutil.rmtree(tmp_path / "a" / "model")
     assert generate(tmp_path / "a") == 2
-    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command goes on" in capsys.readouterr().err
+    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command continues" in capsys.readouterr().err
 
 
 def test_who_writes_must_be_said(capsys):
@@ -152,13 +152,13 @@ def test_processes_share_the_documents(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["lead-3", "--out", "x"], "say which documents with --data"),
+        (["lead-3", "--out", "x"], "choose the documents with --data"),
         (["lead-3", "--data", "newswire"], "give an output folder with --out DIR"),
-        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "--set takes generation.* and data.* here"),
+        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "generate accepts --set only for generation.* and data.*"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "-2"], "--batch-size must be 1 or more, got -2"),
         (["lead-0", "--data", "newswire", "--out", "x"], "lead-0 would write nothing; use lead-1"),
-        (["nowhere/model", "--data", "newswire", "--limit", "2", "--out", "x"], "could not be loaded"),
+        (["nowhere/model", "--data", "newswire", "--limit", "2", "--out", "x"], "cannot load the tokenizer of"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
@@ -227,7 +227,7 @@ def test_predictions_of_unknown_making_are_not_written_over(tmp_path, capsys):
         if settings is not None:
             (tmp_path / "generation.json").write_text(settings)
         assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2
-        assert "holds predictions" in capsys.readouterr().err
+        assert "has predictions" in capsys.readouterr().err
         assert "precious" in path.read_text()
 
 
@@ -259,7 +259,7 @@ def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):
 def test_a_file_is_no_folder_to_write_into(tmp_path, capsys):
     (tmp_path / "x").write_text("mine")
     assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path / "x") == 2
-    assert "is a file; --out needs a folder" in capsys.readouterr().err
+    assert "is a file, but --out needs a folder" in capsys.readouterr().err
 
 
 def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
@@ -273,14 +273,14 @@ def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
 def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
     assert generate(run, "--limit", 3, "--out", tmp_path) == 2
-    assert "holds predictions made otherwise" in capsys.readouterr().err
+    assert "has predictions made with other settings" in capsys.readouterr().err
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
 
 
 def test_an_unfinished_run_is_told_how_to_be_finished(tmp_path, capsys):
     (tmp_path / "recipe.toml").write_text('objective = "ce"\n')
     assert generate(tmp_path) == 2
-    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command goes on" in capsys.readouterr().err
+    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command continues" in capsys.readouterr().err
 
 
 def test_tokens_written_are_counted_as_the_limits_count_them(run, tmp_path):
@@ -323,7 +323,7 @@ def test_the_baselines_of_newswire_are_generators(tmp_path, capsys):
     assert [row["prediction"] for row in rows(tmp_path / "facts" / "predictions.jsonl")] == [item.decoy for item in items]
     assert [row["prediction"] for row in rows(tmp_path / "lead" / "predictions.jsonl")] == ["\n".join(sentences(item.document)[:2]) for item in items]
     assert generate("random-facts", "--data", "xsum", "--out", tmp_path / "x") == 2
-    assert "random-facts knows newswire alone, not xsum; use lead-3 for other data." in capsys.readouterr().err
+    assert "random-facts works only on newswire, not on xsum; use lead-3 for other data." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "several"), [

@@ -71,9 +71,9 @@ def test_a_small_plan_trains_its_own_model_first(tmp_path):
     assert plan.base.objective == "ce"
     assert {one.settings.model.name for one in plan.trainings} == {str(tmp_path / "base" / "model")}
     assert plan.baselines == ("lead-2", "random-facts")
-    assert plan.note.startswith("A small scale, not the paper's")
+    assert plan.note.startswith("This is a small-scale experiment, not the paper's")
     assert "scored on the first 7 test documents" in reproduce.deviations(plan)
-    assert reproduce.deviations(plan)[0] == "settings are told as the paper's for xsum → here"
+    assert reproduce.deviations(plan)[0] == "settings: the paper's for xsum → used here"
     assert "train.learning_rate: 3e-05 → 0.001" in reproduce.deviations(plan)
 
 
@@ -94,7 +94,7 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypat
     assert re.search(r"^ce .*\(×1\.00\).*BART-base +43\.26 +20\.49 +40\.40", out, re.M)
     assert re.search(r"^ce \+ matches\(2\) .*\+ 2-gram matches +43\.33", out, re.M)
     assert "reference: " in out
-    assert re.search(r"Seen here, R-2 against ce, seed 1, one run of each: ce \+ matches\(2\) [+-]\d", out)
+    assert re.search(r"Difference in R-2 to ce, seed 1, one run of each: ce \+ matches\(2\) [+-]\d", out)
     monkeypatch.setattr(runner, "train", None)   # nothing is trained again
     monkeypatch.setattr(reproduce.predictions, "write_predictions", None)
     assert again(tmp_path, base, *arguments) == 0
@@ -129,7 +129,7 @@ def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_pat
 def test_other_settings_are_not_mixed_in(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
     assert cli.main(["reproduce", "table2", "--data", "newswire", "--model", base, "--runs", str(tmp_path / "runs"), "--limit", "6", "--objectives", "ce"]) == 2
-    assert "was begun with other settings" in capsys.readouterr().err
+    assert "was started with other settings" in capsys.readouterr().err
 
 
 def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, base, capsys):
@@ -149,7 +149,7 @@ def test_several_seeds_are_means_with_their_spread(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)", "--seeds", "2") == 0
     out = capsys.readouterr().out
     assert "± standard deviation over seeds; for a single run, half of" in out
-    assert re.search(r"Seen here, R-2 against ce, means over 2 seeds: ce \+ matches\(2\) [+-]\d", out)
+    assert re.search(r"Difference in R-2 to ce, means over 2 seeds: ce \+ matches\(2\) [+-]\d", out)
     names = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()}
     assert names == {"ce-1", "ce-2", "matches2-1", "matches2-2", "lead-2", "random-facts"}
     scores = [json.loads((tmp_path / "runs" / f"ce-{seed}" / "scores.json").read_text())["scores"]["rouge1"] for seed in (1, 2)]

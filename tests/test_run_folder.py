@@ -154,7 +154,7 @@ def test_predictions_of_other_weights_are_refused(ours, tmp_path, capsys):
     own = RunFolder(tmp_path / "other").fingerprint
     capsys.readouterr()
     sentence = (f"error: the predictions in {ours} were written by other weights ({wrote}) than those in {ours / 'model'} ({own}). "
-                f"Delete {ours / 'predictions.jsonl'} and write new ones with: ngramloss generate {ours}\n")
+                f"Delete {ours / 'predictions.jsonl'} and make new ones with: ngramloss generate {ours}\n")
     assert (score(ours), capsys.readouterr().err) == (2, sentence)
     assert (cli.main(["report", str(ours), "-o", str(tmp_path / "page")]), capsys.readouterr().err) == (2, sentence)
     assert not (tmp_path / "page").exists()
@@ -288,9 +288,9 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
 
 
 def test_only_the_first_process_of_torchrun_holds_the_folder(tmp_path):
-    with lock_folder(tmp_path, wait=False), runner._held(RunFolder(tmp_path), 1):
+    with lock_folder(tmp_path, wait=False), runner._locked(RunFolder(tmp_path), 1):
         pass
-    with lock_folder(tmp_path, wait=False), pytest.raises(Busy), runner._held(RunFolder(tmp_path), 0):
+    with lock_folder(tmp_path, wait=False), pytest.raises(Busy), runner._locked(RunFolder(tmp_path), 0):
         pass
 
 
@@ -360,7 +360,7 @@ def test_a_folder_without_a_recipe_that_holds_anything_is_left_alone(tmp_path, t
     path = tmp_path / theirs
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("years of work")
-    with pytest.raises(UserError, match=rf"is not a run's folder \(it holds {Path(theirs).parts[0]}\); nothing in it was touched\. Choose another --run\."):
+    with pytest.raises(UserError, match=rf"is not a run folder \(it contains {Path(theirs).parts[0]}\); nothing was changed\. Choose another --run\."):
         claimed(tmp_path, fresh=fresh)
     assert everything(tmp_path) == {Path(theirs): b"years of work"}
 
@@ -371,8 +371,8 @@ def test_no_run_begins_in_a_folder_of_predictions(tmp_path, capsys, fresh):
     before = everything(tmp_path / "lead")
     capsys.readouterr()
     assert train(tmp_path / "lead", *fresh) == 2
-    assert capsys.readouterr().err == (f"error: {tmp_path / 'lead'} holds predictions and no run (it holds generation.json, predictions.jsonl, "
-                                       "references.jsonl); nothing in it was touched. Choose another --run.\n")
+    assert capsys.readouterr().err == (f"error: {tmp_path / 'lead'} has predictions but no run (it contains generation.json, predictions.jsonl, "
+                                       "references.jsonl); nothing was changed. Choose another --run.\n")
     assert everything(tmp_path / "lead") == before
 
 
@@ -380,7 +380,7 @@ def test_predictions_whose_model_and_checkpoints_were_deleted_get_no_other_setti
     shutil.rmtree(ours / "model")
     shutil.rmtree(ours / "checkpoints")
     assert train(ours, "--set", "objective=ce") == 2
-    assert "was begun with other settings:\n  objective: 'ce + matches(2,3,4)' → 'ce'\n" in capsys.readouterr().err
+    assert "was started with other settings:\n  objective: 'ce + matches(2,3,4)' → 'ce'\n" in capsys.readouterr().err
 
 
 def test_a_file_called_model_is_no_model_and_is_not_taken_for_one(ours, capsys):

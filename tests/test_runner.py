@@ -226,7 +226,7 @@ def test_a_kill_at_the_worst_moment_loses_nothing(place, undisturbed, sabotage):
     assert "continuing" in err or sabotage.endswith(":0")
     assert not list(run.glob("model.partial-*"))
     if sabotage in ("saving:9", "sealing:9"):
-        assert "checkpoint-9 is not whole (its writing did not end) and is left out" in err
+        assert "skipping checkpoint-9, which is incomplete (writing it did not finish)" in err
 
 
 def test_kills_at_random_moments_lose_nothing(place, undisturbed):
@@ -252,7 +252,7 @@ def test_a_truncated_newest_checkpoint_is_recognised_and_the_one_before_used(pla
         file.truncate(1000)
     code, _, err = finished(command(place, run))
     assert code == 0, err[-2000:]
-    assert "checkpoint-6 is not whole (model.safetensors has 1000 bytes of" in err
+    assert "skipping checkpoint-6, which is incomplete (model.safetensors has 1000 bytes of" in err
     assert "continuing" in err
     assert "from step 3" in err
     assert_equal_runs(run, undisturbed)
@@ -311,7 +311,7 @@ def test_a_full_disk_is_a_sentence_and_loses_no_earlier_checkpoint(place, undist
     assert code == 1
     assert "Traceback" not in err
     assert "error: " in err
-    assert "could not be written" in err
+    assert "cannot write" in err
     assert "the same command will then continue from step 6" in err
     assert checkpoints.find(run / "checkpoints") == (before, {})
     code, _, err = finished(command(place, run))
@@ -328,13 +328,13 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(place, tmp_path, capsys):
     assert train(place / "tiny.toml", "--run", tmp_path / "file" / "run") == 1
     assert "error: Not a directory" in capsys.readouterr().err
     assert train(place / "tiny.toml", "--run", tmp_path / "file") == 2
-    assert "is a file; --run needs a folder, which will be made" in capsys.readouterr().err
+    assert "is a file, but --run needs a folder" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, capsys):
     before = {path: path.read_bytes() for path in undisturbed.rglob("*") if path.is_file()}
     assert train(place / "tiny.toml", "--run", undisturbed) == 0
-    assert "is finished. Start over with --fresh" in capsys.readouterr().err
+    assert "is already finished. Start over with --fresh" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in undisturbed.rglob("*") if path.is_file()} == before
 
     short = ["--set", "train.max_steps=2"]
@@ -348,7 +348,7 @@ def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, 
 def test_fresh_deletes_no_folder_that_is_not_a_runs(place, tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert train(place / "tiny.toml", "--run", tmp_path, "--fresh") == 2
-    assert "is not a run's folder (it holds thesis.txt); nothing in it was touched" in capsys.readouterr().err
+    assert "is not a run folder (it contains thesis.txt); nothing was changed" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").exists()
     (tmp_path / "thesis.txt").rename(tmp_path / "model")   # named like a part of a run, and still not one
     for fresh in ([], ["--fresh"]):
@@ -360,7 +360,7 @@ def test_a_loss_that_is_no_number_ends_the_run(place, tmp_path, capsys):
     changes = ["--set", "train.learning_rate=1e30", "--set", "train.clip=0", "--set", "train.early_stopping=1"]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 1
     err = capsys.readouterr().err
-    assert "error: the loss is no number any more at step" in err
+    assert "error: the loss became NaN or infinite at step" in err
     assert "Lower train.learning_rate" in err
     assert not (tmp_path / "a" / "model").exists()
     for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines():
@@ -376,7 +376,7 @@ def test_a_damaged_best_checkpoint_does_not_become_the_model(place, tmp_path):
         file.truncate(1000)
     code, _, err = finished(command(place, tmp_path / "a", *changes))
     assert code == 0, err[-2000:]
-    assert "the best checkpoint, checkpoint-2, is not whole (model.safetensors has 1000 bytes of" in err
+    assert "the best checkpoint, checkpoint-2, is incomplete (model.safetensors has 1000 bytes of" in err
     assert "Weights of step 10 (the last)" in (tmp_path / "a" / "card.md").read_text()
     assert weights(tmp_path / "a")
 
@@ -400,7 +400,7 @@ def test_saving_and_sealing_count_in_no_documents_a_second(place, tmp_path, monk
 def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
     assert train(place / "tiny.toml", "--run", undisturbed, "--set", "train.learning_rate=1e-3") == 2
     err = capsys.readouterr().err
-    assert "was begun with other settings:\n  train.learning_rate: 0.01 → 0.001\n" in err
+    assert "was started with other settings:\n  train.learning_rate: 0.01 → 0.001\n" in err
     assert "start over with --fresh" in err
 
 
@@ -419,7 +419,7 @@ def test_other_data_do_not_continue_a_run(place, tmp_path):
     write_split(tmp_path / "data" / "train.jsonl", "train", 41)
     code, _, err = finished(command(tmp_path, tmp_path / "run"))
     assert code == 2
-    assert "the train data are not those that" in err
+    assert "the train data have changed since" in err
     assert "Traceback" not in err
 
 
@@ -520,13 +520,13 @@ def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_r
 
     from ngramloss.training import runner
 
-    with pytest.raises(ValueError, match=r"train\.batch_size is over all processes together: 5 cannot be shared by 2"):
+    with pytest.raises(ValueError, match=r"train\.batch_size counts rows over all processes: 5 cannot be divided by 2 processes"):
         runner._each("train.batch_size", 5, 2)
     with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all see"):
         runner._present(tmp_path / "elsewhere")
     settings = recipe.load(str(place / "tiny.toml"))
     model = SimpleNamespace(config=SimpleNamespace(), get_input_embeddings=lambda: SimpleNamespace(num_embeddings=3))
-    for tokenizer, sentence in ((Pieces("abcd", 1), "4 tokens and the model 3 embeddings"), (Pieces("ab", None), "no padding token")):
+    for tokenizer, sentence in ((Pieces("abcd", 1), "4 tokens but the model has 3 embeddings"), (Pieces("ab", None), "no padding token")):
         with pytest.raises(ValueError, match=sentence):
             runner._raise_unless_it_fits(model, tokenizer, settings)
 
@@ -565,11 +565,11 @@ def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, t
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["model.name=nowhere/nothing"], "could not be loaded"),
+        (["model.name=nowhere/nothing"], "cannot load the tokenizer of"),
         (["data.name=nowhere.jsonl"], "nowhere.jsonl"),
         (["data.separator=<gap>"], "the tokenizer has no token '<gap>'"),
-        (["data.max_source=2000"], "has 1024 positions, fewer than the 2000 tokens asked for"),
-        (["train.fsdp=true"], "shards over processes: start it with torchrun"),
+        (["data.max_source=2000"], "supports 1024 positions, but the recipe asks for 2000 tokens"),
+        (["train.fsdp=true"], "needs several processes: start with torchrun"),
         (["train.precision=fp16"], "fp16 needs a GPU"),
         (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
         (["train.best=rouge"], "train.best: must be one of loss, ce, matches(2), bag(2), got 'rouge'"),

@@ -121,7 +121,7 @@ def test_a_run_writes_by_its_models_own_settings(finished):
 
 
 def test_a_run_that_is_not_finished_says_how_to_finish_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no .*model\. Make it with: ngramloss train RECIPE --run .*mine"):
+    with pytest.raises(FileNotFoundError, match=r"no model in .*model\. Train it with: ngramloss train RECIPE --run .*mine"):
         search.of_run(tmp_path / "mine", ["a"])
 
 

@@ -186,7 +186,7 @@ def test_train_runs_a_models_code_with_the_flag_alone_and_every_time_anew(plante
     file = written_recipe(tmp_path / "own.toml", planted, data, trust="")
     run = tmp_path / "run"
     assert ran("train", file, "--run", run) == 2
-    assert "It brings code of its own; if you trust it, say --trust-remote-code on the command line." in capsys.readouterr().err
+    assert "It comes with its own code; if you trust it, pass --trust-remote-code on the command line." in capsys.readouterr().err
     assert not marker.exists()
     assert ran("train", file, "--run", run, "--trust-remote-code") == 0
     assert marker.exists()
@@ -195,7 +195,7 @@ def test_train_runs_a_models_code_with_the_flag_alone_and_every_time_anew(plante
     marker.unlink()
     forget()
     assert ran("generate", run, "--split", "test") == 2
-    assert "say --trust-remote-code" in capsys.readouterr().err
+    assert "pass --trust-remote-code" in capsys.readouterr().err
     assert not marker.exists()
     assert ran("generate", run, "--split", "test", "--trust-remote-code") == 0
     assert marker.exists()
@@ -216,7 +216,7 @@ def test_generate_refuses_a_run_whose_recipe_asks(strange_run, marker, tmp_path,
 def test_generate_refuses_a_model_folder_with_code(planted, data, marker, tmp_path, capsys):
     arguments = ["generate", planted, "--data", data, "--set", "generation.max_length=12", "--out", tmp_path / "out"]
     assert ran(*arguments) == 2
-    assert "say --trust-remote-code on the command line" in capsys.readouterr().err
+    assert "pass --trust-remote-code on the command line" in capsys.readouterr().err
     assert not marker.exists()
     assert ran(*arguments, "--trust-remote-code") == 0
     assert marker.exists()
@@ -241,7 +241,7 @@ def test_a_known_architecture_is_read_without_the_code_beside_it(data, marker, t
 def test_bench_step_refuses_a_model_folder_with_code(planted, marker, capsys):
     arguments = ["bench", "step", "--model", planted, "--batch", 1, "--source", 4, "--target", 4, "--objective", "ce"]
     assert ran(*arguments) == 2
-    assert "say --trust-remote-code on the command line" in capsys.readouterr().err
+    assert "pass --trust-remote-code on the command line" in capsys.readouterr().err
     assert not marker.exists()
     assert ran(*arguments, "--trust-remote-code") == 0
     assert marker.exists()
@@ -254,7 +254,7 @@ def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker,
     arguments = ["reproduce", "table2", "--data", data, "--model", planted, "--objectives", "ce", "--limit", 2,
                  *(word for one in small for word in ("--set", one))]   # fmt: skip
     assert ran(*arguments) == 2
-    assert "say --trust-remote-code on the command line" in capsys.readouterr().err
+    assert "pass --trust-remote-code on the command line" in capsys.readouterr().err
     assert not marker.exists()
     assert ran(*arguments, "--trust-remote-code") == 0
     assert marker.exists()
@@ -262,7 +262,7 @@ def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker,
 
 def test_bench_step_has_no_size_for_scratch(capsys):
     assert ran("bench", "step", "--model", "scratch") == 2
-    assert "scratch has no size here. Use bart-base, bart-tiny, a folder or a hub id." in capsys.readouterr().err
+    assert "bench cannot use scratch, which has no size. Use bart-base, bart-tiny, a folder or a hub id." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", [["score"], ["report", "-o", "page"]])
@@ -293,7 +293,7 @@ def test_attention_that_a_configuration_fetches_as_code_is_refused(tmp_path, mar
     folder = plant(tmp_path / "m", own_kind=False)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": "stranger/kernel"}))
-    with pytest.raises(UserError, match=r"its attention is code of the hub repository stranger/kernel .* say --trust-remote-code on the command line"):
+    with pytest.raises(UserError, match=r"its attention is code from the hub repository stranger/kernel .* pass --trust-remote-code on the command line"):
         models.load(Model(name=str(folder)), tiny_tokenizers.ours())
 
 
@@ -333,7 +333,7 @@ def test_continuing_a_strangers_run_unpickles_no_code(name, data, tmp_path, mark
     torch.save({"state": Planted()}, checkpoint / name)
     seal_again(checkpoint)
     assert ran("train", file, "--run", run) == (0 if name == "training_args.bin" else 2)
-    assert name == "training_args.bin" or "holds more than tensors" in capsys.readouterr().err
+    assert name == "training_args.bin" or "contains more than tensors" in capsys.readouterr().err
     assert not marker.exists()
 
 

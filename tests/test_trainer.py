@@ -248,7 +248,7 @@ def test_a_decoder_only_model_is_counted_by_the_labels_that_are_predicted(tmp_pa
 
 
 def test_a_second_loss_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="leave `compute_loss_func` out"):
+    with pytest.raises(TypeError, match="do not pass `compute_loss_func`"):
         NgramTrainer(tiny(), arguments(tmp_path), objective="ce", compute_loss_func=print)
     with pytest.raises(ValueError, match=r"Write it in the objective: ce\(smoothing=0.1\)"):
         NgramTrainer(tiny(), arguments(tmp_path, label_smoothing_factor=0.1), objective="ce")
@@ -256,7 +256,7 @@ def test_a_second_loss_is_refused(tmp_path):
 
 def test_parallelism_within_a_sequence_or_the_vocabulary_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(NgramTrainer, "get_tp_size", lambda self: 2)   # a model so split needs several processes
-    with pytest.raises(ValueError, match=r"does not serve. Use data parallelism \(DDP, FSDP\)"):
+    with pytest.raises(ValueError, match=r"does not support. Use data parallelism \(DDP, FSDP\)"):
         NgramTrainer(tiny(), arguments(tmp_path), objective="ce")
 
 

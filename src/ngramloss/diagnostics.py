@@ -1,4 +1,4 @@
-"""joint loss, logits and labels → what a practitioner watches while training, without any gradient."""
+"""joint loss, logits and labels → match rates, confidence, lowest values and gradient shares, for a log."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ if TYPE_CHECKING:
 
 
 def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Numbers to log beside the loss, as detached 0-d tensors.
+    """Numbers to log with the loss, as detached 0-d tensors.
 
     For each n of the objective:
 
-    * ``matched/n``: share of the predicted windows that stand anywhere in the reference;
-    * ``placed/n``: share that stands at its own position;
-    * ``confidence/n``: mean probability of the matched windows, 0 if there is none.
+    * ``matched/n``: share of predicted windows that occur anywhere in the reference;
+    * ``placed/n``: share of predicted windows that are correct at their own position;
+    * ``confidence/n``: mean probability of the matched windows, 0 if there are none.
 
-    For each n-gram part, ``floor/part``: the value of a certain and perfect prediction, which is the smallest the
+    For each n-gram part, ``floor/part``: the value of a perfect and certain prediction. It is the lowest value that the
     part can reach on these references (repeated n-grams keep ``matches`` and ``rewards`` above 0). Only
-    ``precision:released`` can go below it. For each part, ``gradient/part``: its weighted gradient with respect to
-    the logits, as a share of the sum of all parts' norms; this costs one backward of a plain head for each part.
+    ``precision:released`` can go below it.
+
+    For each part, ``gradient/part``: the norm of its weighted gradient with respect to the logits, as a share of the
+    sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
     Example:
         >>> from ngramloss import JointLoss
         >>> logits, labels = torch.zeros(1, 4, 9), torch.tensor([[7, 8, 7, 8]])
         >>> watched = JointLoss("ce + matches(2)").diagnose(logits, labels)
-        >>> {name: round(value.item(), 3) for name, value in watched.items()}   # 7 8 stands twice, so 1 − 2/3 stays
+        >>> {name: round(value.item(), 3) for name, value in watched.items()}   # 7 8 occurs twice: 1 − 2/3 stays
         {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
          'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
     """
@@ -60,7 +62,7 @@ def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tens
 
 
 def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
-    """``floor/part`` of each part but cross-entropy."""
+    """``floor/part`` of each part except cross-entropy."""
     values = loss_fn.values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
     parts = zip(loss_fn.parts, values.unbind(), strict=True)
     return {f"floor/{part.name}": value for part, value in parts if part.per == "sequence"}
@@ -90,18 +92,18 @@ def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[
 
 
 def raise_unless_finite(stats: TokenStats, labels: Tensor, values: Mapping[str, Tensor]) -> None:
-    """What ``check=True`` adds: name the first place or part that is not finite."""
+    """The check of ``check=True``: name the first position or part that is NaN or infinite."""
     broken = (labels != IGNORE_INDEX) & ~stats.lse.isfinite()            # [B, T]
     if broken.any():
         row, position = broken.nonzero()[0].tolist()
         raise ValueError(
-            f"the logits at row {row}, position {position} hold NaN or infinity (log-sum-exp "
-            f"{stats.lse[row, position].item()}). Look for an overflow before the head: a learning rate too high, "
-            "fp16 without loss scaling, or a fully masked attention row."
+            f"the logits at row {row}, position {position} contain NaN or infinity (log-sum-exp "
+            f"{stats.lse[row, position].item()}). Look for an overflow before the head: a learning rate that is too "
+            "high, fp16 without loss scaling, or a fully masked attention row."
         )
     for name, value in values.items():
         if not value.isfinite():
             raise ValueError(
-                f"{name} is {value.item()} though every row has a finite log-sum-exp: some logit is -inf. A token that "
-                "may be a label must not be masked out of the vocabulary, and with smoothing no token may."
+                f"{name} is {value.item()} although every log-sum-exp is finite: some logit is -inf. Do not mask out "
+                "tokens that may be labels; with smoothing, do not mask out any token."
             )

@@ -1,15 +1,15 @@
-"""a mistake in what a person gave us → a sentence that says what to do; every other exception is a bug of ours."""
+"""a user's mistake → an exception whose message says what to do; every other exception is a bug."""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """Something that was given cannot be used. The command line prints the sentence alone and exits with 2."""
+    """An input cannot be used. The command line prints only the message and exits with code 2."""
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """A file or folder that was named is not there."""
+    """A file or folder does not exist."""
 
 
 class UnsupportedModelError(UserError, TypeError):
-    """A model that cannot be served, with the reason."""
+    """A model is not supported; the message gives the reason."""

@@ -1,7 +1,7 @@
-"""text from elsewhere → text that stays text in a terminal, in JSON, Markdown, LaTeX and CSV.
+"""untrusted text → text that is safe to show in a terminal, in JSON, Markdown, LaTeX and CSV.
 
-Names, ids and keys come from files that anybody may have written. Only what is not seen is escaped, and what a format
-takes for its own marks; letters, accents, joined emoji and every script stay as they are.
+Names, ids and keys come from files that anybody may have written. Only invisible characters and a format's own markup
+are escaped; letters, accents, joined emoji and every script stay unchanged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _HIDDEN = "\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff"
-"""Control characters, what reverses the direction of text, what has no width, halves of characters; no \\t, no \\n."""
+"""Control characters, direction marks, zero-width characters, lone surrogates; but not \\t and \\n."""
 _UNSEEN = re.compile(f"[{_HIDDEN}]")
 _UNSEEN_OR_BREAK = re.compile(f"[{_HIDDEN}\t\n]")
 
@@ -22,7 +22,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def for_terminal(text: str) -> str:
-    r"""Text whose control characters are shown and not obeyed; line ends and tabs stay.
+    r"""Show control characters instead of executing them; line ends and tabs stay.
 
     >>> print(for_terminal("a\x1b[2Jb\rc\n\u202eďábel 日本 👩\u200d🔬"))
     a\x1b[2Jb\rc
@@ -32,7 +32,7 @@ def for_terminal(text: str) -> str:
 
 
 def name(text: str) -> str:
-    r"""The same on one line, for a name within a sentence or a table.
+    r"""Like :func:`for_terminal`, but on one line, for a name in a sentence or a table.
 
     >>> print(name("a\nerror: b"))
     a\nerror: b
@@ -41,25 +41,25 @@ def name(text: str) -> str:
 
 
 def in_json(text: str) -> str:
-    r"""JSON or TOML that stands for the same values, without characters that a terminal obeys.
+    r"""Escape control characters in JSON or TOML, without changing its values.
 
     >>> print(in_json('{"a": "\x9b"}'))
     {"a": "\u009b"}
     """
-    return _UNSEEN.sub(lambda found: rf"\u{ord(found[0]):04x}", text)
+    return _UNSEEN.sub(lambda match: rf"\u{ord(match[0]):04x}", text)
 
 
 def in_markdown(text: str) -> str:
-    r"""Text that stays one cell of a table, or part of a line.
+    r"""Escape text for a table cell or a part of a line in Markdown.
 
     >>> print(in_markdown("a|b *c* <img> my_name _d_"))
     a\|b \*c\* \<img\> my_name \_d\_
     """
-    return _MARKDOWN.sub(lambda found: "\\" + found[0], name(text))
+    return _MARKDOWN.sub(lambda match: "\\" + match[0], name(text))
 
 
 def as_code(text: str) -> str:
-    """A span of code in Markdown, whatever backticks the text has.
+    """Format text as a code span in Markdown, even if it contains backticks.
 
     >>> as_code("ce"), as_code("`a``b")
     ('`ce`', '``` `a``b ```')
@@ -71,7 +71,7 @@ def as_code(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    r"""Text that stays one cell of a tabular: a row's end also takes a star or a bracket that follows it.
+    r"""Escape text for a cell of a LaTeX tabular, where a leading star or bracket would belong to the row before it.
 
     >>> print(in_latex("50% of my_data [1]"), in_latex("*a"))
     50\% of my\_data {[}1] {*}a
@@ -81,7 +81,7 @@ def in_latex(text: str) -> str:
 
 
 def in_csv(text: str) -> str:
-    """Text that no spreadsheet takes for a formula. Numbers do not go through this.
+    """Escape text so that no spreadsheet reads it as a formula. Do not use it for numbers.
 
     >>> in_csv("=1+1"), in_csv("ce")
     ("'=1+1", 'ce')
@@ -89,5 +89,5 @@ def in_csv(text: str) -> str:
     return f"'{name(text)}" if text.startswith(_FORMULA) else name(text)
 
 
-def _shown(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _shown(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

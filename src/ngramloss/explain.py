@@ -1,4 +1,4 @@
-"""a reference, a candidate and its confidence → a page that shows an objective at work on them."""
+"""a reference, a candidate and its confidence → a text that shows how an objective scores them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ngramloss.stats import TokenStats, token_stats
 from ngramloss.tabular import aligned
 
 FILLER = "_"
-"""Stands in a candidate where a word is missing, as an id of its own; it matches nothing, not even a real ``_``."""
+"""Replaces a missing word in a candidate. It has its own id and matches nothing, not even a real ``_``."""
 
 
 WIDTH = 100
-"""Characters in a line, about."""
+"""Approximate number of characters in a line."""
 
 
 class Sentence(NamedTuple):
-    """What is explained: words, and the statistics of a model that predicts them."""
+    """A sentence pair, and the statistics of a model that predicts the candidate."""
 
     reference: list[str]
     candidate: list[str]
@@ -41,11 +41,11 @@ class Sentence(NamedTuple):
 
 
 def explain(reference: str, candidate: str, objective: str, confidence: Sequence[float] = (0.9,)) -> str:
-    """The whole page.
+    """Show what an objective computes for a sentence pair, window by window.
 
-    Words are split at white space. A model sees one position for each word of the reference, so a candidate
-    that is too short is filled up with ``_`` and one that is too long is cut. The candidate's word at a
-    position has the given confidence; what is left is spread evenly over the other words and one unknown word.
+    Words are split at white space. A model has one position for each word of the reference, so a candidate that is too
+    short is filled with ``_`` and one that is too long is truncated. The candidate's word at a position has the given
+    confidence; the remaining probability is divided evenly among the other words and one unknown word.
 
     Example:
         >>> print(explain("a b c", "a b d", "matches(2)", [0.5]))
@@ -81,28 +81,28 @@ def explain(reference: str, candidate: str, objective: str, confidence: Sequence
 
 
 def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[Sentence, list[str]]:
-    """The sentence pair as statistics, and what had to be changed to fit them together."""
+    """Convert the sentence pair to statistics. Also returns notes about changes to the candidate."""
     wanted, given = reference.split(), candidate.split()
     if not wanted or not given:
         raise UserError(f"the {'candidate' if wanted else 'reference'} has no words. Give a sentence in quotes.")
     T, notes = len(wanted), []
     if len(given) != T:
-        mended = "cut" if len(given) > T else f"filled with {FILLER!r}"
+        change = "truncated" if len(given) > T else f"filled with {FILLER!r}"
         notes.append(
             f"note: the reference has {T} words and the candidate {len(given)}. A model under teacher forcing predicts "
-            f"one word for each position, so the candidate was {mended}."
+            f"one word for each position, so the candidate was {change}."
         )
-    predicted = (given + [FILLER] * T)[:T]                               # shown; a filler's id is the unknown word's
+    predicted = (given + [FILLER] * T)[:T]                               # to show; a filler is the unknown word
     sure = list(confidence) * T if len(confidence) == 1 else list(confidence)
     if len(sure) != T:
-        raise UserError(f"expected one confidence, or {T} of them, one for each word, got {len(sure)}.")
+        raise UserError(f"expected 1 confidence, or {T} (one for each word), got {len(sure)}.")
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*wanted, *given[:T]]))}
     V = len(vocabulary) + 1
     for position, given_share in enumerate(sure, 1):
         if not 1 / V < given_share <= 1:
             raise UserError(
-                f"the confidence at position {position} must be above {1 / V:.3g} (all {V} words alike) and at most 1, "
-                f"got {given_share:g}: below it the candidate would not be the most probable word."
+                f"the confidence at position {position} must be above {1 / V:.3g} (1/{V}, all words equally likely) "
+                f"and at most 1, got {given_share:g}: the candidate must be the most probable word."
             )
     labels = torch.tensor([[vocabulary[word] for word in wanted]])       # [1, T]
     best = torch.tensor([[vocabulary[word] for word in given[:T]] + [V - 1] * (T - len(given))])   # [1, T]
@@ -122,9 +122,9 @@ def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
     (part,) = term.parts
     table = [["at", "reference", "probability", "costs"]]
     for t, word in enumerate(sentence.reference):
-        alone = torch.full_like(sentence.labels, -100)                   # [1, T]
-        alone[0, t] = sentence.labels[0, t]
-        cost = part.function(sentence.stats, alone).item() / len(sentence.reference)
+        one_label = torch.full_like(sentence.labels, -100)               # [1, T]
+        one_label[0, t] = sentence.labels[0, t]
+        cost = part.function(sentence.stats, one_label).item() / len(sentence.reference)
         table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", f"{cost:.4f}"])
     smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
     yield _Block(f"mean of −log p over the words of the reference{smoothed}", table)
@@ -219,13 +219,13 @@ def _lcs(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 
 def _figure(value: float) -> str:
-    """Four places, or powers of ten where nobody could read them; never a negative zero."""
+    """Format with four decimals, or with an exponent for very large numbers; never a negative zero."""
     return f"{value + 0.0:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _plain(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for _ in term.parts:
-        yield _Block("an objective of your own", [["windows are not shown for it"]])
+        yield _Block("your own objective", [["its windows are not shown"]])
 
 
 _BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
@@ -241,7 +241,7 @@ _BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
 
 
 def _header(sentence: Sentence) -> list[str]:
-    """The words under each other, in strips that fit a terminal."""
+    """The words in aligned columns, broken into strips that fit a terminal."""
     positions = [str(t + 1) for t in range(len(sentence.reference))]
     confidence = [f"{share:g}" for share in sentence.confidence]
     columns = list(zip(positions, sentence.reference, sentence.candidate, confidence, strict=True))
@@ -259,8 +259,8 @@ def _header(sentence: Sentence) -> list[str]:
 
 
 def _columns(table: list[list[str]], names: int = 2) -> list[str]:
-    """Lines with columns aligned: the first ``names`` to the left, numbers to the right."""
+    """Lines with aligned columns: the first ``names`` to the left, numbers to the right."""
     if len(table) == 1 and len(table[0]) > 1:
-        return ["  the reference is shorter than n: there is no window"]
+        return ["  the reference is shorter than n, so there are no windows"]
     left = (0,) if names == 1 else (1,) if table[0][0] == "at" else ()
     return [f"  {line}" for line in aligned(table, left)]

@@ -1,4 +1,4 @@
-"""text and rows → files and folders that are never seen in part, and one process at a time in a folder."""
+"""text and rows → files and folders that are written completely or not at all; a lock for a folder."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any, TextIO
 
 
 def cache_folder() -> Path:
-    """Where prepared data are kept: ``$NGRAMLOSS_CACHE``, or ``ngramloss`` in the user's cache."""
-    given = os.environ.get("NGRAMLOSS_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ngramloss"
+    """The folder for prepared data: ``$NGRAMLOSS_CACHE``, or ``ngramloss`` in the user's cache."""
+    own = os.environ.get("NGRAMLOSS_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ngramloss"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is never seen in part.
+    """Write a file atomically: readers see the old file or the complete new one.
 
-    The text goes into a new file beside it, which then takes its name. That file's name cannot be guessed and must not
-    exist yet, so nobody can put a link there for us to write through; a link at ``path`` itself is replaced.
+    The text is written to a new file in the same folder, which is then renamed. The temporary name cannot be guessed
+    and must not exist yet, so nobody can place a link there for us to write through. A link at ``path`` is replaced.
     """
     partial = _beside(path)
     try:
@@ -40,25 +40,25 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def appended(path: Path) -> TextIO:
-    """Open a file to write at its end. Nothing is written through a link: then an ``OSError`` is raised."""
+    """Open a file for appending. Raises ``OSError`` if the path is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
 
 
 def fingerprint(paths: Sequence[Path]) -> str:
-    """A hash of files' contents, 12 hexadecimal digits, whatever their folder."""
-    found = hashlib.sha256()
+    """Hash the names and contents of files to 12 hexadecimal digits. Their folder does not matter."""
+    digest = hashlib.sha256()
     for path in sorted(paths, key=lambda path: path.name):
-        found.update(path.name.encode())
+        digest.update(path.name.encode())
         with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()[:12]
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
 
 
 def whole_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of JSON lines; a line that a kill cut short is left out. No file, no objects."""
+    """Read the objects of a JSON lines file. Truncated lines are skipped; a missing file has no objects."""
     rows = []
-    # Not splitlines(): a text may hold U+2028 or U+0085, which end a line there and not in JSON lines.
+    # Not splitlines(): a text may contain U+2028 or U+0085, which end a line there but not in JSON lines.
     for text in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
         try:
             row = json.loads(text)
@@ -71,7 +71,7 @@ def whole_rows(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder that appears whole or not at all: it is filled under another name and renamed at the end."""
+    """Create a folder atomically: fill it under a temporary name, and rename it at the end."""
     partial = _beside(folder)
     partial.mkdir(parents=True)
     try:
@@ -79,14 +79,14 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.is_dir():   # else another process was quicker with the same content
+            if not folder.is_dir():   # otherwise another process has written the same content first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder, if it is there. A folder is never seen in part; what a link names stays."""
+    """Delete a file, a link or a folder, if it exists. A folder disappears at once; a link's target stays."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -103,14 +103,14 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a folder against other processes that ask for it; however this one ends, it is free again.
+    """Lock a folder for one process. The lock is released when the process ends, even if it is killed.
 
-    No file is left behind, and a folder that cannot be written to can be locked. Where the system (Windows) or the file
-    system (some on a network) has no such locks, nothing is locked.
+    The lock needs no file and no write permission. On systems (Windows) or file systems (some network ones) without
+    such locks, nothing is locked.
 
     Args:
-        folder: that there is.
-        wait: until it is free; else ``BlockingIOError`` is raised where it is not.
+        folder: an existing folder.
+        wait: wait until the folder is free; otherwise raise ``BlockingIOError`` if it is locked.
     """
     try:
         import fcntl
@@ -134,12 +134,12 @@ def lock_folder(folder: Path, *, wait: bool) -> Iterator[None]:
 _handles: set[int] = set()
 
 
-def _let_go() -> None:
-    """A forked process has no part in its parent's locks: it may live on after the parent was killed."""
+def _close_handles() -> None:
+    """Drop the parent's locks in a forked process, which may outlive a killed parent."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_handles)

@@ -19,19 +19,19 @@ Count = int | float | Tensor
 
 
 class JointLoss(torch.nn.Module):
-    """A weighted sum of objectives, as it is written.
+    """A weighted sum of objectives.
 
-    ``ce`` is averaged over tokens and every other term over sequences. Both denominators are arguments: they
-    default to this batch's own counts, and a trainer passes those of the whole optimiser step, so that
-    micro-batches and processes add up to the loss of the whole. A row of padding alone is no sequence: it
-    counts in no denominator and adds nothing. NaN goes through to the loss, as in ``F.cross_entropy``.
+    ``ce`` is averaged over tokens and every other term over sequences. Both denominators are arguments. They default
+    to this batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches
+    and processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
+    counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``.
 
     Args:
         objective: the written form, such as ``"ce + 0.5*matches(2,3,4)"``, or :class:`Term` objects.
-        check: raise where a logit is not finite or a label out of range, on any device, at the price of a
-            synchronisation. For debugging, in eager mode.
-        backend: how :meth:`from_hidden` sweeps the vocabulary, ``"auto"`` or one of ``ngramloss.stats.BACKENDS``.
-        memory: ``"fast"``, or ``"lean"`` for the least memory at one more matrix product; for :meth:`from_hidden`.
+        check: raise if a logit is NaN or infinite or a label is out of range. This works on any device but
+            synchronises with it. For debugging, in eager mode.
+        backend: how :meth:`from_hidden` computes the statistics: ``"auto"`` or one of ``ngramloss.stats.BACKENDS``.
+        memory: ``"fast"``, or ``"lean"`` for less memory and one more matrix product; used by :meth:`from_hidden`.
 
     Example:
         >>> loss_fn = JointLoss("ce + matches(2,3,4)")
@@ -74,14 +74,14 @@ class JointLoss(torch.nn.Module):
         self, logits: Tensor, labels: Tensor, *,
         num_tokens: Count | None = None, num_sequences: Count | None = None, return_parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The loss of logits [B, T, V] under labels [B, T].
+        """Compute the loss from logits [B, T, V] and labels [B, T].
 
         Args:
             logits: scores before the softmax.
-            labels: reference ids, −100 where they do not count. Not shifted here.
-            num_tokens: what ``ce`` is divided by; this batch's labels that count, by default.
-            num_sequences: what the other terms are divided by; this batch's rows with such a label, by default.
-            return_parts: also return each part, unweighted and detached, by name.
+            labels: reference ids, −100 where they do not count. They are not shifted here.
+            num_tokens: the denominator of ``ce``; by default the number of labels in this batch that count.
+            num_sequences: the denominator of the other terms; by default the number of rows with such a label.
+            return_parts: also return each part by name, unweighted and detached.
         """
         stats = token_stats(logits, labels, needs=self.needs, check=self.check)
         loss, parts = self.from_stats(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)
@@ -104,7 +104,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, return_parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The loss of hidden states [B, T, D] under a head of weight [V, D]: same value as from its logits.
+        """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
         Args:
             hidden: the head's input.
@@ -127,7 +127,7 @@ class JointLoss(torch.nn.Module):
     def from_stats(
         self, stats: TokenStats, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and its parts, unweighted and detached, of statistics made elsewhere."""
+        """Compute the loss from existing statistics. Also returns the parts, unweighted and detached."""
         labels = labels.long()                                           # [B, T]
         counts = {
             "num_tokens": _count("num_tokens", num_tokens, stats.lse),
@@ -143,7 +143,7 @@ class JointLoss(torch.nn.Module):
         self, stats: TokenStats, labels: Tensor, *,
         num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
     ) -> Tensor:
-        """Each part's value, unweighted, with its gradient, [parts]. Counts are numbers beside the statistics, []."""
+        """Each part's value, unweighted, with its gradient, [parts]. Counts are tensors on the same device, []."""
         real = labels != IGNORE_INDEX                                    # [B, T]
         sequence = real.any(-1)                                          # [B]
         divisors = {
@@ -152,11 +152,11 @@ class JointLoss(torch.nn.Module):
         }
         each = torch.stack([replay.fastest(part, stats)(stats, labels) for part in self.parts])   # [parts, B]
         divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
-        # Zero, but an objective that looks at matched windows alone would hide a NaN elsewhere, and a gradient scaler
-        # must see it.
+        # This is zero, but it carries NaN: an objective that reads only matched windows would hide a NaN elsewhere,
+        # and a gradient scaler must see it.
         zero = (stats.lse.detach() * 0).where(real, 0.0).sum()           # []
         values = each.where(sequence, 0.0).sum(-1) / divisor + zero      # [parts]
-        if not values.requires_grad:   # no position was looked at: leave backward() something to walk
+        if not values.requires_grad:   # no position was read: backward() still needs a graph
             values = values + stats.lse[:0].sum()
         if self.check:
             names = [part.name for part in self.parts]
@@ -164,13 +164,13 @@ class JointLoss(torch.nn.Module):
         return values
 
     def weighted(self, values: Tensor) -> Tensor:
-        """The loss of the parts' values, []. A part of weight 0 is only watched: it adds nothing, not even NaN."""
+        """The weighted sum of the parts' values, []. A part with weight 0 adds nothing, not even NaN."""
         weights = tuple(part.weight for part in self.parts)
         weight = _numbers(weights, values.dtype, values.device)          # [parts]
         return (values * weight if all(weights) else (values * weight).masked_fill(weight == 0, 0.0)).sum()   # []
 
     def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """What a practitioner watches, without touching any gradient: see :func:`diagnostics.diagnose`."""
+        """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""
         return diagnostics.diagnose(self, logits, labels)
 
 
@@ -181,7 +181,7 @@ def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
         return (objective,)
     terms = tuple(objective) if isinstance(objective, Iterable) else ()
     if not terms or not all(isinstance(term, Term) for term in terms):
-        raise TypeError(f"objective must be text such as 'ce + matches(2)' or Terms, got {objective!r}.")
+        raise TypeError(f"objective must be a string such as 'ce + matches(2)' or Terms, got {objective!r}.")
     return terms
 
 
@@ -193,13 +193,13 @@ def _numbers(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 
 @lru_cache(64)
 def _sent_once(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A graph that is being captured may not copy from the host, and a step should not."""
+    """Copy numbers to the device once: a graph that is being captured must not copy from the host."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
-    """A count as a number beside the statistics, []."""
+    """A count as a tensor on the device of the statistics, []."""
     if given is None:
         return None
     if not isinstance(given, Tensor):
@@ -210,16 +210,16 @@ def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
         return torch.full((), float(given), dtype=like.dtype, device=like.device)   # a launch, not a copy that waits
     if given.numel() != 1:
         raise ValueError(f"{name} must be one number, got a tensor of shape {list(given.shape)}.")
-    if torch.compiler.is_compiling() or given.device.type != "cpu":   # looking at the value would wait for the device
+    if torch.compiler.is_compiling() or given.device.type != "cpu":   # reading the value would wait for the device
         torch._assert_async(given.detach().reshape(()) >= 0, f"{name} must be a count of 0 or more")
     elif not 0 <= given.item() < float("inf"):
         raise ValueError(f"{name} must be a count of 0 or more, got {given.item()!r}.")
-    to_gpu = like.device.type != "cpu"   # towards a CPU a copy must be waited for
+    to_gpu = like.device.type != "cpu"   # a copy to a CPU must be waited for
     return given.detach().reshape(()).to(like.device, like.dtype, non_blocking=to_gpu)
 
 
 def _divisor(count: Tensor | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
-    """The count, or this batch's own, [], 1 where it is 0."""
+    """The count, by default this batch's own, []; 1 if it is 0."""
     if count is None:
         count = counted.sum().to(dtype)                                  # []
     return count.where(count != 0, 1.0)

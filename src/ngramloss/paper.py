@@ -1,4 +1,4 @@
-"""nothing → the figures and rows of Zhu et al., Tables 2 and 3, as they are printed."""
+"""nothing → the scores and rows of Zhu et al., Tables 2 and 3, as printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FIGURES = ("rouge1", "rouge2", "rougeL", "bertscore", "wmd", "factcc", "summac_c
 
 
 class Row(NamedTuple):
-    """A system of Table 2; ``objective`` is empty for one that is not trained with ours. None where a dash stands."""
+    """A system of Table 2; ``objective`` is empty if it uses none of ours. None stands for a dash."""
 
     label: str
     objective: str
@@ -99,7 +99,7 @@ TABLE3 = {
 
 
 def figures(data: str) -> tuple[str, ...]:
-    """Our names of the columns. The paper's R-L on CNN/DailyMail is what rouge-score calls Lsum: see docs/results.md.
+    """Our names of the columns. The paper's R-L on CNN/DailyMail is Lsum in rouge-score: see docs/results.md.
 
     >>> figures("xsum")[2], figures("cnn_dailymail")[2]
     ('rougeL', 'rougeLsum')
@@ -108,7 +108,7 @@ def figures(data: str) -> tuple[str, ...]:
 
 
 def objectives(table: str) -> list[str]:
-    """What is trained for a table, in its order, cross-entropy first.
+    """The objectives of a table, in its order, cross-entropy first.
 
     >>> len(objectives("table2")), len(objectives("table3"))
     (7, 20)

@@ -1,4 +1,4 @@
-"""a table of the paper and a scale → its trainings, generations and scores, the table beside the paper's, a page."""
+"""a table of the paper and a scale → its trainings, generations and scores, the table next to the paper's, a report."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Say = Callable[[str], None]
 TABLES = ("table1", "table2", "table3", "cases")
 SMALL = "newswire"
 BATCH = 32
-"""Documents that are summarised at a time."""
+"""Number of documents in a generation batch."""
 
 RECIPES = {"newswire": "newswire", "xsum": "xsum", "cnn_dailymail": "cnndm"}
 """Data set → the recipe that trains on it."""
 
 FIGURES = ("rouge1", "rouge2", "rougeL", "rougeLsum", "names_right", "figures_right", "bertscore", "wmd", "factcc",
            "summac_conv")
-"""Columns of the table, as far as they were scored."""
+"""Columns of the table; those that were not scored are omitted."""
 
 SMALL_NOTE = (
-    "A small scale, not the paper's: a small model, trained here with cross-entropy on text made of templates and then "
-    "fine-tuned with each objective for the same number of steps. Read scores against the two baselines. Gains "
-    "or losses here say nothing about real news."
+    "This is a small-scale experiment, not the paper's: a small model is trained with cross-entropy on text built from "
+    "templates, then fine-tuned with each objective for the same number of steps. Compare scores with the two "
+    "baselines. Gains or losses here say nothing about real news."
 )
 
 
@@ -51,17 +51,17 @@ class Training(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All that a table needs.
+    """Everything that a table needs.
 
     Attributes:
-        table: of the paper.
+        table: name of the paper's table.
         data: the data set's name.
-        folder: where everything is kept.
-        base: settings of the model that is trained first; None where one is given.
+        folder: the folder for all runs.
+        base: settings of the model that is trained first; None if a model is given.
         trainings: in the paper's order, cross-entropy first.
         baselines: systems without a model.
-        metrics: what is scored.
-        limit: at most so many test documents.
+        metrics: the metrics to compute.
+        limit: maximum number of test documents; 0 means all.
     """
 
     table: str
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What the page says first."""
+        """The first note of the report."""
         if self.base is not None:
             return SMALL_NOTE
         model = self.trainings[0].settings.model.name
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
 
 
 class Reproduced(NamedTuple):
-    """What came of a plan."""
+    """The results of a plan."""
 
     result: results.Result
     texts: systems.Aligned
@@ -94,18 +94,18 @@ def make_plan(
     table: str, folder: Path, *, data: str | None = None, model: str | None = None, seeds: int = 1,
     objectives: Sequence[str] = (), overrides: Sequence[str] = (), metrics: Sequence[str] = (), limit: int = 0,
 ) -> Plan:
-    """What must be done for a table.
+    """Plan the trainings and scores of a table.
 
     Args:
-        table: one of ``TABLES`` but ``table1``, which needs no training.
-        folder: where runs are kept; what is done there already is not done again.
-        data: ``newswire``, ``xsum``, ``cnn_dailymail``, or files of one's own, trained by XSum's recipe.
-        model: a folder or hub id to fine-tune; the recipe's by default. On newswire one is trained first.
-        seeds: runs of each objective, with seeds 1, 2, ….
+        table: one of ``TABLES`` except ``table1``, which needs no training.
+        folder: the folder for all runs; finished runs in it are reused.
+        data: ``newswire``, ``xsum``, ``cnn_dailymail``, or your own files, trained with XSum's recipe.
+        model: a folder or hub id to fine-tune; by default the recipe's. On newswire a model is trained first.
+        seeds: number of runs of each objective, with seeds 1, 2, ….
         objectives: only these rows.
-        overrides: ``key=value`` of the recipe.
-        metrics: what is scored besides ROUGE, BLEU, chrF and the shape of the texts.
-        limit: at most so many test documents.
+        overrides: ``key=value`` settings of the recipe.
+        metrics: metrics besides ROUGE, BLEU, chrF and the shape of the texts.
+        limit: maximum number of test documents; 0 means all.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more, got {seeds}.")
@@ -127,7 +127,7 @@ def make_plan(
 
 
 def chosen_data() -> str:
-    """XSum where the hub can be reached, else the built-in corpus."""
+    """XSum if the hub can be reached, otherwise the built-in corpus."""
     return "xsum" if models.hub_answers() else SMALL
 
 
@@ -135,14 +135,14 @@ def reproduce(
     plan: Plan, page_folder: Path, *, options: dict[str, dict[str, object]] | None = None, say: Say = print,
     progress: Callable[[int, int], None] | None = None, trust_remote_code: bool = False,
 ) -> Reproduced | None:
-    """Do what is not done yet, score, and write the page; None where a training was stopped.
+    """Train and generate what is missing, score, and write the report. Returns None if a training was stopped.
 
     Args:
-        plan: what to do.
-        page_folder: for the page.
+        plan: from :func:`make_plan`.
+        page_folder: folder for the report.
         options: metric → its options.
-        say: takes a sentence at a time.
-        progress: called with documents written since the last call, and their number in all.
+        say: shows a message to the user.
+        progress: called with the number of documents written since the last call, and the total.
         trust_remote_code: whether code that comes with the model may run.
     """
     _claim(plan)
@@ -155,7 +155,7 @@ def reproduce(
         say(f"[{at}/{steps}] {what}")
 
     if plan.base is not None:
-        begin("a model trained with ce, to be fine-tuned")
+        begin("base model, trained with ce")
         if not _train(plan.base, plan.folder / "base", say):
             return None
     for training in plan.trainings:
@@ -167,14 +167,14 @@ def reproduce(
         )
         _write_predictions(work, training.folder, progress)
     for baseline in plan.baselines:
-        begin(f"{baseline}, which needs no training")
+        begin(f"{baseline}, a baseline without training")
         work = predictions.job(baseline, data=plan.data, limit=plan.limit, batch_size=BATCH)
         _write_predictions(work, plan.folder / baseline, progress)
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / baseline for baseline in plan.baselines]
     texts = systems.align(None, folders)
     result = results.score_systems(texts, plan.metrics, options=options)
-    begin("the page")
+    begin("report")
     shown = record.build_record(
         result, texts, title=_title(plan), notes=[plan.note, differences_sentence(result)], deviations=deviations(plan),
         paper_of=_paper_data(plan),
@@ -183,14 +183,14 @@ def reproduce(
 
 
 def deviations(plan: Plan) -> list[str]:
-    """Where the settings depart from the paper's for this data set, or for XSum where it has none."""
+    """The settings that differ from the paper's for this data set, or for XSum if the paper does not use it."""
     theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
     first = plan.trainings[0].settings
     printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
     sentences = [line for line in recipe.differences(printed, first)
              if not line.startswith("model.") or line.startswith("model.name")]
     if sentences:
-        sentences.insert(0, f"settings are told as the paper's for {theirs} → here")
+        sentences.insert(0, f"settings: the paper's for {theirs} → used here")
     if plan.limit:
         sentences.append(f"scored on the first {plan.limit} test documents")
     return sentences
@@ -203,13 +203,13 @@ def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
         first, *others = result.seeds
         each = [f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
                 f"{tabular.mark(seeds.against_first[figure]['p_holm'])}" for seeds in others]
-        return f"Seen here, {label} against {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
+        return f"Difference in {label} to {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
     each = []
     for system, run in enumerate(result.runs):
         score = result.figures[figure][system]
         if run is not None and not run.is_baseline and score.difference is not None:
             each.append(f"{run.label} {score.difference:+.2f}{tabular.mark(score.p_holm)}")
-    return (f"Seen here, {label} against {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
+    return (f"Difference in {label} to {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
             "about variation between runs.")
 
 
@@ -218,7 +218,7 @@ def _listed(differences: Sequence[str]) -> str:
 
 
 def table(result: results.Result, plan: Plan) -> Table:
-    """The table in the paper's layout, beside the paper's values."""
+    """The table in the paper's layout, next to the paper's values."""
     scores = {name: result.described[name] for name in FIGURES if name in result.figures}
     speeds = _speeds(result)
     heads = [*(Head(name, score.label, score.better == "lower") for name, score in scores.items()), Head("Docs/s"),
@@ -235,12 +235,12 @@ def table(result: results.Result, plan: Plan) -> Table:
 
 
 def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int, int], None] | None = None) -> str:
-    """The statistics of the paper's Table 1, of each data set."""
+    """The statistics of the paper's Table 1 for each data set."""
     return "\n\n".join(str(measurement(name, limit=limit, progress=progress)) for name in names)
 
 
 def cases(result: results.Result, texts: systems.Aligned, *, count: int = 3) -> str:
-    """The cases where the systems differ most in ROUGE-2: reference and every system's text, for a terminal."""
+    """The documents on which the systems differ most in ROUGE-2, with the reference and every system's summary."""
     trained = [system for system, run in enumerate(result.runs) if run is not None and not run.is_baseline]
     scores = [result.documents[system]["rouge2"] for system in trained]
     differences = [max(each) - min(each) for each in zip(*scores, strict=True)]
@@ -258,7 +258,7 @@ def _label(result: results.Result, system: int) -> str:
 
 
 def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
-    """Label, objective and the paper's R-1, R-2 and R-L of each row; what the paper has not comes last."""
+    """Label, objective and the paper's R-1, R-2 and R-L of each row; rows that the paper does not have come last."""
     trained = list(dict.fromkeys(training.objective for training in plan.trainings))
     lines: list[tuple[str, str, tuple[float | None, ...]]]
     if plan.table == "table3":
@@ -274,7 +274,7 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
 
 
 def _paper_data(plan: Plan) -> str:
-    """The data set whose scores of the paper stand beside: its own, else that of the ablation."""
+    """The data set whose scores in the paper are shown: the plan's own, or else that of the ablation."""
     return plan.data if plan.data in paper.TABLE2 and plan.table != "table3" else "cnn_dailymail"
 
 
@@ -290,7 +290,7 @@ def _cell(figures: Sequence[Figure], indices: Sequence[int], decimals: int) -> C
 
 
 def _speeds(result: results.Result) -> dict[str, float]:
-    """Objective → documents a second, the mean of its runs."""
+    """Objective → documents per second, the mean over its runs."""
     each: dict[str, list[float]] = {}
     for run in result.runs:
         speed = provenance.docs_per_second(run.folder) if run is not None and run.own else None
@@ -300,10 +300,10 @@ def _speeds(result: results.Result) -> dict[str, float]:
 
 
 def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: bool = False) -> bool:
-    """Train, or go on; whether it was trained to its end. A run of other settings is not taken for this one."""
+    """Train, or continue. Returns whether training is finished. Raises if the run has other settings."""
     run = RunFolder(folder)
     if run.finished:
-        known = run.recipe.exists()   # else a model was brought here
+        known = run.recipe.exists()   # otherwise a model was copied here
         changed = recipe.differences(recipe.load(str(run.recipe)), settings) if known else []
         if changed:
             raise UserError(f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, "
@@ -318,13 +318,13 @@ def _write_predictions(work: predictions.Job, folder: Path, progress: Callable[[
 
 
 def _claim(plan: Plan) -> None:
-    """Make the folder this plan's, or say what differs. Tables, seeds and objectives may be added."""
+    """Write ``plan.json``, or raise if the folder has another plan. Tables, seeds and objectives may be added."""
     path = plan.folder / "plan.json"
     first = plan.trainings[0].settings
     fixed = {"recipe": recipe.dump(recipe.changed(first, ["objective=ce", "train.seed=1"])), "limit": plan.limit}
     before = path.read_text(encoding="utf-8").replace(r"trust_remote_code = false\n", "") if path.exists() else ""
     if before and json.loads(before) != fixed:   # earlier versions wrote that setting out
-        raise UserError(f"{plan.folder} was begun with other settings. Choose another --runs, or delete it.")
+        raise UserError(f"{plan.folder} was started with other settings. Choose another --runs, or delete it.")
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(fixed, indent=1))
 

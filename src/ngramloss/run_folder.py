@@ -1,4 +1,4 @@
-"""a folder → the run in it: each of its files by name, its lock, whether it is finished, who wrote its predictions."""
+"""a folder → the run in it: the path of each file, its lock, whether it is finished, which weights wrote its texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ngramloss.files import fingerprint, lock_folder, remove, write_whole
 
 
 class Busy(UserError):
-    """Another process holds the folder's lock."""
+    """Another process has locked the folder."""
 
 
 class _Part:
-    """A file or folder of a run: an attribute that is its path."""
+    """A file or folder of a run, as an attribute that returns its path."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder. No other module writes the names of its files.
+    """The folder of a run. Only this module knows the names of its files.
 
     Example:
         >>> RunFolder(Path("runs/mine")).recipe.as_posix()
@@ -40,28 +40,28 @@ class RunFolder:
 
     path: Path
 
-    # In the order in which a run makes them; they are deleted the other way round, see clear().
+    # In the order in which a run writes them; clear() deletes them in reverse order.
     recipe = _Part("recipe.toml")                # every setting of the training
     prepared = _Part("prepared.json")            # where the tokens are, and which checkpoint is continued
     log = _Part("log.jsonl")                     # a line for each logging step
-    tensorboard = _Part("tensorboard")           # where that tracker was asked for
+    tensorboard = _Part("tensorboard")           # if that tracker was requested
     checkpoints = _Part("checkpoints")
-    card = _Part("card.md")                      # what was trained on what
+    card = _Part("card.md")                      # what was trained on which data
     weights = _Part("weights.json")              # the fingerprint of the model's weights
-    model = _Part("model")                       # appears last and whole
-    generation = _Part("generation.json")        # what wrote the predictions, and how
+    model = _Part("model")                       # written last, in one step
+    generation = _Part("generation.json")        # which weights wrote the predictions, with which settings
     references = _Part("references.jsonl")
     predictions = _Part("predictions.jsonl")
-    seen = _Part("seen.jsonl")                   # what the objective sees of some documents
+    seen = _Part("seen.jsonl")                   # what the objective sees, for some documents
     document_scores = _Part("scores.jsonl")
     scores = _Part("scores.json")
 
     def share(self, rank: int) -> Path:
-        """The predictions of one process, while they are written."""
+        """The file in which one process collects its predictions."""
         return self.path / f"predictions.partial-{rank}.jsonl"
 
     def shares(self) -> list[Path]:
-        """The predictions of every process of a job that has not ended."""
+        """The prediction files of all processes of an unfinished job."""
         return sorted(self.path.glob("predictions.partial-*.jsonl"))
 
     @property
@@ -71,30 +71,31 @@ class RunFolder:
 
     @property
     def has_predictions(self) -> bool:
-        """Whether predictions were written here, or begun."""
+        """Whether the folder has predictions, complete or partial."""
         return self.predictions.exists() or bool(self.shares())
 
     def content(self) -> list[str]:
-        """What is in the folder, but for what a kill can leave before ``recipe.toml`` is there."""
-        left = self._cut_short()
-        return sorted(path.name for path in self.path.iterdir() if path not in left and not self._is_bare(path))
+        """Names in the folder, except what a killed process may leave before it writes ``recipe.toml``."""
+        unfinished = self._unfinished()
+        return sorted(path.name for path in self.path.iterdir() if path not in unfinished and not self._is_empty(path))
 
-    def _is_bare(self, path: Path) -> bool:
+    def _is_empty(self, path: Path) -> bool:
         return path == self.checkpoints and path.is_dir() and not any(path.iterdir())
 
-    def _cut_short(self) -> list[Path]:
-        """Files and folders of this run whose writing or deleting was cut short."""
-        return [path for path in self.path.iterdir() if _CUT_SHORT.fullmatch(path.name)]
+    def _unfinished(self) -> list[Path]:
+        """Files and folders of this run that a killed process left half written or half deleted."""
+        return [path for path in self.path.iterdir() if _UNFINISHED.fullmatch(path.name)]
 
     def tidy(self) -> None:
-        """Delete what a kill cut short. Call it under the lock."""
-        for path in self._cut_short():
+        """Delete half-written files. Call it under the lock."""
+        for path in self._unfinished():
             remove(path)
 
     def clear(self) -> None:
-        """Delete all that belongs to the run and nothing else, ``recipe.toml`` last. Call it under the lock.
+        """Delete everything that belongs to the run and nothing else, ``recipe.toml`` last. Call it under the lock.
 
-        Killed on the way, the folder is still a run's, and never has predictions without what tells of them.
+        If the process is killed meanwhile, the folder is still recognised as a run, and never has predictions without
+        ``generation.json``.
         """
         self.tidy()
         for path in [*self.shares(), *(self.path / name for name in reversed(NAMES))]:
@@ -102,14 +103,14 @@ class RunFolder:
 
     @contextmanager
     def lock(self, *, option: str, patience: float = 1.0) -> Iterator[None]:
-        """Train, generate or score here while no other process does.
+        """Lock the folder for training, generating or scoring.
 
         Args:
-            option: of the command line that names another folder.
-            patience: seconds to wait for the lock; a scoring holds it for a moment only.
+            option: command-line option that chooses another folder, for the message.
+            patience: seconds to wait for the lock; scoring holds it only for a moment.
 
         Raises:
-            Busy: another process holds it.
+            Busy: another process has locked the folder.
         """
         until = time.monotonic() + patience
         with ExitStack() as stack:
@@ -127,16 +128,16 @@ class RunFolder:
     # Which weights
 
     def record_weights(self, model: Path) -> None:
-        """Write down the fingerprint of the weights that become this run's model."""
+        """Save the fingerprint of the weights that become this run's model."""
         files = weight_files(model)
         record = {"fingerprint": fingerprint(files), "files": _stamps(files)} if files else {}
         write_whole(self.weights, json.dumps(record, indent=1))
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the model's weights, also where the model was deleted to save space; None where there are none.
+        """The fingerprint of the model's weights, even if the model was deleted to save space; None if unknown.
 
-        The recorded one holds while sizes and times of the files are those of the record; else they are hashed.
+        The saved fingerprint is valid while sizes and times of the files are unchanged; otherwise they are hashed.
         """
         record = _json(self.weights)
         files = weight_files(self.model)
@@ -146,31 +147,33 @@ class RunFolder:
 
     @property
     def wrote_predictions(self) -> bool:
-        """Whether the predictions here were written by this run's own model."""
+        """Whether this run's own model wrote the predictions in the folder."""
         about, own = _json(self.generation), self.fingerprint
         if own is not None:
             return bool(about.get("weights") == own)
-        # Nothing to compare: the name counts, for a path may be of another time or working directory.
+        # Without fingerprints compare only the name: the path may come from another time or working directory.
         named, here = Path(str(about.get("model", ""))), self.path.resolve()
         return named.name == here.name and (not named.is_dir() or named.resolve() == here)
 
     def raise_unless_current(self) -> None:
-        """Raise if this run's model is here, and the predictions were written by other weights."""
+        """Raise if the folder has the run's model, but other weights wrote the predictions."""
         written = _json(self.generation).get("weights")
         if written is None or not self.recipe.exists() or not self.finished or self.fingerprint in (None, written):
             return
         raise UserError(
             f"the predictions in {self.path} were written by other weights ({written}) than those in {self.model} "
-            f"({self.fingerprint}). Delete {self.predictions} and write new ones with: ngramloss generate {self.path}"
+            f"({self.fingerprint}). Delete {self.predictions} and make new ones with: ngramloss generate {self.path}"
         )
 
 
 NAMES = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _Part))
-_CUT_SHORT = re.compile(rf"({'|'.join(map(re.escape, NAMES))}|predictions\.partial-\d+\.jsonl)\.partial-[0-9a-f]{{16}}")
+_UNFINISHED = re.compile(
+    rf"({'|'.join(map(re.escape, NAMES))}|predictions\.partial-\d+\.jsonl)\.partial-[0-9a-f]{{16}}"
+)
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The files with the weights of a model's folder."""
+    """The weight files in a model folder."""
     return sorted(model.glob("*.safetensors"))
 
 
@@ -179,9 +182,9 @@ def _stamps(files: Sequence[Path]) -> dict[str, list[int]]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a file says; nothing where there is none, or where something else lies there."""
+    """Read a JSON object from a file; empty if there is no such file or it contains something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

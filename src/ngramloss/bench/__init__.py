@@ -1,1 +1,1 @@
-"""a machine → what things cost on it, beside their peers in the same run."""
+"""a machine → what things cost on it, compared with other libraries in the same run."""

@@ -13,24 +13,24 @@ import torch
 
 
 class Cost(NamedTuple):
-    """What one call costs."""
+    """The cost of one call."""
 
     milliseconds: float
     gibibytes: float
-    """Peak memory above what was allocated before the call; on a CPU resident memory, sampled, so a lower bound."""
+    """Peak memory minus what was allocated before the call. On a CPU it is sampled resident memory: a lower bound."""
 
 
 def cost(
     run: Callable[[], object], device: str, *, clear: Callable[[], object] = bool, repeats: int = 30, warm_up: int = 8
 ) -> Cost:
-    """Warm up, then take the median: by device events on a GPU, the clock elsewhere. Fewer calls if one takes long."""
+    """Warm up, then take the median time: device events on a GPU, else the clock. Slow calls run fewer times."""
     milliseconds = median_milliseconds(run, device, repeats=repeats, warm_up=warm_up)
-    clear()   # what the last call left must not count as standing before the next
+    clear()   # memory that the last call left must not count as allocated before the next
     return Cost(milliseconds, _peak(run, device))
 
 
 def median_milliseconds(run: Callable[[], object], device: str, *, repeats: int, warm_up: int) -> float:
-    """The time alone."""
+    """Measure only the time."""
     start = time.perf_counter()
     run()
     _finish(device)
@@ -65,10 +65,10 @@ def _peak(run: Callable[[], object], device: str) -> float:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
+        before = torch.cuda.memory_allocated()
         run()
         torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - held) / 2**30
+        return (torch.cuda.max_memory_allocated() - before) / 2**30
     if not os.path.exists("/proc/self/statm"):
         return float("nan")
     samples, done = [_resident()], threading.Event()

@@ -1,4 +1,4 @@
-"""sizes → what hidden states → loss → gradients costs, for each objective and backend, beside its peers."""
+"""sizes → cost of hidden states → loss → gradients, for each objective and backend, compared with other libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ngramloss.stats import chosen_backend
 
 
 class Size(NamedTuple):
-    """A head's input."""
+    """The sizes of a head's input."""
 
     B: int
     T: int
@@ -37,7 +37,7 @@ SIZES = {
     "cpu": Size(8, 128, 50_265, 768),
 }
 OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
-FLOOR, STOCK = "three matrix products (the floor)", "cross-entropy, stock"
+FLOOR, STOCK = "three matrix products (lower bound)", "cross-entropy, stock"
 
 
 class Row(NamedTuple):
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 def measure(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -> Iterator[Row]:
-    """Every contestant at every size; the floor and stock come first, to compare with."""
+    """Measure every contestant at every size; the lower bound and stock come first, as references."""
     for name in sizes:
         size = SIZES[name]
         hidden, weight, labels = example(size, device, dtype)
@@ -61,7 +61,7 @@ def measure(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -
         for what, run, leaves in contestants(hidden, weight, labels, loops=loops):
             try:
                 costs[what] = cost(run, device, clear=partial(_drop_gradients, *leaves))
-            except Exception as reason:   # a peer that cannot run here is a line that says so
+            except Exception as reason:   # a peer that cannot run here gets a line with the reason
                 nothing = float("nan")
                 why_not = f"{type(reason).__name__}: {str(reason)[:120]}"
                 yield Row(name, what, nothing, nothing, nothing, nothing, why_not)
@@ -72,7 +72,7 @@ def measure(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -
 
 
 def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states that make a model right about half the time, as a fine-tuned one is."""
+    """Random hidden states with which a model is right about half the time, like a fine-tuned model."""
     generator = torch.Generator().manual_seed(0)
     B, T, V, D = size
     labels = torch.randint(0, V, (B, T), generator=generator)            # [B, T]
@@ -86,7 +86,7 @@ def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor
 def contestants(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, loops: bool
 ) -> Iterator[tuple[str, Callable[[], Any], list[Tensor]]]:
-    """Each way, as a function to call, and the leaves it leaves gradients on."""
+    """The name of each contestant, a function that runs it, and the leaf tensors that get gradients."""
 
     def step(loss: Callable[..., Tensor], parameter: Tensor = weight) -> tuple[Callable[[], None], list[Tensor]]:
         def run() -> None:
@@ -96,7 +96,7 @@ def contestants(
         return run, [hidden, parameter]
 
     def compiled() -> Callable[..., Tensor]:
-        torch._dynamo.reset()   # else the second size would be compiled for any size, and be slower than it need be
+        torch._dynamo.reset()   # otherwise the second size would be compiled for any size, which is slower
         return torch.compile(peers.stock, dynamic=False)
 
     round_number = -(-weight.shape[0] // 128) * 128
@@ -135,13 +135,13 @@ def _three_products(rows: Tensor, weight: Tensor) -> None:
 
 
 def machine(device: str) -> str:
-    """The machine and the versions, in words."""
+    """A description of the machine and the versions."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     return f"{name}, torch {torch.__version__}, ngramloss {ngramloss.__version__}"
 
 
 def plot(rows: list[Row], path: str, title: str) -> None:
-    """Bars of time for each size, ours and the others' in two colours."""
+    """Draw bars of time for each size, with ngramloss in another colour."""
     import matplotlib
 
     matplotlib.use("Agg")

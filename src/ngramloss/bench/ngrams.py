@@ -1,4 +1,4 @@
-"""an objective → what its n-gram part costs, as T grows."""
+"""an objective → cost of its n-gram part, as T grows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BASE = 512
 
 
 def measure(objective: str, *, batch: int, longest: int, device: str) -> Iterator[str]:
-    """A line for each T: milliseconds from statistics to loss and gradient, and the multiple of T = 512."""
+    """Yield a line for each T: milliseconds from statistics to loss and gradient, and the multiple of T = 512."""
     loss_fn = JointLoss(objective)
     if loss_fn.needs:
-        raise UserError(f"{objective!r} reads more than [B, T] numbers. Time matches, rewards or precision.")
+        raise UserError(f"{objective!r} reads more than [B, T] numbers. Use matches, rewards or precision here.")
     if longest < 128 or batch < 1:
         raise UserError(f"expected T of at least 128 and a batch of at least 1, got {longest} and {batch}.")
     yield f"{objective}, B={batch}, {device}, torch {torch.__version__}: statistics → loss → their gradient, median"

@@ -1,4 +1,4 @@
-"""hidden states, weight and labels → losses by other means: stock, the paper's loops, other packages."""
+"""hidden states, weight and labels → losses of other implementations: stock, the paper's loops, other packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stock(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def papers_loops(hidden: Tensor, weight: Tensor, labels: Tensor, *, placed: bool, lengths: tuple[int, ...]) -> Tensor:
-    """Cross-entropy and Algorithm 1 (``placed``) or 2 of Zhu et al., loop by loop, for each n."""
+    """Cross-entropy plus Algorithm 1 (``placed``) or 2 of Zhu et al. for each n, with the paper's loops."""
     logits = F.linear(hidden, weight).float()                            # [B, T, V]
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     probability, candidates = logits.softmax(-1).max(-1)                 # [B, T] each
@@ -45,7 +45,7 @@ def papers_loops(hidden: Tensor, weight: Tensor, labels: Tensor, *, placed: bool
 
 
 def liger() -> Loss | None:
-    """Liger-Kernel's fused linear cross-entropy, where it is installed."""
+    """Liger-Kernel's fused linear cross-entropy, if it is installed."""
     if find_spec("liger_kernel") is None:
         return None
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
@@ -55,7 +55,7 @@ def liger() -> Loss | None:
 
 
 def cut() -> Loss | None:
-    """Apple's cut cross-entropy, where it is installed."""
+    """Apple's cut cross-entropy, if it is installed."""
     if find_spec("cut_cross_entropy") is None:
         return None
     from cut_cross_entropy import linear_cross_entropy

@@ -1,4 +1,4 @@
-"""a model, an objective, lengths → documents a second of whole training steps, beside the model's own loss."""
+"""a model, an objective, lengths → documents per second of whole training steps, compared with the model's own loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measure(
     model_name: str, objectives: list[str], *, batch: int, source: int, target: int, precision: str, device: str,
     loops: bool, trust_remote_code: bool = False,
 ) -> Iterator[Step]:
-    """Docs/s of forward, backward and optimiser: the model's own loss first, then each objective attached."""
+    """Measure docs/s of forward, backward and optimiser: first with the model's own loss, then with each objective."""
     from ngramloss.hf.attach import attach, detach
 
     model: Any = built(model_name, trust_remote_code=trust_remote_code).to(device)
@@ -40,7 +40,7 @@ def measure(
             f"expected a batch of at least 1 and lengths from 1 to {longest}, got {batch}, {source} and {target}."
         )
     if loops and not hasattr(model, "model"):
-        raise UserError(f"the paper's loops are written for BART, not for {type(model).__name__}. Leave --loops out.")
+        raise UserError(f"the paper's loops work only with BART, not with {type(model).__name__}. Remove --loops.")
     if precision.endswith("pure"):
         model = model.to(dtype_of(precision))
     inputs = example(model, batch, source, target, device)
@@ -71,7 +71,7 @@ def measure(
 
 
 def built(name: str, *, trust_remote_code: bool = False) -> Any:
-    """``bart-base`` and ``bart-tiny`` with random weights; any other name as a folder or a hub id."""
+    """Create ``bart-base`` or ``bart-tiny`` with random weights, or load any other name from a folder or the hub."""
     import transformers
 
     from ngramloss.recipe import Model
@@ -80,7 +80,9 @@ def built(name: str, *, trust_remote_code: bool = False) -> Any:
     shapes = {"bart-base": (50_265, 768, 6, 12), "bart-tiny": (1_000, 32, 1, 2)}
     if name not in shapes:
         if name == "scratch":
-            raise UserError("scratch has no size here. Use bart-base, bart-tiny, a folder or a hub id.")
+            raise UserError(
+                "bench cannot use scratch, which has no size. Use bart-base, bart-tiny, a folder or a hub id."
+            )
         return models.load(Model(name=name), None, trust_remote_code=trust_remote_code)
     V, D, layers, heads = shapes[name]
     config = transformers.BartConfig(
@@ -92,7 +94,7 @@ def built(name: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:
-    """A batch of random ids at full length."""
+    """A batch of random ids with full length."""
     generator = torch.Generator().manual_seed(0)
     V = model.get_output_embeddings().weight.shape[0]
     ids = torch.randint(4, V, (batch, source), generator=generator).to(device)
@@ -101,7 +103,7 @@ def example(model: Any, batch: int, source: int, target: int, device: str) -> di
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """The precision that products run in."""
+    """The dtype of the matrix products."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision.removesuffix("-pure")]
 
 

@@ -271,12 +271,12 @@ def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[Row | BadRow]:
 
 def _hub_error(name: str, hub: Hub, error: Exception) -> Exception:
     """An error for any failure of the hub's client: UserError for a wrong split or config, else MissingFileError."""
-    kind = UserError if isinstance(error, ValueError) else MissingFileError
+    error_type = UserError if isinstance(error, ValueError) else MissingFileError
     lines = str(error).strip().splitlines() or [""]
     folder = f"for the local folder {name}, write ./{name}. Or " if Path(name).is_dir() else ""
     tried = f"tried the data set {hub} on the Hugging Face hub"
     tried += "" if folder else f"; there is no local file or folder {name!r}"
-    return kind(
+    return error_type(
         f"cannot load {name!r}: {tried} ({type(error).__name__}: "
         f"{lines[0].rstrip('.')}). You can use local files instead: {folder}give a file, a folder with train.jsonl, "
         "validation.jsonl and test.jsonl (.csv, .tsv and .parquet too), or train=FILE,validation=FILE,test=FILE."

@@ -111,13 +111,13 @@ def parts(path: Path) -> tuple[str, str, str]:
     name = path.name
     compression = next((end for end in COMPRESSIONS if name.lower().endswith(end)), "")
     bare = name[: len(name) - len(compression)]
-    kind = next((end for end in FORMATS if bare.lower().endswith(end)), "")
-    if not kind or (kind == ".parquet" and compression):
+    suffix = next((end for end in FORMATS if bare.lower().endswith(end)), "")
+    if not suffix or (suffix == ".parquet" and compression):
         raise UserError(
             f"unknown file format: {path}. Expected a name that ends in one of {', '.join(FORMATS)}; all except "
             f".parquet may be followed by one of {', '.join(COMPRESSIONS)}."
         )
-    return bare[: len(bare) - len(kind)], kind, compression
+    return bare[: len(bare) - len(suffix)], suffix, compression
 
 
 def needed(package: str, purpose: str, extra: str) -> Any:

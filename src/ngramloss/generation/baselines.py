@@ -1,4 +1,4 @@
-"""the name of a baseline → texts written without a model, which any trained system must beat."""
+"""the name of a baseline → summaries made without a model, which any trained system should beat."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ngramloss.errors import UserError
 
 
 class Baseline(NamedTuple):
-    """One way of writing without a model.
+    """A rule that writes summaries without a model.
 
     Attributes:
-        pattern: of its name; a group in it is the number that it takes.
-        about: what it writes, in words.
-        write: ``(number, split, examples) → texts``; the number is 0 where it takes none.
-        data: the only data set that it knows; empty where it takes any.
+        pattern: matches its name; a group in it is its number.
+        about: a description.
+        write: ``(number, split, examples) → texts``; the number is 0 if the name has none.
+        data: the only data set that it works on; empty if it works on any.
     """
 
     pattern: re.Pattern[str]
@@ -28,12 +28,12 @@ class Baseline(NamedTuple):
 
 
 def lead(number: int, split: str, examples: Sequence[Example]) -> list[str]:
-    """The first sentences of each document, one a line."""
+    """The first sentences of each document, one per line."""
     return ["\n".join(sentences(example.source)[:number]) for example in examples]
 
 
 def random_facts(number: int, split: str, examples: Sequence[Example]) -> list[str]:
-    """The right template with the wrong facts: what a model earns that never looks at the document's facts."""
+    """The right template with wrong facts: what a model would score if it ignored the document's facts."""
     items = [int(example.id.rpartition("-")[2]) for example in examples]
     return [newswire.item(split, item, seed=0).decoy for item in items]
 
@@ -44,7 +44,7 @@ BASELINES = {
         re.compile("random-facts"), "the right template with the wrong facts", random_facts, data="newswire"
     ),
 }
-"""All baselines by name. A new one is a function and a line here; ``generate`` and ``list`` know it then."""
+"""All baselines by name. A new one is a function and a line here; ``generate`` and ``list`` then include it."""
 
 
 def is_baseline(model: str) -> bool:
@@ -57,10 +57,10 @@ def is_baseline(model: str) -> bool:
 
 
 def baseline_writer(model: str, data: str, split: str) -> Callable[[Sequence[Example]], list[str]] | None:
-    """Examples → texts, by the baseline of this name; None if there is none of this name.
+    """The function (examples → texts) of a baseline, or None if there is no baseline of this name.
 
     Raises:
-        UserError: a number of 0, or data that the baseline does not know.
+        UserError: the number is 0, or the baseline does not work on this data set.
     """
     for baseline in BASELINES.values():
         match = baseline.pattern.fullmatch(model)
@@ -71,7 +71,7 @@ def baseline_writer(model: str, data: str, split: str) -> Callable[[Sequence[Exa
             name = model.rpartition("-")[0]
             raise UserError(f"{model} would write nothing; use {name}-1, {name}-2, {name}-3, ….")
         if baseline.data and data != baseline.data:
-            raise UserError(f"{model} knows {baseline.data} alone, not {data}; use lead-3 for other data.")
+            raise UserError(f"{model} works only on {baseline.data}, not on {data}; use lead-3 for other data.")
         write = baseline.write
         return lambda examples: write(number, split, examples)
     return None

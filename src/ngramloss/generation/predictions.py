@@ -1,4 +1,4 @@
-"""a run or a model, and a data set → predictions, with the settings that made them, continued where they stopped."""
+"""a run or a model, and a data set → predictions and their settings, continued from where they stopped."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
 
 SEEN = 500
-"""Documents of which a run also keeps what its objective sees."""
+"""Number of documents for which a run also saves what its objective sees."""
 SEVERAL_SENTENCES = ("cnn_dailymail",)
-"""Data sets with summaries of several sentences: one is written a line, where ROUGE-Lsum splits."""
-
-
+"""Data sets whose summaries have several sentences: they are written one per line, where ROUGE-Lsum splits."""
 
 class Writer(NamedTuple):
-    """Who writes.
+    """A model or baseline that writes summaries.
 
     Attributes:
         write: documents → summaries.
-        look: examples → what an objective sees of them; None where there is no run's model.
-        settings: what could change the summaries.
+        look: examples → what an objective sees; None if the model does not belong to a run.
+        settings: everything that could change the summaries.
     """
 
     write: Callable[[Sequence[Example]], list[Written]]
@@ -48,17 +46,17 @@ class Writer(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What is written by what.
+    """One generation job: model, data and settings.
 
     Attributes:
-        model: a run's folder, a model's folder or hub id, or a baseline such as ``lead-3``.
-        loading: how a model is loaded.
-        data: which data, and how they become tokens.
+        model: a run folder, a model folder or hub id, or a baseline such as ``lead-3``.
+        loading: how to load the model.
+        data: which data, and how to tokenise them.
         split: of the data.
-        generation: how to search; None takes the model's own ``generation_config``.
-        preset: whose settings they are.
-        limit: at most so many documents.
-        batch_size: documents at a time.
+        generation: search settings; None means the model's own ``generation_config``.
+        preset: name of the preset, if one was chosen.
+        limit: maximum number of documents; 0 means all.
+        batch_size: documents per batch.
         trust_remote_code: whether code that comes with the model may run.
     """
 
@@ -77,7 +75,7 @@ def job(
     model: str, *, data: str | None = None, split: str = "test", preset: str | None = None,
     overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 16, trust_remote_code: bool = False,
 ) -> Job:
-    """The job of a run with its own settings, or of another model with a preset's or its own."""
+    """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings."""
     if batch_size < 1:
         raise UserError(f"--batch-size must be 1 or more, got {batch_size}.")
     run = RunFolder(Path(model))
@@ -85,14 +83,14 @@ def job(
     if run.recipe.is_file():
         if not run.finished:
             raise MissingFileError(f"{model} has no {run.model.name}/: its training is not finished, or the model was "
-                                   "deleted. The same ngramloss train command goes on from its last checkpoint.")
+                                   "deleted. The same ngramloss train command continues from its last checkpoint.")
         own = recipe.load(str(run.recipe), objective=False)
     for setting in overrides:
         if not setting.startswith(("generation.", "data.")):
-            raise UserError(f"--set takes generation.* and data.* here, got {setting!r}.")
+            raise UserError(f"generate accepts --set only for generation.* and data.*, got {setting!r}.")
     if data is None and own is None and preset is None:
-        raise UserError("say which documents with --data, or choose a --preset.")
-    # A model that was trained elsewhere knows no separators before sentences.
+        raise UserError("choose the documents with --data, or a --preset.")
+    # A model that was trained elsewhere does not expect separators before sentences.
     base = own or recipe.load(preset or "xsum", ["data.separator=none"])
     if preset is not None:
         base = dataclasses.replace(base, generation=recipe.load(preset).generation)
@@ -100,7 +98,7 @@ def job(
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
-    baseline_writer(model, chosen.name, split)   # raises where the baseline does not know the data
+    baseline_writer(model, chosen.name, split)   # raises if the baseline does not work on these data
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
     search = settings.generation if searched else None
@@ -108,34 +106,34 @@ def job(
 
 
 def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write predictions, references and the settings of the job into a folder, or go on where this was stopped.
+    """Write predictions, references and the settings of the job into a folder, or continue a stopped job.
 
-    Under torchrun each process takes its share of the documents. No id is ever written twice: documents that are done
-    are read from the files of the stopped job. A second job in the same folder at the same time is refused.
+    Under torchrun each process writes its share of the documents. No id is written twice: documents that are done are
+    read from the files of the stopped job. A second job in the same folder at the same time is refused.
 
     Returns:
         The path of the predictions.
     """
     rank = int(os.environ.get("RANK", 0))
     if RunFolder(folder.parent).recipe.exists() and folder.name in NAMES:
-        raise UserError(f"{folder} is a part of the run {folder.parent}, and would be deleted with it. Choose another "
+        raise UserError(f"{folder} is a part of the run {folder.parent} and would be deleted with it. Choose another "
                         "--out.")
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; --out needs a folder, which will be made.")
+        raise UserError(f"{folder} is a file, but --out needs a folder. It is created if it does not exist.")
     run = RunFolder(folder)
-    made = rank == 0 and not folder.exists()
+    created = rank == 0 and not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with nullcontext() if rank else run.lock(option="--out"):
             return _write_share(work, run, rank, progress)
     except BaseException:
-        if made and not any(folder.iterdir()):   # what is wrong was found before anything was written
+        if created and not any(folder.iterdir()):   # the error occurred before anything was written
             folder.rmdir()
         raise
 
 
 def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
-    """Write this process's share; the first one also writes what is there once, and puts the shares together."""
+    """Write this process's share. The first process also writes the common files and merges the shares."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     split = load(
         work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
@@ -159,10 +157,10 @@ def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, 
                 for example in examples)
         write_whole(run.references, "".join(_line(row) for row in rows))
     share = run.share(rank)
-    write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # a line that a kill cut short is cut off
+    write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # removes a line that a kill truncated
     done = _done_rows(run)
     mine = [example for example in examples[rank::processes] if example.id not in done]
-    mine.sort(key=lambda example: len(example.source), reverse=True)   # like lengths together, a lack of memory first
+    mine.sort(key=lambda example: len(example.source), reverse=True)   # similar lengths together, longest first
     with appended(share) as file:
         for start in range(0, len(mine), work.batch_size):
             batch = mine[start : start + work.batch_size]
@@ -181,7 +179,7 @@ def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, 
 
 
 def _merge(run: RunFolder, ids: Sequence[str]) -> None:
-    """Wait until every document is done, then write them in their order."""
+    """Wait until every document is done, then write all predictions in order."""
     while len(done := _done_rows(run)) < len(ids):
         time.sleep(0.5)
     write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
@@ -190,31 +188,31 @@ def _merge(run: RunFolder, ids: Sequence[str]) -> None:
 
 
 def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
-    """Whether this job was begun here. Another one's files are not mixed with it."""
+    """Whether this job was started in this folder. Raises if another job's files are there."""
     if not run.has_predictions:
         return False
     if not run.generation.exists() and not run.predictions.exists():
-        return False   # another process was quicker to begin than the first, who writes the settings
+        return False   # another process started before the first one, which writes the settings
     try:
         before = dict(json.loads(run.generation.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         before = {}
     if "model" not in before:
-        raise UserError(f"{run.path} holds predictions, and no {run.generation.name} tells how they were made. Choose "
+        raise UserError(f"{run.path} has predictions but no valid {run.generation.name} with their settings. Choose "
                         "another --out, or delete them.")
-    # Weights say who writes; the name of a folder may be written in several ways, and folders are moved.
+    # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model"} if same_weights else {"versions"}
     changed = [key for key in settings if before.get(key) != settings[key] and key not in left_out]
     if changed:
         changes = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
-        raise UserError(f"{run.path} holds predictions made otherwise ({changes}). Choose another --out, or delete "
-                        "them.")
+        raise UserError(f"{run.path} has predictions made with other settings ({changes}). Choose another --out, or "
+                        "delete them.")
     return True
 
 
 def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """What is written already, by id."""
+    """The rows that are already written, by id."""
     rows = (row for path in run.shares() for row in whole_rows(path))
     return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
 
@@ -261,12 +259,12 @@ def _writer(work: Job) -> Writer:
 
 
 def has_several_sentences(work: Job) -> bool:
-    """Whether summaries of this data set, or of the preset's, are written one sentence a line."""
+    """Whether summaries of this data set, or of the preset's, are written one sentence per line."""
     return not {canonical(name) for name in (work.data.name, work.preset or "")}.isdisjoint(SEVERAL_SENTENCES)
 
 
 def _device() -> str | None:
-    """This process's own GPU under torchrun; None leaves the choice."""
+    """This process's own GPU under torchrun; otherwise None, for the default device."""
     import torch
 
     rank = os.environ.get("LOCAL_RANK")
@@ -274,8 +272,8 @@ def _device() -> str | None:
 
 
 def _row(key: str, written: Written) -> dict[str, Any]:
-    counted = {"tokens": written.tokens} if written.tokens else {}   # those who copy write no tokens
-    return {"id": key, "prediction": written.text, **counted}
+    tokens = {"tokens": written.tokens} if written.tokens else {}   # baselines have no tokens
+    return {"id": key, "prediction": written.text, **tokens}
 
 
 def _line(row: Mapping[str, Any]) -> str:

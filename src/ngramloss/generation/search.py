@@ -1,4 +1,4 @@
-"""a model and source ids → summaries, by the model's own generation settings."""
+"""a model and source ids → summaries, with the model's own generation settings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ngramloss.training import models
 
 
 class Written(NamedTuple):
-    """A summary, and how many tokens were written for it: the start token and the end token count, padding does not."""
+    """A summary and its number of tokens, including the start and end tokens but not padding."""
 
     text: str
     tokens: int
 
 
 def load_model(settings: Model, *, device: str | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """A trained model on its device, and its tokenizer."""
+    """Load a trained model onto its device, and its tokenizer."""
     tokenizer, _ = models.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
     model = models.load(settings, tokenizer, trust_remote_code=trust_remote_code)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -34,7 +34,7 @@ def load_model(settings: Model, *, device: str | None = None, trust_remote_code:
 
 
 def model_of_run(folder: Path, settings: Model) -> Model:
-    """How to load what a finished run trained."""
+    """The settings to load a finished run's model."""
     return dataclasses.replace(settings, name=str(RunFolder(folder).model), revision="main")
 
 
@@ -42,10 +42,10 @@ def of_run(
     folder: Path, texts: Sequence[str], *, device: str | None = None, batch_size: int = 32,
     progress: Callable[[int], None] | None = None, trust_remote_code: bool = False,
 ) -> list[str]:
-    """What a finished run's model writes for each text, prepared as its training data were."""
+    """Generate a summary of each text with a finished run's model. Texts are prepared like its training data."""
     run = RunFolder(folder)
     if not run.finished:
-        raise MissingFileError(f"there is no {run.model}. Make it with: ngramloss train RECIPE --run {folder}")
+        raise MissingFileError(f"no model in {run.model}. Train it with: ngramloss train RECIPE --run {folder}")
     settings = recipe.load(str(run.recipe), objective=False)
     loading = model_of_run(folder, settings.model)
     model, tokenizer = load_model(loading, device=device, trust_remote_code=trust_remote_code)
@@ -59,13 +59,13 @@ def summaries(
     model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], *,
     batch_size: int = 32, progress: Callable[[int], None] | None = None,
 ) -> list[Written]:
-    """What the model writes for each source, in their order. Sources of like length go together.
+    """Generate a summary of each source, in order. Sources of similar length are batched together.
 
     Args:
-        model: of Hugging Face, an encoder-decoder with its ``generation_config``.
-        tokenizer: of the model.
+        model: a Hugging Face encoder-decoder with its ``generation_config``.
+        tokenizer: the model's tokenizer.
         sources: ids with their special tokens.
-        batch_size: sources at a time.
+        batch_size: sources per batch.
         progress: called with the number of sources done since the last call.
     """
     model.eval()
@@ -73,7 +73,7 @@ def summaries(
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        # After the text, whatever side the tokenizer prefers: before it, padding would move the encoder's positions.
+        # Always pad on the right: on the left, padding would shift the encoder's positions.
         batch = tokenizer.pad(
             {"input_ids": [list(sources[index]) for index in indices]}, padding_side="right", return_tensors="pt"
         )
@@ -88,5 +88,5 @@ def summaries(
 
 
 def _length(ids: Sequence[int], pad: int) -> int:
-    """Tokens before the padding at the end."""
+    """Number of tokens before the padding at the end."""
     return next((length for length in range(len(ids), 0, -1) if ids[length - 1] != pad), 0)

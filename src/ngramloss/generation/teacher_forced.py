@@ -1,4 +1,4 @@
-"""a model, sources and references → what an objective sees: the most probable token at each position, and how sure."""
+"""a model, sources and references → what an objective sees: the most probable token per position, its probability."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def forced_predictions(
     model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], references: Sequence[str], *,
     max_target: int, batch_size: int = 16,
 ) -> Iterator[dict[str, list[Any]]]:
-    """For each reference, read along by the model (teacher-forced): its tokens, the best ones, their probabilities.
+    """Run the model on each reference (teacher forcing), and return its tokens, the best tokens and probabilities.
 
     Args:
-        model: an encoder-decoder of Hugging Face.
-        tokenizer: of the model.
+        model: a Hugging Face encoder-decoder.
+        tokenizer: the model's tokenizer.
         sources: ids with their special tokens.
         references: one for each source.
-        max_target: longest reference in tokens.
-        batch_size: references at a time.
+        max_target: maximum reference length in tokens.
+        batch_size: references per batch.
 
     Yields:
         ``tokens`` and ``best``, as text; ``confidence``, the best token's probability; ``label_probability``.

@@ -1,1 +1,1 @@
-"""Formulas and whole losses in few launches, on a GPU."""
+"""Formulas and whole losses with few kernel launches, on a GPU."""

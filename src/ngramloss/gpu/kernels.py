@@ -1,8 +1,8 @@
-"""TokenStats → the objectives of argmax windows again, value and gradient in one Triton kernel each.
+"""TokenStats → matches, rewards and precision, value and gradient in one Triton kernel each.
 
-The formulas are those of :mod:`matches`, :mod:`rewards` and :mod:`precision`; the tests hold both to the same oracle.
-As PyTorch each is some forty launches of a microsecond's work. One program takes one sequence and compares its windows
-pairwise, so this is for T of at most :data:`LONGEST` and n of at most :data:`MOST_N`.
+The formulas are those of :mod:`matches`, :mod:`rewards` and :mod:`precision`; the tests compare both with the same
+oracle. In PyTorch each formula takes about forty launches for a microsecond of work. One program processes one sequence
+and compares its windows pairwise, so T must be at most :data:`LONGEST` and n at most :data:`MOST_N`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 LONGEST = 512
 MOST_N = 16
-"""Loops over n are unrolled, so that compiling takes longer the larger n is; above this the formula runs."""
+"""Loops over n are unrolled, so compile time grows with n; above this limit the PyTorch formula runs."""
 IGNORE = tl.constexpr(IGNORE_INDEX)
 
 
@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     released: bool = False
 
     def serves(self, stats: TokenStats, *, n: int) -> bool:
-        """Whether the kernel is made for rows and windows of this length."""
+        """Whether the kernel supports rows and windows of this length."""
         return stats.lse.shape[1] <= LONGEST and n <= MOST_N
 
     def __call__(self, stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
@@ -50,18 +50,18 @@ precision_released = Kernel(precise=True, released=True)
 
 class _Windows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kind: Kernel) -> Tensor:
+    def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kernel: Kernel) -> Tensor:
         B, T = labels.shape
         value = best_logp.new_empty(B)                                   # [B]
         slope, earned = torch.empty_like(best_logp), torch.empty_like(best_logp)   # [B, T] each
         if n > T:   # no window: nothing to launch
-            value.fill_(0.0 if kind.precise else 1.0)
+            value.fill_(0.0 if kernel.precise else 1.0)
             slope.zero_()
         elif B:
             _windows[(B,)](
                 best_logp.contiguous(), best_token.contiguous(), labels.contiguous(), value, slope, earned, T,
-                N=n, PLACED=kind.placed, PRECISE=kind.precise, RELEASED=kind.released,
-                MOST=(kind.released and most_counted(n)) or 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
+                N=n, PLACED=kernel.placed, PRECISE=kernel.precise, RELEASED=kernel.released,
+                MOST=(kernel.released and most_counted(n)) or 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
                 num_warps=8,
             )  # fmt: skip
         ctx.save_for_backward(slope)
@@ -76,7 +76,7 @@ class _Windows(torch.autograd.Function):
 
 @triton.jit
 def _equal(one, other, t, s, T, N: tl.constexpr):
-    """Whether window t of one sequence is window s of the other, for a column of t and a row of s."""
+    """Whether window t of one sequence equals window s of the other, for a column of t and a row of s."""
     equal = tl.load(one + t, mask=t < T, other=-1) == tl.load(other + s, mask=s < T, other=-2)
     for i in tl.static_range(1, N):
         equal &= tl.load(one + t + i, mask=t + i < T, other=-1) == tl.load(other + s + i, mask=s + i < T, other=-2)
@@ -85,7 +85,7 @@ def _equal(one, other, t, s, T, N: tl.constexpr):
 
 @triton.jit
 def _probability(logp, labels, t, T, N: tl.constexpr):
-    """Probability of each window, and 1 or 0 for whether it is real."""
+    """Probability of each window, and 1 if it is real, 0 otherwise."""
     total = tl.zeros(t.shape, tl.float32)
     real = t + N <= T
     for i in tl.static_range(0, N):
@@ -106,8 +106,8 @@ def _windows(
     probability, real = _probability(logp, labels, t, T, N)
     known = tl.zeros((BLOCK,), tl.int32)      # windows of the reference equal to window t
     copies = tl.zeros((BLOCK,), tl.int32)     # windows that share its reward
-    earlier = tl.zeros((BLOCK,), tl.int32)    # those of them that stand before it
-    expected = tl.zeros((BLOCK,), tl.float32)   # their probability in all
+    earlier = tl.zeros((BLOCK,), tl.int32)    # those of them that come before it
+    expected = tl.zeros((BLOCK,), tl.float32)   # the sum of their probabilities
     column = t[:, None]
     for first in range(0, T - N + 1, PAIRED):
         s = (first + tl.arange(0, PAIRED))[None, :]

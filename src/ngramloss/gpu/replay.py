@@ -1,8 +1,8 @@
-"""joint loss, TokenStats and labels → loss, parts and slopes in few launches, on a GPU.
+"""joint loss, TokenStats and labels → loss, parts and slopes with few launches, on a GPU.
 
-The n-gram part is a hundred tiny operations on [B, T] tensors: nothing to compute, all launches. Formulas that have a
-kernel use it (:mod:`kernels`), and from the third batch of a shape on the whole part, value and gradient together, is
-replayed as a CUDA graph. What is captured is :meth:`JointLoss.values` itself.
+The n-gram part is about a hundred tiny operations on [B, T] tensors, so launches take nearly all of the time. Formulas
+that have a kernel use it (:mod:`kernels`). From the third batch of a shape on, the whole part, value and gradient
+together, is replayed as a CUDA graph. The graph captures :meth:`JointLoss.values` itself.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from ngramloss.objectives.term import Part
 
 MOST_GRAPHS = 32
-"""Shapes that are captured for one loss; others run as they are. Capturing one waits for the device, once."""
+"""Maximum number of shapes captured for one loss; others run without a graph. Capturing waits for the device once."""
 MOST_NUMBERS = 2**22
-"""Statistics larger than this are not captured: a graph keeps a copy of them."""
+"""Larger statistics are not captured, because a graph keeps a copy of them."""
 
 Inputs = dict[str, Tensor]
 Results = list[Tensor]
 
 
 def suits(stats: TokenStats) -> bool:
-    """Whether replaying pays and is allowed: a step with a gradient, on the current GPU, outside other graphs."""
+    """Whether replaying is useful and allowed: a step with a gradient, on the current GPU, outside other graphs."""
     return (
         _on_current_gpu(stats)
         and torch.is_grad_enabled()
@@ -49,7 +49,7 @@ def _on_current_gpu(stats: TokenStats) -> bool:
 
 
 def fastest(part: Part, stats: TokenStats) -> Callable[..., Tensor]:
-    """The part's formula, or the kernel that computes the same, where its objective names one and it may run."""
+    """The part's kernel, if its objective names one and it can run here; otherwise its formula."""
     if not (part.kernel and _on_current_gpu(stats) and stats.lse.dtype == torch.float32 and triton_is_installed()):
         return part.function
     kernel, n = _kernel(part.kernel), part.function.keywords["n"]  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def fastest(part: Part, stats: TokenStats) -> Callable[..., Tensor]:
 
 @cache
 def _kernel(path: str) -> Any:
-    """The kernel at ``module:name``, imported when it is first used: it needs Triton."""
+    """The kernel at ``module:name``, imported on first use because it needs Triton."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
@@ -66,7 +66,7 @@ def _kernel(path: str) -> Any:
 def replayed(
     loss_fn: JointLoss, stats: TokenStats, labels: Tensor, counts: dict[str, Tensor | None]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and its parts, as :meth:`JointLoss.from_stats` gives them."""
+    """The loss and its parts, as :meth:`JointLoss.from_stats` returns them."""
     floats = {name: value for name, value in stats._asdict().items() if value is not None and name != "best_token"}
     given = {"best_token": stats.best_token, "labels": labels}
     given |= {name: count for name, count in counts.items() if count is not None}
@@ -91,9 +91,9 @@ class _Replayed(torch.autograd.Function):
 
 
 class _Program:
-    """The graphs of a joint loss with its gradient, for the shapes that came back.
+    """The graphs of a joint loss and its gradient, for repeated shapes.
 
-    It holds nothing of the loss: it is a value in a dictionary that holds the loss weakly.
+    It has no reference to the loss, because it is a value in a dictionary with weak references to losses.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Program:
     def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         shapes = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
         key = shapes, tuple(part.weight for part in loss_fn.parts), _stream()
-        with _alone:   # the graphs share their memory, and each its inputs, with those of other threads
+        with _lock:   # graphs of all threads share memory and inputs
             return self._results(key, loss_fn, inputs, names)
 
     def _results(self, key: Hashable, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
@@ -116,7 +116,7 @@ class _Program:
         return self.graphs[key](inputs)
 
     def _run(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
-        """Loss, values of the parts, and the slopes of the statistics named."""
+        """Loss, values of the parts, and slopes of the named statistics."""
         with torch.enable_grad():
             floats = {name: inputs[name].detach().requires_grad_() for name in names}
             stats = TokenStats(best_token=inputs["best_token"], **floats)
@@ -127,21 +127,21 @@ class _Program:
         return [loss.detach(), values.detach(), *slopes]
 
     def _captured(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
-        held = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
+        static = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._run(loss_fn, held, names)
+            self._run(loss_fn, static, names)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):   # others may go on meanwhile
-            results = self._run(loss_fn, held, names)
-        integers = [name for name, x in held.items() if not x.is_floating_point()]
-        floats = [name for name in held if name not in integers]
+        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):   # other threads may continue
+            results = self._run(loss_fn, static, names)
+        integers = [name for name, x in static.items() if not x.is_floating_point()]
+        floats = [name for name in static if name not in integers]
 
         def replay(fresh: Inputs) -> Results:
-            for kind in (integers, floats):
-                torch._foreach_copy_([held[name] for name in kind], [fresh[name] for name in kind])
+            for names_of_type in (integers, floats):
+                torch._foreach_copy_([static[name] for name in names_of_type], [fresh[name] for name in names_of_type])
             graph.replay()
             # The next replay overwrites these; one launch copies them all.
             return list(torch._foreach_mul(results, 1.0))
@@ -151,7 +151,7 @@ class _Program:
 
 _programs: WeakKeyDictionary[JointLoss, _Program] = WeakKeyDictionary()
 _pools: dict[tuple[int, int], Any] = {}
-_alone = threading.RLock()
+_lock = threading.RLock()
 
 
 def _stream() -> int:
@@ -159,7 +159,7 @@ def _stream() -> int:
 
 
 def _pool() -> Any:
-    """Memory that all graphs of a stream share: they run one after the other, and their results are copied out."""
+    """Memory that all graphs of a stream share: they run one after another, and their results are copied out."""
     here = torch.cuda.current_device(), _stream()
     if here not in _pools:
         _pools[here] = torch.cuda.graph_pool_handle()

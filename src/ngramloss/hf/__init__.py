@@ -1,1 +1,1 @@
-"""All that reaches into Hugging Face's transformers."""
+"""Everything that reaches into Hugging Face's transformers."""

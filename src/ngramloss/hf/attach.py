@@ -1,4 +1,4 @@
-"""a Hugging Face model and an objective → the same model, whose ``labels`` now give the joint loss."""
+"""a Hugging Face model and an objective → the same model, which returns the joint loss when it gets ``labels``."""
 
 from __future__ import annotations
 
@@ -38,22 +38,25 @@ def attach(
 ) -> ModelT:
     """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
 
-    The model's own forward runs as before, but its head is handed one position, and the loss is computed from
-    the head's whole input. So ``outputs.logits`` is ``None`` where labels are given, unless a Hugging Face trainer
-    reads it. Where the objective cannot run, because a library replaced ``model.forward`` or a trainer makes the loss
-    itself, the call is an error. Attaching again replaces the objective.
+    The model's own forward runs as before, but its head gets only one position, and the loss is computed from the
+    head's whole input. So with labels, ``outputs.logits`` is ``None``, unless a Hugging Face trainer reads it. If the
+    objective cannot run, because a library replaced ``model.forward`` or a trainer computes the loss itself, the call
+    raises an error. Attaching again replaces the objective.
 
     Args:
         model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
         objective: as in :class:`JointLoss`.
-        logits: keep ``outputs.logits`` in evaluation, made by the model's own head. A Hugging Face trainer with
-            ``compute_metrics``, or its ``predict``, gets them without asking.
-        shift: whether position t predicts label t + 1. Known from the model by default: no for an
-            encoder-decoder, yes for a decoder-only one.
+        logits: return ``outputs.logits`` in evaluation, computed by the model's own head. A Hugging Face trainer with
+            ``compute_metrics``, or its ``predict``, gets them in any case.
+        shift: whether position t predicts label t + 1. By default it is derived from the model: no for an
+            encoder-decoder, yes for a decoder-only model.
         options: of :class:`JointLoss`.
 
     Returns:
-        The model given. One that cannot be served raises ``TypeError`` or ``ValueError`` with the reason.
+        The same model.
+
+    Raises:
+        TypeError, ValueError: the model is not supported; the message gives the reason.
     """
     inner = bare(model)
     module = head_module(inner)
@@ -62,7 +65,7 @@ def attach(
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
             raise UserError(
-                f"the forward of this {type(inner).__name__} was replaced on the object itself (accelerate does that "
+                f"the forward of this {type(inner).__name__} was replaced on the object itself (Accelerate does that "
                 "in `prepare` and with a `device_map`, TRL in its trainers), so attach would have no effect. Attach "
                 "first, then prepare; with TRL, pass compute_loss_func=ng.compute_loss_func(...) to the trainer."
             )
@@ -76,24 +79,24 @@ def attach(
 
 
 def detach(model: ModelT) -> ModelT:
-    """Give the model its own loss back. One that was never attached is left as it is."""
+    """Restore the model's own loss. A model without an objective is left unchanged."""
     inner = bare(model)
     state = _state(inner)
     if state is not None:
         state.watch(None)
         del inner._ngramloss
-        # FSDP may have put a class of its own above ours, and Accelerate a forward that calls ours. Without a state
-        # ours does nothing, so it may stay.
+        # FSDP may have added its own class above ours, and Accelerate a forward that calls ours. Without a state our
+        # class does nothing, so it may stay.
         if REPLACEMENT not in vars(inner):
             inner.__class__ = vars(type(inner)).get("_ngramloss_base", type(inner))
     return model
 
 
 def last_parts(model: Module) -> dict[str, Tensor]:
-    """Each term of the last loss, unweighted and detached, as ``{"ce": ..., "matches(2)": ...}``, for a log.
+    """Each term of the last loss, unweighted and detached, as ``{"ce": ..., "matches(2)": ...}``, for logging.
 
-    Under a Trainer they are this micro-batch's share of the step's terms, and add up over the step. They are those of
-    the last call in this thread.
+    The values belong to the last call in this thread. Under a Trainer they are this micro-batch's share of the step's
+    terms, and add up over the step.
     """
     return last_call(model).parts
 
@@ -104,18 +107,18 @@ def attached_loss(model: Module) -> JointLoss:
 
 
 def last_call(model: Module) -> LastCall:
-    """What is remembered of the last loss that this thread computed with the model."""
+    """The record of the last loss that this thread computed with the model."""
     return _known_state(model).loss.last
 
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
-    """The labels of a batch as an attached model reads them, beside the positions that predict them, [B, T]."""
+    """The labels of a batch, aligned with the positions that predict them, [B, T]."""
     given: Tensor | None = inputs.get("shift_labels")                    # [B, T]
     return _known_state(model).aligned(inputs["labels"]) if given is None else given
 
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """The model's own logits of a batch with labels, by its own head, [B, T, V]."""
+    """The logits of the model's own head for a batch with labels, [B, T, V]."""
     inputs = {name: value for name, value in inputs.items() if name != "shift_labels"}
     labels = inputs.pop("labels")                                        # [B, T]
     if getattr(bare(model).config, "is_encoder_decoder", False):
@@ -125,7 +128,7 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
 
 
 class _State:
-    """What an attached model remembers, in one attribute that is no module, parameter or buffer."""
+    """The state of an attached model, in one attribute that is not a module, parameter or buffer."""
 
     def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool) -> None:
         self.loss = StepLoss(loss_fn)
@@ -137,12 +140,12 @@ class _State:
         self.handle: Any = None
 
     def aligned(self, labels: Tensor) -> Tensor:
-        """Labels beside the positions that predict them, [B, T]."""
+        """The labels, aligned with the positions that predict them, [B, T]."""
         return shifted(labels) if self.shift else labels
 
     def watch(self, head: Module | None) -> None:
-        """Hook this head instead of the last one, after any other hook: what the head is handed is what we capture."""
-        # While torch.compile traces, hooks are as they are: it does not see those that come later either.
+        """Hook this head instead of the previous one. Our hook runs last, so it captures what the head really gets."""
+        # While torch.compile traces, leave the hooks alone: it does not see hooks added later either.
         if head is self.head and (head is None or torch.compiler.is_compiling() or self._is_last_hook(head)):
             return
         if self.handle is not None:
@@ -153,7 +156,7 @@ class _State:
         return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
-        """The model's own forward, with the joint loss in place of its own."""
+        """Run the model's own forward, with the joint loss instead of its own."""
         _refuse_loss_made_elsewhere(self, labels=True)
         _refuse_cut_logits(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
@@ -184,11 +187,11 @@ class _State:
     def _captured(
         self, model: Module, forward: Callable[..., Outputs], inputs: dict[str, Any]
     ) -> tuple[Outputs, Tensor, Head]:
-        """The model's outputs, with logits of one position only; the head's whole input, [B, T, D]; the head."""
+        """The model's outputs, with logits of only one position; the head's whole input, [B, T, D]; the head."""
         if getattr(model, "_is_replica", False):
             raise UserError(
-                "torch.nn.DataParallel runs copies of the model in threads, which attach does not serve. Start one "
-                "process for each GPU with torchrun, or show the program one GPU (CUDA_VISIBLE_DEVICES=0)."
+                "attach does not support torch.nn.DataParallel, which runs copies of the model in threads. Start one "
+                "process for each GPU with torchrun, or use one GPU (CUDA_VISIBLE_DEVICES=0)."
             )
         module = head_module(model)
         self.watch(module)
@@ -201,14 +204,14 @@ class _State:
         hidden = capture.hidden                                          # [B, T, D], ProphetNet's [B, n, T, D]
         if hidden is None:
             raise UserError(
-                f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so its "
-                "input was not seen. Keep its logits and use compute_loss_func(...), or JointLoss on them."
+                f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so "
+                "attach cannot read the head's input. Use compute_loss_func(...), or JointLoss on the logits."
             )
         head = head_of(model, module)
         hidden = hidden[:, 0] if hidden.ndim == 4 else hidden            # [B, T, D], ProphetNet's first stream
         if not torch.compiler.is_compiling():
             hooks = hooks_of(module)
-            if hooks != self.checked or hooks[-1]:   # a hook on its output may do something else at every call
+            if hooks != self.checked or hooks[-1]:   # a hook on the output may behave differently at every call
                 raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
                 self.checked = hooks
         return outputs, hidden.to(head.weight.device), head
@@ -228,7 +231,7 @@ def _state(model: Module) -> _State | None:
 
 @functools.cache
 def _attached_class(base: Any) -> Any:
-    """A subclass that passes for the model's own class: the same name, signature of forward, and checkpoints."""
+    """A subclass that looks like the model's own class: same name, same signature of forward, same checkpoints."""
     names = tuple(inspect.signature(base.forward).parameters)[1:]
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +250,7 @@ def _attached_class(base: Any) -> Any:
             return base.forward(self, *args, **kwargs)
         return state.forward(self, base.forward, named(args, kwargs))
 
-    # Not functools.wraps: Accelerate follows __wrapped__ to unwrap a model, and would find the forward below ours.
+    # Not functools.wraps: Accelerate follows __wrapped__ to unwrap a model, and would find the original forward.
     forward.__name__, forward.__qualname__, forward.__doc__ = "forward", base.forward.__qualname__, base.forward.__doc__
     forward.__module__ = base.forward.__module__
     forward.__signature__ = inspect.signature(base.forward)  # type: ignore[attr-defined]
@@ -263,7 +266,7 @@ def _attached_class(base: Any) -> Any:
 
 
 def _unpickled(base: Any, *arguments: Any) -> Module:
-    """An empty attached model for pickle and deepcopy to fill: its class cannot be found by its name."""
+    """Create an empty attached model for pickle and deepcopy, which cannot find its class by name."""
     attached = _attached_class(base)
     empty: Module = attached.__new__(attached, *arguments)
     return empty
@@ -273,15 +276,15 @@ def _shifts(model: Any) -> bool:
     """Whether the model's own loss compares position t with label t + 1."""
     if getattr(model.config, "is_encoder_decoder", False):
         return False
-    forwards = [inspect.unwrap(vars(kind)["forward"]) for kind in type(model).__mro__
-                if isinstance(vars(kind).get("forward"), FunctionType)]
+    forwards = [inspect.unwrap(vars(parent)["forward"]) for parent in type(model).__mro__
+                if isinstance(vars(parent).get("forward"), FunctionType)]
     usual = any("loss_function" in forward.__code__.co_names for forward in forwards)
     if usual and model.loss_type in (None, "ForCausalLM", "ForConditionalGeneration"):
         return True
     raise UserError(
         f"cannot tell whether position t of {type(model).__name__} predicts label t or t + 1: it is neither an "
-        "encoder-decoder nor a causal model with the usual loss. Say attach(..., shift=True) if the labels are the "
-        "input ids, or shift=False if they are aligned with the predictions already."
+        "encoder-decoder nor a causal model with the usual loss. Use attach(..., shift=True) if the labels are the "
+        "input ids, or shift=False if they are already aligned with the predictions."
     )
 
 
@@ -292,28 +295,28 @@ def _refuse_loss_made_elsewhere(state: _State, *, labels: bool) -> None:
         instead = f"and write it in the objective: ce(smoothing={factor})" if factor else (
             "or detach(model) and use compute_loss_func=ng.compute_loss_func(...)")
         raise UserError(
-            f"the trainer's {name} makes the loss from the logits, so the attached objective "
-            f"{str(state.loss.loss_fn)!r} would not run. Leave {name} out, {instead}."
+            f"the trainer's {name} computes the loss from the logits, so the attached objective "
+            f"{str(state.loss.loss_fn)!r} would not run. Remove {name}, {instead}."
         )
 
 
 def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
-    kept = inputs.get("logits_to_keep")
-    if isinstance(kept, Tensor) or kept:
-        raise UserError("logits_to_keep cuts positions off before the loss. Leave it out where labels are given.")
+    limit = inputs.get("logits_to_keep")
+    if isinstance(limit, Tensor) or limit:
+        raise UserError("logits_to_keep removes positions before the loss. Do not pass it together with labels.")
 
 
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
     asked = inputs.get("output_router_logits")
     if getattr(model.config, "output_router_logits", False) if asked is None else asked:
         raise UserError(
-            f"{type(model).__name__} adds the loss of its router to its own where `output_router_logits` is on, and "
-            "attach would drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
+            f"{type(model).__name__} adds the loss of its router if `output_router_logits` is on, and attach would "
+            "drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
         )
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
-    """The ``decoder_input_ids`` that an encoder-decoder makes of labels, [B, T]."""
+    """The ``decoder_input_ids`` that an encoder-decoder derives from labels, [B, T]."""
     model = bare(model)
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
     shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
@@ -324,14 +327,14 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
         ids = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)   # [B, T]
     else:
         raise UserError(
-            f"{type(model).__name__} does not say how it makes `decoder_input_ids` of labels. Pass them: the labels "
-            "moved right by one, with the start token first and padding in place of -100."
+            f"{type(model).__name__} has no function that derives `decoder_input_ids` from labels. Pass them: the "
+            "labels shifted right by one, with the start token first and padding instead of -100."
         )
     return ids
 
 
 def _add_decoder_inputs(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
-    """Whatever an encoder-decoder makes of its labels besides a loss, as they are not handed to it."""
+    """Add the inputs that an encoder-decoder derives from labels, because the labels are not passed to it."""
     if inputs.get("use_cache") is None:
         inputs["use_cache"] = False
     if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:

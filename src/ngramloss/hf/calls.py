@@ -1,6 +1,6 @@
-"""one call of an attached model → the head's input, whether its loss is the objective's, what the trainer above wants.
+"""one call of an attached model → the head's input, whether the objective made the loss, what the trainer wants.
 
-All of it belongs to the call and its thread, nothing to the model: threads that share a model do not see each other.
+All of this belongs to the call and its thread, not to the model, so threads can share a model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.watched: dict[str, list[Tensor | None]] = {}
-        """Token of an objective → the loss it gave, once for each call that is being checked: they may be nested."""
+        """Token of an objective → its loss, one entry for each call that is being checked; calls may be nested."""
 
 
 _thread = _Thread()
@@ -37,7 +37,7 @@ _thread = _Thread()
 
 
 class Capture:
-    """What one call wants of the head: its whole input. The head itself is handed one position of it."""
+    """The head's whole input in one call. The head itself gets only one position of it."""
 
     def __init__(self, head: Module) -> None:
         self.head = head
@@ -45,17 +45,17 @@ class Capture:
 
 
 class HeadHook:
-    """The forward pre-hook on a head: it serves the capture of this thread, if there is one for this head.
+    """The forward pre-hook on a head: fills this thread's capture, if there is one for this head.
 
-    What torch.compile writes to a thread's own variables is lost where its graph breaks, so there the capture is kept
-    in the hook itself. A compiled model is for one thread at a time.
+    At a graph break, torch.compile loses what it wrote to thread-local variables, so a compiled model keeps the capture
+    in the hook itself. Use a compiled model from one thread at a time.
     """
 
     def __init__(self) -> None:
         self.traced: Capture | None = None
 
     def begin(self, capture: Capture | None) -> Capture | None:
-        """Serve this capture; the one that was served before."""
+        """Set the capture to fill. Returns the previous one."""
         if torch.compiler.is_compiling():
             before, self.traced = self.traced, capture
         else:
@@ -63,18 +63,18 @@ class HeadHook:
         return before
 
     def __call__(self, module: Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Keep the head's whole input, and hand on one position of it."""
+        """Save the head's whole input, and pass on one position of it."""
         capture = _thread.capture if self.traced is None else self.traced
         if capture is None or capture.head is not module or capture.hidden is not None or not args:
-            return None   # two models may share a head, and then it has two hooks
+            return None   # two models may share a head, which then has two hooks
         capture.hidden = args[0]                                         # [B, T, D], ProphetNet's [B, n, T, D]
         return (args[0][..., :1, :], *args[1:])
 
 
 def hooks_of(head: Module) -> tuple[object, ...]:
-    """Everything besides its weight that decides what a head makes of its input. It changes when a hook comes or goes.
+    """Everything besides the weight that may affect the head's output. It changes when a hook is added or removed.
 
-    The last entry says whether something may change the head's output at every call anew.
+    The last entry says whether a hook may change the head's output at every call.
     """
     own, everywhere = head._forward_hooks, torch_module._global_forward_hooks
     before = (*head._forward_pre_hooks, *torch_module._global_forward_pre_hooks)
@@ -82,13 +82,13 @@ def hooks_of(head: Module) -> tuple[object, ...]:
     return id(head), before, (*own, *everywhere), forwards, bool(own or everywhere)
 
 
-# Whether the loss is the objective's
+# Whether the loss comes from the objective
 
 
 class Ran:
-    """Whether an objective made the loss of a call. A copy, also by pickle, is of an objective of its own.
+    """Records whether an objective made the loss of a call. A copy or unpickled object is independent.
 
-    Where torch.compile traces it only says whether the objective ran, in any thread.
+    While torch.compile traces, it only records whether the objective ran, in any thread.
     """
 
     def __init__(self) -> None:
@@ -99,20 +99,20 @@ class Ran:
         return (Ran, ())
 
     def watch(self) -> None:
-        """Begin a call that is checked."""
+        """Start checking a call."""
         self.traced = False
         if not torch.compiler.is_compiling():
             _thread.watched.setdefault(self.token, []).append(None)
 
     def note(self, loss: Tensor) -> None:
-        """The objective gave this loss. It is kept only while a call is checked: it holds the whole graph."""
+        """Record the objective's loss. It is kept only while a call is checked, because it holds the whole graph."""
         if torch.compiler.is_compiling():
             self.traced = True
         elif self.token in _thread.watched:
             _thread.watched[self.token] = [loss] * len(_thread.watched[self.token])
 
     def made(self, outputs: Any) -> bool:
-        """Whether the loss in these outputs is the objective's, or computed from it. Ends the check."""
+        """Whether the loss in these outputs is the objective's, or computed from it. Stops checking the call."""
         if torch.compiler.is_compiling():
             return self.traced
         losses = _thread.watched[self.token]
@@ -134,7 +134,7 @@ def _loss_in(outputs: Any) -> Tensor | None:
 
 
 def _reaches(node: Any, wanted: Any) -> bool:
-    """Whether one node of the autograd graph leads to the other. Ours lies at most a few operations below a loss."""
+    """Whether one node of the autograd graph leads to another. Our node is at most a few operations below a loss."""
     todo, seen = [node], {node}
     for node in todo:   # nearest first
         if node is wanted:
@@ -147,15 +147,15 @@ def _reaches(node: Any, wanted: Any) -> bool:
 
 
 REPLACEMENT = "_ngramloss_forward"
-"""Where a model keeps the forward that was set on it. Not "forward": torch.compile would ask for it in a circle."""
+"""The attribute with a replaced forward. It is not called "forward", or torch.compile would recurse without end."""
 
 
 class AttachedForward:
-    """The ``forward`` of an attached class, which cannot be replaced without a word.
+    """The ``forward`` of an attached class, which detects when it is replaced.
 
-    A library may set ``model.forward`` on the object later: Accelerate does, around ours, and TRL does, in place of it.
-    What it set is run. If the call has labels and the loss that comes back is not the objective's, or computed from it,
-    the call is an error.
+    A library may set ``model.forward`` on the object later: Accelerate wraps ours, and TRL replaces it. The replacement
+    runs. If the call has labels, and the returned loss is neither the objective's nor computed from it, the call raises
+    an error.
     """
 
     def __init__(self, function: Callable[..., Any], expected: Callable[..., Any]) -> None:
@@ -167,7 +167,7 @@ class AttachedForward:
             return self.function
         replacement = getattr(model, REPLACEMENT, None)
         function = self.function if replacement is None else self._checked(replacement)
-        # torch.compile traces no methods that are made here.
+        # torch.compile cannot trace methods that are created here.
         return functools.partial(function, model) if torch.compiler.is_compiling() else MethodType(function, model)
 
     def __set__(self, model: Any, replacement: Any) -> None:
@@ -178,10 +178,10 @@ class AttachedForward:
             raise AttributeError("forward")
 
     def _checked(self, replacement: Callable[..., Any]) -> Callable[..., Any]:
-        """The replacement as a function of the model, which raises if the objective did not run."""
+        """Wrap the replacement in a function of the model that raises if the objective did not run."""
 
         def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            # In a deep copy it may be bound to the model that was copied: what Accelerate wraps is this very function.
+            # In a deep copy it may still be bound to the original model, because Accelerate wraps this very function.
             owner = getattr(replacement, "__self__", model)
             is_copied = owner is not model and type(owner) is type(model)
             run = functools.partial(_function(replacement), model) if is_copied else replacement
@@ -198,12 +198,12 @@ class AttachedForward:
                 raise UserError(_replaced(model, replacement))
             return outputs
 
-        # Accelerate reads __wrapped__, Trainer the signature; torch.compile knows no wraps.
+        # Accelerate reads __wrapped__, and Trainer the signature; torch.compile does not support wraps.
         return forward if torch.compiler.is_compiling() else functools.wraps(_function(replacement))(forward)
 
 
 def _function(callable: Any) -> Any:
-    """What a bound method binds; anything else as it is."""
+    """The function of a bound method; anything else unchanged."""
     return getattr(callable, "__func__", callable)
 
 
@@ -216,26 +216,26 @@ def _replaced(model: Module, replacement: Any) -> str:
                if code and getattr(module, "__file__", None) == code.co_filename), "")
     who = f" (by {by})" if by and not by.startswith("transformers") else ""
     return (
-        f"the loss is not that of the objective attached to this {type(model).__name__}: after attach, `model.forward` "
-        f"was replaced{who} by one that computes a loss of its own. With TRL, leave attach out and pass "
-        "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...)); with TRL older than 1.15, keep attach and set "
-        "loss_type=\"nll\". Elsewhere, turn off what replaces it: a fused or chunked loss, a Liger kernel."
+        f"the loss does not come from the objective attached to this {type(model).__name__}: after attach, "
+        f"`model.forward` was replaced{who} by a function that computes its own loss. With TRL, do not attach; pass "
+        "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...)). With TRL older than 1.15, keep attach and set "
+        "loss_type=\"nll\". With other libraries, turn off what replaces it: a fused or chunked loss, a Liger kernel."
     )
 
 
-# What the trainer above wants
+# What the calling trainer wants
 
 
 def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], bool]) -> str:
-    """The setting by which a Hugging Face trainer above this call makes the loss itself; empty where none does.
+    """The setting that makes the calling Hugging Face trainer compute the loss itself; empty if there is none.
 
-    Only the trainer's own methods are looked at: a ``compute_loss`` of the user's does what its writer wants.
+    Only the trainer's own methods are checked. A user's own ``compute_loss`` may do what its author wants.
 
     Args:
-        token: of the called model's objective. A model that is not the trainer's, such as a teacher, may do without
-            labels. Not the model itself: while torch.compile traces, arguments must be constants.
-        labels: whether this call was given labels. ``Trainer`` takes them away where it makes the loss itself.
-        is_ours: whether a ``compute_loss_func`` is one of this library.
+        token: of the called model's objective. A model that is not the trainer's, such as a teacher, may be called
+            without labels. Not the model itself: while torch.compile traces, arguments must be constants.
+        labels: whether this call has labels. ``Trainer`` removes them when it computes the loss itself.
+        is_ours: whether a ``compute_loss_func`` comes from this library.
 
     Returns:
         ``label_smoothing_factor=…`` or ``compute_loss_func``.
@@ -248,7 +248,7 @@ def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], bool]
         return ""
     trainer = frame.f_locals["self"]
     smoothing = trainer.label_smoother is not None and f"label_smoothing_factor={trainer.args.label_smoothing_factor}"
-    if frame.f_code.co_name == "prediction_step":   # Seq2SeqTrainer, beside its generate
+    if frame.f_code.co_name == "prediction_step":   # Seq2SeqTrainer, besides its generate
         return smoothing or "" if labels else ""
     if labels:
         return ""
@@ -262,10 +262,10 @@ def _token(model: Any) -> str | None:
 
 
 def outputs_are_read(compiling: bool) -> bool:
-    """Whether a Hugging Face trainer above this call reads more of the outputs than the loss.
+    """Whether the calling Hugging Face trainer reads more of the outputs than the loss.
 
     Args:
-        compiling: while a graph is traced, which then serves every later call: whatever might be read is.
+        compiling: a graph is being traced. It is used for every later call, so assume that everything may be read.
     """
     innermost = None
     for frame in _trainer_frames():
@@ -278,33 +278,33 @@ def outputs_are_read(compiling: bool) -> bool:
             innermost = frame
     if innermost is None or not _argument(innermost, "return_outputs", 3):
         return False
-    above = innermost.f_back   # Trainer's prediction_step asks for them always, and was heard already
+    above = innermost.f_back   # Trainer's prediction_step always asks for outputs, and is handled above
     return above is None or above.f_code.co_name != "prediction_step"
 
 
-def _argument(frame: FrameType, name: str, place: int) -> Any:
-    """An argument of a method by name, or by its place, self counted, where the method takes ``*args, **kwargs``."""
-    code, found = frame.f_code, frame.f_locals
-    if name in found:
-        return found[name]
+def _argument(frame: FrameType, name: str, position: int) -> Any:
+    """An argument of a method by name, or by its position (including self) if the method takes ``*args, **kwargs``."""
+    code, variables = frame.f_code, frame.f_locals
+    if name in variables:
+        return variables[name]
     named = code.co_argcount + code.co_kwonlyargcount
     others = code.co_varnames[named:]
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        keywords = found.get(others[bool(code.co_flags & inspect.CO_VARARGS)], {})
+        keywords = variables.get(others[bool(code.co_flags & inspect.CO_VARARGS)], {})
         if name in keywords:
             return keywords[name]
-    rest = found.get(others[0], ()) if code.co_flags & inspect.CO_VARARGS else ()
-    return rest[place - code.co_argcount] if 0 <= place - code.co_argcount < len(rest) else None
+    rest = variables.get(others[0], ()) if code.co_flags & inspect.CO_VARARGS else ()
+    return rest[position - code.co_argcount] if 0 <= position - code.co_argcount < len(rest) else None
 
 
-# While torch.compile traces, these run as plain Python and their result is a constant of the graph, as after
-# torch.compiler.assume_constant_result, which would import all of the compiler here.
-for _asked in (loss_made_elsewhere, outputs_are_read):
-    setattr(_asked, "_dynamo_marked_constant", True)  # noqa: B010
+# While torch.compile traces, these run as plain Python and their result is a constant of the graph. This is what
+# torch.compiler.assume_constant_result does, but that would import the whole compiler here.
+for _constant in (loss_made_elsewhere, outputs_are_read):
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def _trainer_frames() -> Iterator[FrameType]:
-    """Each ``compute_loss`` and ``prediction_step`` of a Hugging Face trainer above this call, the innermost first."""
+    """Each ``compute_loss`` and ``prediction_step`` of a Hugging Face trainer in the call stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in ("compute_loss", "prediction_step"):

@@ -1,4 +1,4 @@
-"""a Hugging Face model → its output head: weight, bias, scale and soft-cap, or the reason it cannot be served."""
+"""a Hugging Face model → its output head: weight, bias, scale and soft-cap, or the reason it is not supported."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ngramloss.errors import UnsupportedModelError, UserError
 from ngramloss.stats import head_logits
 
 ADAPTER_SIGNS = ("base_layer", "lora_A", "modules_to_save", "original_module")
-"""Attributes by which PEFT's layers and wrappers are known without importing PEFT."""
+"""Attributes that identify PEFT's layers and wrappers without importing PEFT."""
 
 SHARD_SIGNS = ("placements", "ds_id", "tensor_model_parallel")
 """Attributes of a DTensor, of a ZeRO-3 parameter and of Megatron's vocabulary-parallel weight."""
 
 
 class Head(NamedTuple):
-    """What turns the head's input into logits: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``."""
+    """The parameters of the output head: logits are ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``."""
 
     weight: Tensor
     """[V, D]."""
     bias: Tensor | None
-    """The head's own bias and the model's ``final_logits_bias`` together, [V]."""
+    """The sum of the head's own bias and the model's ``final_logits_bias``, [V]."""
     scale: float
     softcap: float | None
 
 
 def bare(model: Any) -> Any:
-    """The Hugging Face model inside ``torch.compile``, DDP and PEFT wrappers, whose forward takes the labels."""
+    """The Hugging Face model inside ``torch.compile``, DDP and PEFT wrappers."""
     inner = model._modules.get("_orig_mod") or model._modules.get("module")
     if inner is None and hasattr(model, "get_base_model"):
         inner = model.get_base_model()
@@ -39,7 +39,7 @@ def bare(model: Any) -> Any:
 
 
 def head_module(model: Module) -> Module:
-    """The module that makes the logits, known to be one whose product can be taken over."""
+    """The module that computes the logits. Raises if it is not supported."""
     name = type(model).__name__
     find = getattr(model, "get_output_embeddings", None)
     module = find() if callable(find) else None
@@ -50,22 +50,22 @@ def head_module(model: Module) -> Module:
         )
     if any(hasattr(module, sign) for sign in ADAPTER_SIGNS):
         raise UserError(
-            f"the output head of {name} is wrapped by an adapter ({type(module).__name__}), so its weight alone does "
-            "not make the logits. Leave the head out of `target_modules` and `modules_to_save`, or merge the adapter."
+            f"the output head of {name} is wrapped by an adapter ({type(module).__name__}), so the logits do not "
+            "depend on its weight alone. Remove it from `target_modules` and `modules_to_save`, or merge the adapter."
         )
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
-        found = f"a weight of {weight.dtype}" if isinstance(weight, Tensor) else "no weight"
+        actual = f"a weight of {weight.dtype}" if isinstance(weight, Tensor) else "no weight"
         raise UnsupportedModelError(
             f"the output head of {name} must be like torch.nn.Linear, with a floating-point weight [V, D], got "
-            f"{type(module).__name__} with {found}. If it is quantised, keep the head out of quantisation "
+            f"{type(module).__name__} with {actual}. If it is quantised, exclude the head from quantisation "
             "(`modules_to_not_convert`, or `llm_int8_skip_modules` of bitsandbytes)."
         )
     return module
 
 
 def head_of(model: Module, module: Any) -> Head:
-    """What the head holds at this moment: a parameter may be sharded, cast or replaced between two steps."""
+    """The head's current parameters: they may be sharded, cast or replaced between two steps."""
     weight = module.weight
     _refuse_partial(type(model).__name__, weight)
     biases = [bias.reshape(-1) for bias in (getattr(module, "bias", None), _buffer(model)) if bias is not None]   # [V]
@@ -73,7 +73,7 @@ def head_of(model: Module, module: Any) -> Head:
 
 
 def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -> None:
-    """Compare the model's own logits of one position with ours: a post-processing we do not know is an error."""
+    """Compare the model's own logits at one position with ours. Raises if the model post-processes its logits."""
     with torch.no_grad():
         coarse = torch.finfo(F.linear(hidden, head.weight).dtype).eps
         ours = head_logits(hidden, **head._asdict()).float()             # [B, 1, V]
@@ -84,27 +84,27 @@ def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -
             off = far / ours.abs().where(both, 0.0).amax().clamp_min(1e-30)   # []
     if off > max(4 * coarse, 1e-4):
         raise UserError(
-            f"{type(model).__name__} changes its logits after the head in a way ngramloss does not know: at one "
-            f"position they differ by {off:.2g} of the largest from weight, bias, scale {head.scale} and soft-cap "
-            f"{head.softcap}. Keep its logits and use compute_loss_func(...), or JointLoss on them."
+            f"{type(model).__name__} changes its logits after the head in an unknown way: at one position they differ "
+            f"by {off:.2g} (relative to the largest) from those of weight, bias, scale {head.scale} and soft-cap "
+            f"{head.softcap}. Use compute_loss_func(...), or JointLoss on the logits."
         )
 
 
 def _refuse_partial(name: str, weight: Tensor) -> None:
     if any(getattr(weight, sign, None) is not None for sign in SHARD_SIGNS):
         raise UserError(
-            f"the output head of {name} is sharded ({type(weight).__name__}: tensor parallel, FSDP or ZeRO-3), and the "
+            f"the output head of {name} is sharded ({type(weight).__name__}: tensor parallel, FSDP or ZeRO-3), but the "
             "loss needs the whole weight inside the model's forward. Attach before `fully_shard`, shard the head only "
-            "with the root module, keep it out of the tensor-parallel plan, or use ZeRO-2."
+            "with the root module, remove it from the tensor-parallel plan, or use ZeRO-2."
         )
     if type(weight) not in (Tensor, Parameter):
         raise UnsupportedModelError(
-            f"the output head of {name} must hold a plain tensor as its weight, got {type(weight).__name__}. "
-            "If it is quantised, keep the head out of quantisation (`modules_to_not_convert`)."
+            f"the output head of {name} must have a plain tensor as its weight, got {type(weight).__name__}. "
+            "If it is quantised, exclude the head from quantisation (`modules_to_not_convert`)."
         )
     if weight.ndim != 2 or weight.is_meta:
         raise UserError(
-            f"the output head of {name} must hold its weight [V, D] during the model's forward, got shape "
+            f"the output head of {name} must have its weight [V, D] during the model's forward, got shape "
             f"{list(weight.shape)} on {weight.device}: it is sharded or offloaded. Keep the head whole on one device."
         )
 
@@ -115,7 +115,7 @@ def _buffer(model: Module) -> Tensor | None:
 
 
 def _scale(model: Module) -> float:
-    """Cohere multiplies its logits, Granite divides them; T5's scale comes before the head, so its input has it."""
+    """The factor on the logits: Cohere multiplies, Granite divides. T5 scales the head's input, which we capture."""
     config = getattr(model, "config", None)
     if str(getattr(config, "model_type", "")).startswith("granite"):
         return 1.0 / float(_setting(config, "logits_scaling") or 1.0)
@@ -128,7 +128,7 @@ def _softcap(model: Module) -> float | None:
 
 
 def _setting(config: Any, name: str) -> float | None:
-    """A setting of the part that writes text: the decoder's, the text model's, or the model's own."""
+    """A setting of the part that generates text: the decoder's, the text model's, or the model's own."""
     for part in ("decoder", "text_config"):
         inner = getattr(config, part, None)
         if inner is not None and not isinstance(inner, dict):

@@ -15,12 +15,12 @@ from ngramloss.stats import IGNORE_INDEX
 
 
 class LogParts(TrainerCallback):
-    """Logs each term of the attached objective, unweighted, beside ``loss`` and ``eval_loss`` of a stock trainer.
+    """Logs each term of the attached objective, unweighted, next to a stock trainer's ``loss`` and ``eval_loss``.
 
-    In training a term is the mean over the steps since the last log, as ``loss`` is. In evaluation it is the mean over
-    the data set's tokens or sequences, whatever the batches, while ``eval_loss`` is the trainer's mean of its batches'
-    means. Over several processes a stock trainer repeats rows to fill the last round, and they count here too;
-    :class:`NgramTrainer`, which logs every term itself, counts each row once.
+    In training a term is the mean over the steps since the last log, like ``loss``. In evaluation it is the exact mean
+    over the data set's tokens or sequences, while ``eval_loss`` is the trainer's mean of batch means. With several
+    processes a stock trainer repeats rows to fill the last round, and they count here too. :class:`NgramTrainer` logs
+    every term itself and counts each row once.
 
     Example:
         >>> from transformers import Trainer  # doctest: +SKIP
@@ -36,16 +36,16 @@ class LogParts(TrainerCallback):
         self._last: LastCall | None = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Go before the callbacks that report, so that they see the terms too: Trainer puts a user's callbacks last."""
+        """Move before the reporting callbacks, so that they see the terms: Trainer puts a user's callbacks last."""
         handler = sys._getframe(1).f_locals.get("self")
         callbacks = getattr(handler, "callbacks", None)
         if isinstance(callbacks, list) and self in callbacks:
             callbacks.remove(self)
             callbacks.insert(0, self)
-        attached_loss(kwargs["model"])   # raises where there is no objective
+        attached_loss(kwargs["model"])   # raises if there is no objective
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin anew."""
+        """Reset all sums."""
         self._steps, self._trained, self._step, self._evaluated = 0, {}, [], {}
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -56,15 +56,15 @@ class LogParts(TrainerCallback):
         """Add the last micro-batch, and the step."""
         self.on_substep_end(args, state, control, **kwargs)
         for call in self._step:
-            # A share of the step adds up over micro-batches and processes; a mean of its own is averaged over them.
+            # Shares of a step add up over micro-batches and processes; means of micro-batches are averaged.
             weight = _processes() if call.num_tokens is not None else 1 / len(self._step)
             for name, value in call.parts.items():
                 self._trained[name] = self._trained.get(name, 0) + value * weight
         self._steps, self._step = self._steps + 1, []
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add a batch of evaluation."""
-        if kwargs.get("eval_dataloader") is not self._evaluates:   # an evaluation that was broken off does not count
+        """Add an evaluation batch."""
+        if kwargs.get("eval_dataloader") is not self._evaluates:   # drop an evaluation that was interrupted
             self._evaluates, self._evaluated = kwargs.get("eval_dataloader"), {}
         model = kwargs["model"]
         call = last_call(model)
@@ -80,23 +80,21 @@ class LogParts(TrainerCallback):
             self._evaluated[name] = self._evaluated.get(name, 0) + value
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Put the terms beside the loss, in what is reported and in ``state.log_history``."""
-        found: dict[str, float] = {}
+        """Add the terms to the logs and to ``state.log_history``."""
+        terms: dict[str, float] = {}
         if "loss" in logs and self._steps:
-            found = {name: value / _processes() / self._steps for name, value in _over_processes(self._trained).items()}
+            terms = {name: value / _processes() / self._steps for name, value in _over_processes(self._trained).items()}
             self._steps, self._trained = 0, {}
-        found |= self._evaluation(logs, kwargs["model"])
-        logs |= found
+        terms |= self._evaluation(logs, kwargs["model"])
+        logs |= terms
         if state.log_history:
-            state.log_history[-1] |= found
-
-
+            state.log_history[-1] |= terms
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Put the terms beside the loss of ``predict``."""
+        """Add the terms to the metrics of ``predict``."""
         metrics |= self._evaluation(metrics, kwargs["model"])
 
     def _evaluation(self, metrics: Any, model: Any) -> dict[str, float]:
-        """The terms of the evaluation that these metrics are of, under their prefix."""
+        """The terms of the evaluation, with the prefix of these metrics."""
         prefix = next((key.removesuffix("_loss") for key in metrics if key.endswith("_loss")), None)
         if prefix in (None, "train") or not self._evaluated:
             return {}

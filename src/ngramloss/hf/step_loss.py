@@ -1,4 +1,4 @@
-"""outputs or hidden states of a micro-batch, and labels → its share of a step's joint loss, and what it is made of."""
+"""outputs or hidden states of a micro-batch, and labels → its share of a step's joint loss, and the terms."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
 
 Outputs = Any
-"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. transformers itself is never imported here."""
+"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. This module does not import transformers."""
 
 
 def compute_loss_func(
     objective: str | Iterable[Term] | Term, *, shift: bool | None = None, **options: Any
 ) -> Callable[..., Tensor]:
-    """The ``compute_loss_func=`` of a stock Trainer, for those who keep their model and its logits.
+    """A ``compute_loss_func=`` for a stock Trainer, which computes the joint loss from the model's logits.
 
     Args:
         objective: as in :class:`JointLoss`.
-        shift: whether position t predicts label t + 1. Known from the outputs by default: no for an
-            encoder-decoder, yes for a causal model.
+        shift: whether position t predicts label t + 1. By default it is derived from the type of the outputs: no for
+            an encoder-decoder, yes for a causal model.
         options: of :class:`JointLoss`.
 
     Returns:
@@ -39,23 +39,23 @@ def compute_loss_func(
 
 
 def is_compute_loss_func(function: Any) -> bool:
-    """Whether a ``compute_loss_func`` is one of :func:`compute_loss_func`."""
+    """Whether a ``compute_loss_func`` was created by :func:`compute_loss_func`."""
     return isinstance(function, functools.partial) and function.func is _loss_of_outputs
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Labels for a decoder-only model: position t predicts token t + 1, the last one nothing, [B, T]."""
+    """Labels for a decoder-only model: position t predicts token t + 1, the last position nothing, [B, T]."""
     return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
 
 
 class LastCall(NamedTuple):
-    """What is remembered of a call.
+    """The record of one loss.
 
     Attributes:
         parts: each term, unweighted and detached.
-        labels: that it was computed for, beside the positions that predict them, [B, T].
-        num_tokens: what token terms were divided by, if it was given: then parts add up over a step's micro-batches.
-        num_sequences: what the other terms were divided by, if it was given.
+        labels: its labels, aligned with the positions that predict them, [B, T].
+        num_tokens: the denominator of token terms, if it was passed; then parts add up over a step's micro-batches.
+        num_sequences: the denominator of the other terms, if it was passed.
     """
 
     parts: dict[str, Tensor]
@@ -65,7 +65,7 @@ class LastCall(NamedTuple):
 
 
 class _ThreadsCall(threading.local):
-    """The last call of each thread. A copy, also by pickle, begins anew."""
+    """The last call of each thread. A copy or unpickled object starts empty."""
 
     call: LastCall | None = None
 
@@ -74,7 +74,7 @@ class _ThreadsCall(threading.local):
 
 
 class StepLoss:
-    """A joint loss under a trainer that counts the tokens of a step, and perhaps its sequences."""
+    """A joint loss for a trainer that counts the tokens of a step, and possibly its sequences."""
 
     def __init__(self, loss_fn: JointLoss) -> None:
         self.loss_fn = loss_fn
@@ -84,7 +84,7 @@ class StepLoss:
 
     @property
     def last(self) -> LastCall:
-        """The last call in this thread; of compiled code in any, as its writes to a thread's own variables are lost."""
+        """The last call in this thread; in compiled code, of any thread: it cannot write thread-local values."""
         return self._newest if self._newest_was_traced or self._thread.call is None else self._thread.call
 
     def _remember(self, call: LastCall) -> None:
@@ -96,10 +96,11 @@ class StepLoss:
         self, score: Callable[..., tuple[Tensor, dict[str, Tensor]]], labels: Tensor, *,
         num_items_in_batch: Any = None, num_tokens: Any = None, num_sequences: Any = None,
     ) -> Tensor:
-        """The loss that ``score`` gives the labels under the step's denominators. Its parts are remembered.
+        """Compute the loss with the step's denominators, and record its parts.
 
-        Denominators given are used as they are. Else, with N tokens in the step, ``ce`` is divided by N, and the
-        other terms by (sequences here · N / tokens here): they are scaled by this micro-batch's share of the tokens.
+        Denominators that are passed are used unchanged. Otherwise, with N tokens in the step, ``ce`` is divided by N,
+        and the other terms by (sequences in this micro-batch · N / tokens in this micro-batch): they are scaled by the
+        micro-batch's share of the tokens.
         """
         if num_items_in_batch is not None and num_sequences is None:
             self._warn()
@@ -117,10 +118,10 @@ class StepLoss:
             return
         self.warned = True
         warnings.warn(
-            "a stock Trainer counts the tokens of a step, not its sequences, so the sequence terms of "
-            f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens: exact where the mean length "
-            "is the same in all of them. NgramTrainer counts both and is always exact; a loop of your own "
-            "can pass num_tokens and num_sequences to the model. Silence this with "
+            "a stock Trainer counts the tokens of a step but not its sequences, so the sequence terms of "
+            f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens. This is exact only if all "
+            "micro-batches have the same mean length. NgramTrainer counts both and is always exact; your own loop "
+            "can pass num_tokens and num_sequences to the model. Silence this warning with "
             "warnings.filterwarnings('ignore', message='a stock Trainer').",
             stacklevel=2,
         )
@@ -131,18 +132,18 @@ def _loss_of_outputs(
 ) -> Tensor:
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits   # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
-        came = "no labels" if labels is None else f"labels {list(labels.shape)}"
+        actual = "no labels" if labels is None else f"labels {list(labels.shape)}"
         raise UserError(
-            f"one label belongs to one position, got logits {list(logits.shape)} and {came}. Trainer takes the labels "
-            "away before the model's forward, so the batch must carry `decoder_input_ids`: use "
+            f"expected one label for each position, got logits {list(logits.shape)} and {actual}. Trainer removes the "
+            "labels before the model's forward, so the batch must contain `decoder_input_ids`: use "
             "DataCollatorForSeq2Seq(tokenizer, model=model)."
         )
-    kind = type(outputs).__name__
-    if shift is None and "Seq2Seq" not in kind and "Causal" not in kind:
+    output_type = type(outputs).__name__
+    if shift is None and "Seq2Seq" not in output_type and "Causal" not in output_type:
         raise UserError(
-            f"cannot tell from outputs of type {kind} whether position t predicts label t or t + 1. "
-            "Say compute_loss_func(..., shift=False) or shift=True."
+            f"cannot tell from outputs of type {output_type} whether position t predicts label t or t + 1. "
+            "Use compute_loss_func(..., shift=False) or shift=True."
         )
-    aligned = shifted(labels) if shift or (shift is None and "Causal" in kind) else labels   # [B, T]
+    aligned = shifted(labels) if shift or (shift is None and "Causal" in output_type) else labels   # [B, T]
     score: Any = functools.partial(loss.loss_fn, logits)
     return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)

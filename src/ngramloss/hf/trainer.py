@@ -1,4 +1,4 @@
-"""model, objective and examples → a trained model, by optimiser steps that are exact however they are split."""
+"""model, objective and examples → a trained model, with exact optimiser steps for any split into micro-batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
 
 DIAGNOSED_ROWS = 4
-"""Rows of a batch that diagnostics look at: they need whole logits, which must not fill the memory."""
+"""Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
 
 
 class CheckpointError(OSError):
@@ -29,12 +29,12 @@ class CheckpointError(OSError):
 
 
 class NgramTrainer(Seq2SeqTrainer):
-    """Hugging Face's ``Seq2SeqTrainer`` with a joint objective, its denominators counted over the whole step.
+    """Hugging Face's ``Seq2SeqTrainer`` with a joint objective whose denominators are counted over the whole step.
 
-    Tokens *and* sequences are counted over the micro-batches and processes of an optimiser step, so any split of a
-    batch gives the same gradient. Rows that Accelerate repeats to fill the last round of an epoch count for nothing,
-    in training and in evaluation. The log carries every term, match rates, documents a second and memory; evaluation
-    gives ``eval_loss`` (the objective), ``eval_ce`` and every other term as exact means over the data set.
+    Tokens *and* sequences are counted over the micro-batches and processes of an optimiser step, so every split of a
+    batch gives the same gradient. Rows that Accelerate repeats to fill the last round of an epoch do not count, in
+    training and in evaluation. The log contains every term, match rates, documents per second and memory. Evaluation
+    returns ``eval_loss`` (the objective), ``eval_ce`` and every other term as exact means over the data set.
 
     Args:
         model: a Hugging Face model. The objective is attached to it.
@@ -51,10 +51,10 @@ class NgramTrainer(Seq2SeqTrainer):
         self.loss_fn = JointLoss(objective, memory=memory)
         args = _seq2seq(args)
         if kwargs.get("compute_loss_func") is not None:
-            raise TypeError("NgramTrainer has its loss from `objective`; leave `compute_loss_func` out.")
+            raise TypeError("NgramTrainer computes its loss from `objective`; do not pass `compute_loss_func`.")
         if args.label_smoothing_factor:
             raise UserError(
-                f"label_smoothing_factor={args.label_smoothing_factor} would be ignored. Write it in the objective: "
+                f"label_smoothing_factor={args.label_smoothing_factor} has no effect. Write it in the objective: "
                 f"ce(smoothing={args.label_smoothing_factor})."
             )
         if model is not None:
@@ -63,7 +63,7 @@ class NgramTrainer(Seq2SeqTrainer):
         if max(self.get_tp_size(), self.get_cp_size(), self.get_sp_size()) > 1:
             raise UserError(
                 "tensor, context and sequence parallelism split a sequence or the vocabulary over processes, which "
-                "the joint loss does not serve. Use data parallelism (DDP, FSDP)."
+                "the joint loss does not support. Use data parallelism (DDP, FSDP)."
             )
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True   # the second for transformers before 5.20
         self._evaluated = _Sums()
@@ -73,11 +73,11 @@ class NgramTrainer(Seq2SeqTrainer):
         self.add_callback(_Events(self))
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """The model that ``model_init`` makes, with the objective attached."""
+        """The model that ``model_init`` creates, with the objective attached."""
         return self._attach(super().call_model_init(trial))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As stock, but FSDP asked for on CPU processes is FSDP; Accelerate would silently give DDP instead."""
+        """As stock, but FSDP also works on CPU processes, where Accelerate would silently use DDP."""
         super().create_accelerator_and_postprocess()
         if self.args.fsdp_plugin_args is not None and self.accelerator.distributed_type.value == "MULTI_CPU":
             from accelerate.state import PartialState
@@ -90,10 +90,10 @@ class NgramTrainer(Seq2SeqTrainer):
             self.is_fsdp_enabled = True
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """As stock, after sharding the model where FSDP is asked for.
+        """As stock, after sharding the model if FSDP is on.
 
-        Accelerate gives the head and the embeddings groups of their own, which fails for an encoder-decoder whose
-        weights are tied; here they stay in the model's own group, and the head is whole where the loss is computed.
+        Accelerate puts the head and the embeddings into separate groups, which fails for an encoder-decoder with tied
+        weights. Here they stay in the model's root group, so the head is complete when the loss is computed.
         """
         if self.is_fsdp_enabled and self.accelerator.is_fsdp2 and self.optimizer is None:
             _shard(self.model if model is None else model, self.accelerator.state.fsdp_plugin)
@@ -104,7 +104,7 @@ class NgramTrainer(Seq2SeqTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
-        """The micro-batches of a step, and its counts of tokens and sequences over all processes, [2]."""
+        """The micro-batches of a step, and its numbers of tokens and sequences over all processes, [2]."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if batches:
             self._blank_repeated_rows(batches[-1], self.train_dataset)
@@ -116,7 +116,7 @@ class NgramTrainer(Seq2SeqTrainer):
         return batches, counts
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
-        """Nothing: evaluation divides by a batch's own counts, and :meth:`get_batch_samples` counts for a step."""
+        """None: evaluation divides by a batch's own counts, and :meth:`get_batch_samples` counts for a step."""
         return None
 
     def compute_loss(
@@ -144,11 +144,11 @@ class NgramTrainer(Seq2SeqTrainer):
         return LengthGrouped(lengths, step=step, seed=self.args.data_seed or self.args.seed)
 
     def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any) -> None:
-        """Take the labels from the rows that Accelerate repeats to give every process a whole last batch."""
+        """Remove the labels of rows that Accelerate repeats to give every process a full last batch."""
         state, labels, processes = self.accelerator.gradient_state, batch.get("labels"), self.accelerator.num_processes
         if labels is None or processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:
             return
-        # Accelerate's own `remainder` is unknown in an epoch that is continued.
+        # Accelerate's own `remainder` is unknown in a continued epoch.
         own = len(dataset) % (len(labels) * processes) if hasattr(dataset, "__len__") else state.remainder
         if own <= 0:
             return
@@ -163,7 +163,7 @@ class NgramTrainer(Seq2SeqTrainer):
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None, **settings: Any
     ) -> tuple[Any, Any, Any]:
-        """As stock; the terms of the batch are remembered with their weights in the whole."""
+        """As stock; also add the terms of the batch to the sums over the data set."""
         self._blank_repeated_rows(inputs, getattr(self.callback_handler.eval_dataloader, "dataset", None))
         result: tuple[Any, Any, Any] = super().prediction_step(
             model, inputs, prediction_loss_only, ignore_keys, **settings
@@ -196,19 +196,19 @@ class NgramTrainer(Seq2SeqTrainer):
         return output
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As stock, with ``also_saved``. What cannot be written is a :class:`CheckpointError`."""
+        """As stock, with ``also_saved``. Raises :class:`CheckpointError` if a file cannot be written."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(model, trial)
             for name, text in self.also_saved.items() if self.args.should_save else ():
                 (folder / name).write_text(text, encoding="utf-8")
         except (OSError, RuntimeError, SafetensorError) as reason:
-            raise CheckpointError(f"{folder} could not be written: {' '.join(str(reason).split())}.") from reason
+            raise CheckpointError(f"cannot write {folder}: {' '.join(str(reason).split())}.") from reason
 
     # The log
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As stock, with every term, diagnostics, documents a second and memory beside the loss."""
+        """As stock, with every term, diagnostics, documents per second and memory."""
         steps = self.state.global_step - self._trained.since
         if "loss" in logs and self._trained.parts and steps > 0:
             parts, (_, sequences) = self._trained.totals(self.accelerator, over_processes=False)
@@ -221,20 +221,20 @@ class NgramTrainer(Seq2SeqTrainer):
         super().log(logs, start_time)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """As stock. Its time counts in no documents a second."""
+        """As stock. Its time is excluded from documents per second."""
         began = time.perf_counter()
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._paused += time.perf_counter() - max(began, self._logged_at)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """As stock; of weights that are one, as FSDP hands them over several times, only one is written."""
+        """As stock, but tied weights, which FSDP returns several times, are written once."""
         if state_dict is not None:
             tied = getattr(self.accelerator.unwrap_model(self.model), "all_tied_weights_keys", None) or {}
             state_dict = {name: value for name, value in state_dict.items() if tied.get(name) not in state_dict}
         super()._save(output_dir, state_dict)
 
     def _diagnostics(self) -> dict[str, float]:
-        """What ``JointLoss.diagnose`` says of a few rows of the last micro-batch, without dropout."""
+        """``JointLoss.diagnose`` on a few rows of the last micro-batch, without dropout."""
         rows = {
             name: value[:DIAGNOSED_ROWS] if isinstance(value, Tensor) else value
             for name, value in self._last_batch.items()
@@ -250,7 +250,7 @@ class NgramTrainer(Seq2SeqTrainer):
         return {name: value.item() for name, value in watched.items()}
 
     def _count_from(self, step: int) -> None:
-        """Begin the sums and the clock of the next log."""
+        """Reset the sums and the clock for the next log."""
         self._trained = _Sums(since=step)
         self._logged_at, self._paused = time.perf_counter(), 0.0
 
@@ -259,7 +259,7 @@ class NgramTrainer(Seq2SeqTrainer):
         return aligned_labels(model, batch)
 
     def _attach(self, model: Any) -> Any:
-        """Attach the objective, with cross-entropy watched if it is not in it, so that validation always has it."""
+        """Attach the objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""
         self._watched = self.loss_fn
         if all(part.name != "ce" for part in self.loss_fn.parts):
             self._watched = JointLoss(f"{self.loss_fn} + 0*ce")
@@ -267,10 +267,10 @@ class NgramTrainer(Seq2SeqTrainer):
 
 
 class LengthGrouped(Sampler[int]):
-    """Row numbers in a random order in which the rows of a step are of similar length.
+    """Row numbers in random order, such that the rows of a step have similar lengths.
 
-    The order depends on the seed, the epoch and the rows in an optimiser step, not on how the step is split into
-    micro-batches and processes. Within a pool of 50 steps rows are sorted by length, longest first.
+    The order depends on the seed, the epoch and the number of rows in an optimiser step, not on how the step is split
+    into micro-batches and processes. Within a pool of 50 steps rows are sorted by length, longest first.
     """
 
     def __init__(self, lengths: Sequence[int], *, step: int, seed: int) -> None:
@@ -281,7 +281,7 @@ class LengthGrouped(Sampler[int]):
         return len(self.lengths)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order."""
+        """Set the epoch, which determines the order."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -289,7 +289,7 @@ class LengthGrouped(Sampler[int]):
         order = torch.randperm(len(self.lengths), generator=source)      # [rows]
         pools = [pool[self.lengths[pool].argsort(descending=True, stable=True)] for pool in order.split(50 * self.step)]
         steps = list(torch.cat(pools).split(self.step)) if pools else []
-        # A short last step stays last: a sampler that put it elsewhere would shift the rows of every later step.
+        # A short last step stays last: elsewhere it would shift the rows of every later step.
         whole = [rows for rows in steps if len(rows) == self.step]
         rest = [rows for rows in steps if len(rows) < self.step]
         for index in torch.randperm(len(whole), generator=source).tolist():
@@ -299,7 +299,7 @@ class LengthGrouped(Sampler[int]):
 
 
 class _Events(TrainerCallback):
-    """Tells the trainer where it begins, and the sampler the epoch; Accelerate forgets to where it skips batches."""
+    """Passes the first step to the trainer and the epoch to the sampler: Accelerate does not when it skips batches."""
 
     def __init__(self, trainer: NgramTrainer) -> None:
         self.trainer = trainer
@@ -317,7 +317,7 @@ class _Events(TrainerCallback):
 
 
 class _Sums:
-    """Sums of terms, and of the tokens and sequences they were taken over, kept on the device until they are read."""
+    """Sums of terms, tokens and sequences, kept on the device until they are read."""
 
     def __init__(self, since: int = 0) -> None:
         self.since = since
@@ -328,14 +328,14 @@ class _Sums:
         self.parts = {name: value + self.parts.get(name, 0) for name, value in parts.items()}
 
     def totals(self, accelerator: Any, over_processes: bool = True) -> tuple[dict[str, float], list[float]]:
-        """The sums as numbers: terms always over all processes, counts where they are not already."""
+        """The sums as numbers: terms always over all processes, counts only if they are not summed already."""
         parts = accelerator.reduce(torch.stack(list(self.parts.values())), "sum")   # [parts]
         counts = accelerator.reduce(self.counts, "sum") if over_processes else self.counts   # [2]
         return dict(zip(self.parts, parts.tolist(), strict=True)), counts.tolist()
 
 
 def _seq2seq(args: Any) -> Any:
-    """Arguments with what ``Seq2SeqTrainer`` asks of them, whichever class they are of."""
+    """Add the attributes that ``Seq2SeqTrainer`` needs to arguments of any class."""
     if args is None:
         return Seq2SeqTrainingArguments(output_dir="tmp_trainer")
     for name in ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"):
@@ -345,7 +345,7 @@ def _seq2seq(args: Any) -> Any:
 
 
 def _shard(model: Any, plugin: Any) -> None:
-    """Shard each layer, and whatever is left with the model itself."""
+    """Shard each layer, and everything else with the root module."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     if isinstance(model, FSDPModule):
@@ -356,21 +356,21 @@ def _shard(model: Any, plugin: Any) -> None:
         "reshard_after_forward": plugin.reshard_after_forward,
     }
     layers = set(plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ())
-    for module in reversed(list(model.modules())):   # inner ones first, as fully_shard asks
+    for module in reversed(list(model.modules())):   # inner ones first, as fully_shard requires
         if type(module).__name__ in layers:
             fully_shard(module, **options)
     fully_shard(model, **options)
-    plugin.auto_wrap_policy = None   # nothing is left for Accelerate, which would look for the layers by name
+    plugin.auto_wrap_policy = None   # Accelerate must not shard again: it would look for the layers by name
 
 
 def _counts(labels: Tensor) -> Tensor:
-    """Labels that count, and rows that have one, [2]."""
+    """The number of labels that count, and of rows that have one, [2]."""
     real = labels != IGNORE_INDEX                                        # [B, T]
     return torch.stack([real.sum(), real.any(-1).sum()]).float()
 
 
 def _memory(device: torch.device) -> float:
-    """Peak memory of this process so far in GiB: on the GPU, or resident where there is none."""
+    """Peak memory of this process in GiB: on the GPU, or resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     import resource

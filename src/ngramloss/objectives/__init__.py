@@ -1,4 +1,4 @@
-"""TokenStats and labels → one value a sequence. Knows n-grams, not the vocabulary, the device or the model."""
+"""TokenStats and labels → one value per sequence. Depends on n-grams, not on the vocabulary, device or model."""
 
 from ngramloss.objectives.parser import parse as parse
 from ngramloss.objectives.registry import OBJECTIVES as OBJECTIVES

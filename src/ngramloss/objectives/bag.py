@@ -15,9 +15,9 @@ def bag(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     .. math::
         \ell_b = \frac{2W - \sum_g \min(B(g), C(g))}{2W}, \qquad B(g) = \sum_t \prod_{i<n} p_{t+i}(g_i)
 
-    over the distinct n-grams g of the reference, C(g) times in it: Zhu et al., eqs. 7 to 9. As printed, a perfect
-    model scores ½, not 0, and the gradient is half that of Shao et al. (2020): see :func:`bag_original`.
-    Time and memory grow with T², as ``cross_logp`` does.
+    over the distinct n-grams g of the reference, where C(g) is the count of g: Zhu et al., eqs. 7 to 9. As printed, a
+    perfect model scores ½, not 0, and the gradient is half that of Shao et al. (2020): see :func:`bag_original`.
+    Time and memory grow with T², like ``cross_logp``.
 
     Args:
         stats: predictions, summarised, with ``cross_logp``.
@@ -44,9 +44,9 @@ def bag_original(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 
 def bag_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
-    """−(1/W) Σ_u min(B(g_u), 1) over the reference's positions u, in [−1, 0]; 1 where W = 0, [B].
+    """−(1/W) Σ_u min(B(g_u), 1) over the reference's positions u, in [−1, 0]; 1 if W = 0, [B].
 
-    So does the authors' published code, whose counter takes every occurrence for an n-gram of its own.
+    The authors' published code does this: its counter treats every occurrence as a separate n-gram.
     """
     real = ngrams.real(labels, n)                                        # [B, S]
     windows = real.sum(-1)                                               # [B]
@@ -55,7 +55,7 @@ def bag_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 
 def found(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
-    """What each window of the reference adds to Σ_g min(B, C)/W: its part of its n-gram's, [B, S]."""
+    """Each reference window's contribution to Σ_g min(B, C)/W: its share of its n-gram's, [B, S]."""
     real = ngrams.real(labels, n)                                        # [B, S]
     (reference,) = ngrams.kinds(labels, n=n)                             # [B, S]
     copies = ngrams.count(reference, among=reference, where=real).clamp_min(1)   # [B, S]
@@ -71,7 +71,7 @@ def expected(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def placements(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Probability of the n-gram of reference window u at window t, 0 where either is not real, [B, S, S]."""
     if stats.cross_logp is None:
-        raise ValueError("bag and bleu need `cross_logp`: make the stats with needs=('cross_logp',).")
+        raise ValueError("bag and bleu need `cross_logp`: compute the stats with needs=('cross_logp',).")
     real = ngrams.real(labels, n)                                        # [B, S]
     probability = ngrams.diagonal_sums(stats.cross_logp, n).exp()        # [B, S, S]
     return probability.where(real.unsqueeze(2) & real.unsqueeze(1), 0.0)   # [B, S, S]

@@ -10,7 +10,7 @@ from ngramloss.objectives.bag import placements
 from ngramloss.stats import TokenStats
 
 FLOOR = 1e-12
-"""No n-gram order may bring the geometric mean below this share."""
+"""Lower limit of the clipped share of each n in the geometric mean."""
 
 
 def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:
@@ -21,16 +21,16 @@ def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:
         P_t(g) = \prod_{i<n} p_{t+i}(g_i)
 
     over the distinct n-grams g of the reference, after Zhukov and Kretov (2017); a lower bound of the expected
-    count only where C(g) = 1 and g cannot overlap itself. There is no brevity penalty: under teacher forcing lengths
-    are equal. Time and memory grow with T², memory to about 25 times ``cross_logp`` for n = 1, 2, 3, 4.
+    count only if C(g) = 1 and g cannot overlap itself. There is no brevity penalty: under teacher forcing lengths
+    are equal. Time and memory grow with T²; memory is about 25 times ``cross_logp`` for n = 1, 2, 3, 4.
 
     Args:
         stats: predictions, summarised, with ``cross_logp``.
         labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: lengths of the n-grams. They make one term, not one each.
+        n: lengths of the n-grams. They give one term together, not one each.
 
     Returns:
-        Losses in [−1, 0]. An n longer than the reference is left out; 0 and no gradient if none is left.
+        Losses in [−1, 0]. An n longer than the reference is ignored; if all are, the loss is 0 without a gradient.
 
     Example:
         >>> import torch

@@ -14,7 +14,7 @@ def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
         \ell_b = -\sum_t \Big[ (1-\varepsilon) \log p_t(y_t) + \frac{\varepsilon}{V} \sum_v \log p_t(v) \Big]
 
     Divided by the number of tokens this is ``F.cross_entropy(logits, labels, label_smoothing=ε)``. Zhu et al.,
-    eq. 2, print the sum over t; their code averages over tokens, as the joint loss does here.
+    eq. 2, print the sum over t; their code averages over tokens, and so does the joint loss.
 
     Args:
         stats: predictions, summarised; with ``mean_logp`` if smoothing is not 0.
@@ -22,7 +22,7 @@ def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
         smoothing: share of the target spread evenly over the vocabulary, from 0 to 1.
 
     Returns:
-        Sums, 0 or more; 0 for a row of padding alone.
+        Sums, 0 or more; 0 for a row that contains only padding.
 
     Example:
         >>> import torch
@@ -35,6 +35,6 @@ def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     logp = stats.label_logp                                              # [B, T]
     if smoothing:
         if stats.mean_logp is None:
-            raise ValueError("ce with smoothing needs `mean_logp`: make the stats with needs=('mean_logp',).")
+            raise ValueError("ce with smoothing needs `mean_logp`: compute the stats with needs=('mean_logp',).")
         logp = (1 - smoothing) * logp + smoothing * stats.mean_logp      # [B, T]
     return -logp.where(real, 0.0).sum(-1)                                # [B]

@@ -10,14 +10,14 @@ from ngramloss.stats import TokenStats
 
 
 def eisl(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
-    r"""Negative log-likelihood of each reference n-gram at the place the model itself prefers, [B].
+    r"""Negative log-likelihood of each reference n-gram at the positions that the model itself prefers, [B].
 
     .. math::
         \ell_b = -\frac{1}{W} \sum_u \sum_t \mathrm{softmax}_t(A(u))\, A_t(u), \qquad
         A_t(u) = \frac{1}{n} \sum_{i<n} \log p_{t+i}(y_{u+i})
 
     after Liu et al. (2022), without their Gumbel noise; the gradient flows through both factors. Unlike
-    ``matches`` it moves every window, also those not predicted yet. Time and memory grow with T².
+    ``matches`` it gives every window a gradient, even those not predicted yet. Time and memory grow with T².
 
     Args:
         stats: predictions, summarised, with ``cross_logp``.
@@ -41,11 +41,11 @@ def eisl(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 
 def preferred(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
-    """Σ_t softmax_t(A(u)) · A_t(u) of each reference window, 0 where it is not real, [B, S]."""
+    """Σ_t softmax_t(A(u)) · A_t(u) of each reference window, 0 if it is not real, [B, S]."""
     if stats.cross_logp is None:
-        raise ValueError("eisl needs `cross_logp`: make the stats with needs=('cross_logp',).")
+        raise ValueError("eisl needs `cross_logp`: compute the stats with needs=('cross_logp',).")
     real = ngrams.real(labels, n)                                        # [B, S]
     fit = (ngrams.diagonal_sums(stats.cross_logp, n) / float(n)).clamp_min(-1e30)   # [B, S, S]
     outside = ~real.unsqueeze(2)                                         # [B, S, 1]
-    place = fit.masked_fill(outside, torch.finfo(fit.dtype).min).softmax(1)   # [B, S, S]
-    return (place * fit.masked_fill(outside, 0.0)).sum(1).where(real, 0.0)   # [B, S]
+    share = fit.masked_fill(outside, torch.finfo(fit.dtype).min).softmax(1)   # [B, S, S]
+    return (share * fit.masked_fill(outside, 0.0)).sum(1).where(real, 0.0)   # [B, S]

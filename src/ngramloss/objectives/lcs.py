@@ -16,9 +16,9 @@ def lcs(stats: TokenStats, labels: Tensor) -> Tensor:
         S_{i,j} = p_i(y_j)(S_{i-1,j-1} + 1) + (1 - p_i(y_j)) \max(S_{i-1,j}, S_{i,j-1}), \qquad
         \ell_b = -\log \max(S_{T,T} / T, 10^{-30})
 
-    with zero borders, after Yavuz et al. (2018). Positions that do not count are stepped over: with p = 0 a cell
-    hands on its larger neighbour, and S never falls along a row or a column. The table is filled a diagonal at a
-    time, 2T − 1 steps one after the other: linear in launches, quadratic in time, memory some 20 times ``cross_logp``.
+    with zero borders, after Yavuz et al. (2018). Positions that do not count are skipped: with p = 0 a cell copies its
+    larger neighbour, and S never falls along a row or a column. The table is filled diagonal by diagonal, in 2T − 1
+    sequential steps: the number of launches is linear, time is quadratic, memory is about 20 times ``cross_logp``.
     ``torch.compile`` unrolls the steps and compiles again for every T.
 
     Args:
@@ -37,7 +37,7 @@ def lcs(stats: TokenStats, labels: Tensor) -> Tensor:
         tensor([0.7500])
     """
     if stats.cross_logp is None:
-        raise ValueError("lcs needs `cross_logp`: make the stats with needs=('cross_logp',).")
+        raise ValueError("lcs needs `cross_logp`: compute the stats with needs=('cross_logp',).")
     real = labels != IGNORE_INDEX                                        # [B, T]
     both = real.unsqueeze(2) & real.unsqueeze(1)                         # [B, T, T]
     diagonals = _skewed(stats.cross_logp.exp().where(both, 0.0))         # [2T-1, B, T]
@@ -51,7 +51,7 @@ def lcs(stats: TokenStats, labels: Tensor) -> Tensor:
 
 
 def _skewed(table: Tensor) -> Tensor:
-    """Row d holds the cells (i, d − i) of each [T, T] table, 0 outside it, [2T-1, B, T]."""
+    """The diagonals of each [T, T] table: row d has the cells (i, d − i), 0 outside the table, [2T-1, B, T]."""
     B, T, _ = table.shape
     if T == 0:
         return table.new_zeros(0, B, 0)

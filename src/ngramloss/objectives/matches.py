@@ -1,4 +1,4 @@
-"""TokenStats → reward for n-grams predicted anywhere among those of the reference."""
+"""TokenStats → reward for predicted n-grams that occur anywhere in the reference."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ngramloss.stats import TokenStats
 
 
 class Earned(NamedTuple):
-    """What the windows of a candidate earn, [B, S] each."""
+    """The rewards of a candidate's windows, [B, S] each."""
 
     hit: Tensor
     """Whether the window matched."""
     copies: Tensor
     """How many windows share the reward of its n-gram."""
     amount: Tensor
-    """What it takes off the loss."""
+    """The amount by which it lowers the loss."""
 
 
 def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
@@ -28,8 +28,8 @@ def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         \ell_b = 1 - \frac{1}{W} \sum_{t:\, c_{t:t+n} \in y} \frac{1}{K_t} \prod_{i<n} \max_v p_{t+i}(v)
 
     with c the most probable tokens and :math:`K_t` the number of windows of c equal to window t: Zhu et al.,
-    eqs. 12 and 13 and Algorithm 2. An n-gram earns its mean probability however often it is predicted, so a
-    reference with U distinct n-grams cannot be brought below 1 − U/W. A window that does not match has no gradient.
+    eqs. 12 and 13 and Algorithm 2. An n-gram earns its mean probability, no matter how often it is predicted, so with
+    U distinct n-grams in the reference the loss is at least 1 − U/W. A window that does not match has no gradient.
 
     Args:
         stats: predictions, summarised.
@@ -44,7 +44,7 @@ def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> from ngramloss import token_stats
         >>> reference, predicted = torch.tensor([[5, 6, 7]]), torch.tensor([[6, 7, 5]])
         >>> sure = 1e4 * torch.nn.functional.one_hot(predicted, 8).float()
-        >>> matches(token_stats(sure, reference), reference, n=2)       # 6 7 is found, 7 5 is not
+        >>> matches(token_stats(sure, reference), reference, n=2)       # 6 7 matches, 7 5 does not
         tensor([0.5000])
     """
     return 1 - matched(stats, labels, n=n).amount.sum(-1)                # [B]
@@ -53,13 +53,13 @@ def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def matches_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """As :func:`matches`, but for n of 3 or more only the first three matched windows of an n-gram count, [B].
 
-    So does the authors' published code; neither the paper's text nor its algorithms do.
+    The authors' published code does this; the paper's text and algorithms do not.
     """
     return 1 - matched(stats, labels, n=n, most=most_counted(n)).amount.sum(-1)   # [B]
 
 
 def most_counted(n: int) -> int | None:
-    """How many windows of one n-gram the published code counts: the first three for n of 3 or more; None for all."""
+    """The number of windows of one n-gram that the published code counts: 3 for n of 3 or more; None means all."""
     return 3 if n >= 3 else None
 
 

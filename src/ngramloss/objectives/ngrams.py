@@ -1,8 +1,8 @@
 """token ids → which n-gram windows are real, which are equal, and how often each occurs.
 
-Nothing here hashes: two windows are called equal only if they are. Shapes depend on shapes alone and no
-value reaches the host, so all of it runs inside ``torch.compile(fullgraph=True)``. S = max(T − n + 1, 0); an n above T
-costs nothing, however large.
+Nothing is hashed: two windows are equal only if their tokens are. Shapes depend only on shapes, and no value is copied
+to the host, so everything runs inside ``torch.compile(fullgraph=True)``. S = max(T − n + 1, 0); an n above T costs
+nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def diagonal_sums(values: Tensor, n: int) -> Tensor:
 
 
 def real(labels: Tensor, n: int) -> Tensor:
-    """Whether all n labels of a window count, wherever the padding is, [B, S].
+    """Whether all n labels of a window count, for padding at any position, [B, S].
 
     Example:
         >>> real(torch.tensor([[4, -100, 5, 6]]), 2)
@@ -53,18 +53,18 @@ def real(labels: Tensor, n: int) -> Tensor:
 
 
 def kinds(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
-    """Number the windows of several sequences so that equal windows of a row, and only they, share a number.
+    """Give each window of several sequences an n-gram id: windows of a row have the same id exactly if they are equal.
 
-    A window of a + b tokens is known by the kinds of its first a and last b tokens, so the length at most
-    doubles in each round: log₂ n rounds, each O(T log T). Numbers lie below the count of windows in a row.
-    Ids must be below 2³¹ in size; windows over padding get a number too: mask them with :func:`real`.
+    The id of a window of a + b tokens is made from the ids of its first a and of its last b tokens, so the length at
+    most doubles in each round: log₂ n rounds, each O(T log T). N-gram ids are below the number of windows in a row.
+    Token ids must be below 2³¹ in size. Windows over padding get an id too: mask them with :func:`real`.
 
     Args:
         sequences: token ids, [B, T] each.
         n: length of the windows.
 
     Returns:
-        One tensor of numbers for each sequence, [B, S].
+        One tensor of n-gram ids for each sequence, [B, S].
 
     Example:
         >>> one, other = kinds(torch.tensor([[7, 8, 7]]), torch.tensor([[8, 7, 8]]), n=2)
@@ -87,7 +87,7 @@ def kinds(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
 
 
 def count(kind: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
-    """How many windows of ``among``, of those marked in ``where``, are of each window's kind, [B, S].
+    """For each window, the number of windows in ``among``, marked by ``where``, with the same n-gram id, [B, S].
 
     Example:
         >>> (kind,) = kinds(torch.tensor([[5, 6, 5]]), n=1)
@@ -100,16 +100,16 @@ def count(kind: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
 
 
 def pooled(amounts: Tensor, *, kind: Tensor) -> Tensor:
-    """Total amount of each kind, [B, 2S], for kinds numbered over at most two sequences.
+    """Sum of amounts for each n-gram id, [B, 2S], for ids of at most two sequences.
 
-    Floating amounts are added by atomics on a GPU, in no fixed order unless PyTorch's deterministic mode is on.
+    On a GPU floating-point amounts are added with atomics, in no fixed order unless PyTorch is in deterministic mode.
     """
     empty = amounts.new_zeros(kind.shape[0], 2 * kind.shape[1])          # [B, 2S]
     return empty.scatter_add(-1, kind, amounts)                          # [B, 2S]
 
 
 def earlier(kind: Tensor, *, where: Tensor) -> Tensor:
-    """How many windows marked in ``where`` stand before each window and are of its kind, [B, S].
+    """For each window, the number of earlier windows, marked by ``where``, with the same n-gram id, [B, S].
 
     Example:
         >>> (kind,) = kinds(torch.tensor([[5, 6, 5, 5]]), n=1)
@@ -125,7 +125,7 @@ def earlier(kind: Tensor, *, where: Tensor) -> Tensor:
 
 
 def _numbered(keys: Tensor) -> Tensor:
-    """A number below N for each of the N keys of a row, the same for equal keys and only for them."""
+    """A number below N for each of the N keys of a row; numbers are equal exactly if the keys are."""
     flat = keys.flatten(1)                                               # [B, N]
     return (_first_equal(flat) if _compares_pairs(flat) else _dense_rank(flat)).view_as(keys)
 
@@ -134,10 +134,10 @@ MOST_KEYS_IN_PAIRS = 1024
 
 
 def _compares_pairs(keys: Tensor) -> bool:
-    """Whether comparing all pairs of a row beats sorting it.
+    """Whether comparing all pairs of a row is faster than sorting it.
 
-    On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512); on a CPU it never gained
-    more than a tenth of a millisecond (docs/log.md has the figures).
+    On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512). On a CPU it never gained more
+    than a tenth of a millisecond (docs/log.md has the measurements).
     """
     return keys.device.type != "cpu" and 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS
 
@@ -149,6 +149,6 @@ def _dense_rank(keys: Tensor) -> Tensor:
 
 
 def _first_equal(keys: Tensor) -> Tensor:
-    place = torch.arange(keys.shape[1], device=keys.device)              # [N]
+    index = torch.arange(keys.shape[1], device=keys.device)              # [N]
     equal = keys.unsqueeze(2) == keys.unsqueeze(1)                       # [B, N, N]
-    return place.where(equal, keys.shape[1]).amin(-1)                    # [B, N]
+    return index.where(equal, keys.shape[1]).amin(-1)                    # [B, N]

@@ -17,9 +17,9 @@ def precision(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         \tilde C(g) = \sum_{t:\, c_{t:t+n} = g} \prod_{i<n} \max_v p_{t+i}(v)
 
     over the distinct n-grams g of the most probable tokens c; C(g) is the count in the reference. Shao et al.
-    (2018), as in Zhu et al., eqs. 3 to 6. Once an n-gram's count reaches C(g), more of it lowers the precision; where
+    (2018), as in Zhu et al., eqs. 3 to 6. Once an n-gram's count reaches C(g), more of it lowers the precision. If
     every window matches and nothing is clipped, the value is −1 at any confidence and there is no gradient. Products
-    that underflow in fp32 (n of 9 or more at uniform predictions over 50,000 ids) count as 0.
+    that underflow in fp32 (n of 9 or more with uniform predictions over 50,000 ids) count as 0.
 
     Args:
         stats: predictions, summarised.
@@ -41,16 +41,16 @@ def precision(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 
 def precision_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
-    """As :func:`precision`, but an n-gram's count is its probability at its last occurrence only, [B].
+    """As :func:`precision`, but an n-gram's count is only its probability at its last occurrence, [B].
 
-    So does the authors' published code, which overwrites the count where it should add. The denominator still
-    adds all occurrences, and since a probability never exceeds a count of 1, nothing is ever clipped.
+    The authors' published code does this: it overwrites the count instead of adding. The denominator still adds all
+    occurrences, and since a probability never exceeds a count of 1, nothing is ever clipped.
     """
     return -covered_released(stats, labels, n=n).sum(-1)                 # [B]
 
 
 def covered(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
-    """What each window adds to :func:`precision`: its part of its n-gram's clipped count, [B, S]."""
+    """Each window's contribution to :func:`precision`: its share of its n-gram's clipped count, [B, S]."""
     real = ngrams.real(labels, n)                                        # [B, S]
     candidate, reference = ngrams.kinds(stats.best_token, labels, n=n)   # [B, S] each
     probability = ngrams.sums(stats.best_logp, n).exp().where(real, 0.0)   # [B, S]
@@ -61,7 +61,7 @@ def covered(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 
 def covered_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
-    """What each window adds to :func:`precision_released`, [B, S]."""
+    """Each window's contribution to :func:`precision_released`, [B, S]."""
     real = ngrams.real(labels, n)                                        # [B, S]
     candidate, reference = ngrams.kinds(stats.best_token, labels, n=n)   # [B, S] each
     copies = ngrams.count(candidate, among=candidate, where=real)        # [B, S]

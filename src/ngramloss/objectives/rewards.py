@@ -16,12 +16,12 @@ def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         \ell_b = 1 - \frac{1}{W} \sum_{t:\, c_{t:t+n} = y_{t:t+n}} \frac{1}{K_t} \prod_{i<n} \max_v p_{t+i}(v)
 
     with c the most probable tokens and :math:`K_t` the number of correct placements of that same n-gram, so an
-    n-gram that repeats earns one reward in all: Zhu et al., eqs. 10 and 11 and Algorithm 1.
+    n-gram that repeats earns one reward in total: Zhu et al., eqs. 10 and 11 and Algorithm 1.
 
     Args:
         stats: predictions, summarised.
         labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 2 or more; a reward for single tokens repeats what cross-entropy does.
+        n: length of the n-grams, 2 or more; a reward for single tokens would repeat cross-entropy.
 
     Returns:
         Losses in [0, 1]. A reference shorter than n scores exactly 1, and its gradient is zero.

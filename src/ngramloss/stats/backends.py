@@ -1,4 +1,4 @@
-"""hidden states and a head → TokenStats, by the sweep that suits the machine or the one that is named."""
+"""hidden states and a head → TokenStats, with the best backend for the machine or a given one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ngramloss.stats.token_stats import TokenStats, head_logits, token_stats
 
 BACKENDS = {
     "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
-    "chunked": "PyTorch in slices, on any device: the logits once, in the model's precision, or never all of them",
-    "fused": "Triton kernels on a GPU: as chunked, each sweep one kernel",
+    "chunked": "PyTorch in slices, on any device: the logits in the model's precision, whole or in blocks",
+    "fused": "Triton kernels on a GPU: like chunked, with one kernel per pass",
 }
 MEMORY = {
-    "fast": "the logits are kept from forward to backward and overwritten by their gradient",
-    "lean": "the logits are made in blocks of the vocabulary, and made again on the way back",
+    "fast": "the logits are kept from forward to backward and overwritten with their gradient",
+    "lean": "the logits are computed in blocks of the vocabulary, and again in the backward pass",
 }
 
 
 class Choice(NamedTuple):
-    """A backend, and why it."""
+    """A backend, and why it was chosen."""
 
     backend: str
     reason: str
@@ -47,9 +47,9 @@ def token_stats_from_hidden(
     backend: str = "auto",
     memory: str = "fast",
 ) -> TokenStats:
-    """Summarise what a head makes of hidden states: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
+    """Summarise the logits of a head: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
-    Products run in the precision of ``hidden``, or autocast's where that is active; statistics are fp32 or better.
+    Products run in the precision of ``hidden``, or of autocast if it is active; statistics are fp32 or better.
 
     Args:
         hidden: the head's input, [B, T, D].
@@ -57,11 +57,11 @@ def token_stats_from_hidden(
         labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count.
         bias: added to the logits, V numbers in any shape.
         scale: multiplies the hidden states.
-        softcap: bounds the logits smoothly by plus and minus this.
+        softcap: limits the logits smoothly to plus and minus this.
         needs: as in :func:`token_stats`.
         check: as in :func:`token_stats`.
         backend: ``"plain"``, ``"chunked"``, ``"fused"``, or ``"auto"`` for :func:`chosen_backend`.
-        memory: ``"fast"`` or ``"lean"``; plain does not know it.
+        memory: ``"fast"`` or ``"lean"``; plain ignores it.
 
     Example:
         >>> hidden, weight, labels = torch.eye(2).unsqueeze(0), torch.eye(3, 2), torch.tensor([[0, 1]])
@@ -83,7 +83,7 @@ def token_stats_from_hidden(
 
 
 def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "auto") -> Choice:
-    """The backend for hidden states of a kind, and the reason.
+    """The backend for hidden states on this device and of this dtype, and the reason.
 
     Example:
         >>> chosen_backend(torch.device("cpu"), torch.float32)
@@ -94,12 +94,12 @@ def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "aut
             raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
         if backend == "fused" and (why_not := _why_not_fused(device, dtype, interpreted=_interpreting())):
             raise ValueError(f"backend='fused' cannot run here: {why_not}. Use backend='auto'.")
-        return Choice(backend, "asked for by name")
+        return Choice(backend, "requested by name")
     if torch.compiler.is_compiling():
-        return Choice("plain", "inside torch.compile the compiler fuses the plain sweep itself")
+        return Choice("plain", "inside torch.compile the compiler fuses the plain operations itself")
     if why_not := _why_not_fused(device, dtype):
         return Choice("chunked", f"{why_not}: PyTorch in slices")
-    return Choice("fused", f"{device.type} and Triton are here")
+    return Choice("fused", f"{device.type} and Triton are available")
 
 
 def _why_not_fused(device: torch.device, dtype: torch.dtype, *, interpreted: bool = False) -> str | None:
@@ -108,13 +108,13 @@ def _why_not_fused(device: torch.device, dtype: torch.dtype, *, interpreted: boo
     if not triton_is_installed():
         return "Triton is not installed (pip install 'ngramloss[kernels]')"
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"the kernels take fp32, bf16 and fp16, not {dtype}"
+        return f"the kernels support fp32, bf16 and fp16, not {dtype}"
     return None
 
 
 @cache
 def triton_is_installed() -> bool:
-    """Whether kernels can be compiled here. Looked up once: it searches the file system."""
+    """Whether Triton is installed. Checked once, because it searches the file system."""
     return find_spec("triton") is not None
 
 
@@ -141,7 +141,7 @@ def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: floa
             "Pass the head's own weight, as in torch.nn.Linear, not its transpose."
         )
     if bias is not None and bias.numel() != weight.shape[0]:
-        raise ValueError(f"bias must hold V = {weight.shape[0]} numbers, got {list(bias.shape)}.")
+        raise ValueError(f"bias must have V = {weight.shape[0]} numbers, got {list(bias.shape)}.")
     if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
         raise TypeError(
             f"hidden is {hidden.dtype} and weight is {weight.dtype}. Run under torch.autocast, or cast one of them."

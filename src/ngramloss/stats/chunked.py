@@ -1,4 +1,4 @@
-"""a block of logits → running statistics, or its gradient, in plain PyTorch and slices of rows that stay small."""
+"""a block of logits → running statistics, or its gradient, in plain PyTorch and small slices of rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ngramloss.stats.labels import IGNORE_INDEX
 from ngramloss.stats.token_stats import pairs
 
 SLICE_NUMBERS = {"cpu": 2**18}
-"""How many logits are taken at a time, about: on a CPU so few that they stay in its cache, elsewhere 2²⁴."""
+"""Approximate number of logits in a slice: on a CPU few enough to stay in its cache, elsewhere 2²⁴."""
 
 
 def absorb(block: Block, labels: Tensor, running: Running) -> None:
-    """Take the block into the running statistics."""
+    """Add the block to the running statistics."""
     lse, best_logp, best_token, label_logp, mean_logp = running
     for rows in _slices(block):
         logits = _exact(block, rows, copy=True)                          # [R, width]
@@ -46,7 +46,7 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
 
 
 def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
-    """Write the reference tokens' logits of this block into ``cross_logp``, and after the last make logs of all."""
+    """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, turn them into logs."""
     column = _cross_column(block, labels)                                # [B, T, T]
     picked = block.space.view(*labels.shape, block.space.shape[1]).gather(-1, column).to(lse.dtype)   # [B, T, T]
     if block.bias is not None:
@@ -59,7 +59,7 @@ def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) 
 
 
 def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
-    """Overwrite the block's logits by their gradient, and what is not real, row or column, by 0."""
+    """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
     _, by_best, by_label, by_mean = slopes
     soft = _soft(stats, slopes)                                          # [N]
     for rows in _slices(block):
@@ -83,7 +83,7 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) 
 def differentiate_cross(
     block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
 ) -> None:
-    """Write again, whole and rounded once, the gradient of the logits that ``cross_logp`` read."""
+    """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
     shape = *labels.shape, 1
     same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
     total = by_cross @ same.to(by_cross.dtype)                           # [B, T, T]
@@ -103,7 +103,7 @@ def differentiate_cross(
 
 
 def _soft(stats: Running, slopes: Slopes) -> Tensor:
-    """The slope of the whole softmax: every log-probability falls as the log-sum-exp grows, [N]."""
+    """The slope of the whole softmax: every log-probability falls when the log-sum-exp grows, [N]."""
     soft = torch.zeros_like(stats.lse) if slopes.lse is None else slopes.lse   # [N]
     for slope in slopes[1:]:
         soft = soft if slope is None else soft - slope                   # [N]
@@ -111,7 +111,7 @@ def _soft(stats: Running, slopes: Slopes) -> Tensor:
 
 
 def _cross_column(block: Block, labels: Tensor) -> Tensor:
-    """Where in the block's space the reference tokens stand, the last column if they do not, [B, T, T]."""
+    """The column of each reference token in the block's memory, the last column if it is not there, [B, T, T]."""
     here, column = _label_column(block, labels)                          # [B, T] each
     column = column.where(here, block.space.shape[1] - 1)                # [B, T]
     return column.unsqueeze(1).expand(-1, labels.shape[1], -1)           # [B, T, T]
@@ -123,7 +123,7 @@ def _slices(block: Block) -> Iterator[slice]:
 
 
 def _exact(block: Block, rows: slice, *, copy: bool) -> Tensor:
-    """A slice of the real logits, in fp32 or better; in the block's own memory if it is precise enough and may be used.
+    """A slice of the real logits, in fp32 or better. It uses the block's memory if that is precise enough and allowed.
 
     Returns:
         [R, width].
@@ -138,6 +138,6 @@ def _exact(block: Block, rows: slice, *, copy: bool) -> Tensor:
 
 
 def _label_column(block: Block, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each id stands in the block, and its column there, or 0, in the shape of the ids."""
+    """Whether each id is in the block, and its column there, or 0, in the shape of the ids."""
     here = (ids >= block.start) & (ids < block.start + block.width)
     return here, (ids - block.start).where(here, 0)

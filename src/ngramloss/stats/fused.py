@@ -1,7 +1,7 @@
 """a block of logits → running statistics, or its gradient, in one Triton kernel each.
 
 Each row is read once and in order, so results do not depend on scheduling: both kernels are deterministic.
-Memory traffic is the floor here: forward reads the block once, backward reads and writes it once.
+Memory traffic limits the speed: forward reads the block once, backward reads and writes it once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ngramloss.stats.labels import IGNORE_INDEX
 
 IGNORE = tl.constexpr(IGNORE_INDEX)
 WIDE = tl.constexpr(8)
-"""Logits a thread takes at once: 16 bytes of bf16."""
+"""Number of logits that a thread loads at once: 16 bytes of bf16."""
 ABSORB, DIFFERENTIATE = (128, 4), (1024, 4)
-"""Lanes or columns of a program, and its warps."""
+"""Number of lanes or columns of a program, and of its warps."""
 
 
 def absorb(block: Block, labels: Tensor, running: Running) -> None:
-    """Take the block into the running statistics."""
+    """Add the block to the running statistics."""
     logits = block.logits
     if len(logits) == 0:
         return
@@ -35,7 +35,7 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
 
 
 def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
-    """Write the reference tokens' logits of this block into ``cross_logp``, and after the last make logs of all."""
+    """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, turn them into logs."""
     N, T = labels.numel(), labels.shape[1]
     if N == 0:
         return
@@ -48,7 +48,7 @@ def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) 
 
 
 def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
-    """Overwrite the block's logits by their gradient, and what is not real, row or column, by 0."""
+    """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
     logits = block.logits
     if len(logits) == 0:
         return
@@ -64,7 +64,7 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) 
 def differentiate_cross(
     block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
 ) -> None:
-    """Write again, whole and rounded once, the gradient of the logits that ``cross_logp`` read."""
+    """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
     N, T = labels.numel(), labels.shape[1]
     if N == 0:
         return
@@ -82,7 +82,7 @@ def _given(slopes: Slopes) -> dict[str, bool]:
 
 
 def _steps(slopes: Slopes) -> list[int]:
-    """From one row's slope to the next; 0 where one number serves all."""
+    """Stride from one row's slope to the next; 0 if all rows share one number."""
     return [0 if slope is None else slope.stride(0) for slope in slopes]
 
 
@@ -92,7 +92,7 @@ def _real_logit(stored, bias, column, mask, softcap, BIAS: tl.constexpr, SOFTCAP
     if BIAS:
         logit += tl.load(bias + column, mask=mask, other=0.0)
     if SOFTCAP:
-        # tanh by exp of a negative number, which cannot overflow.
+        # tanh computed with exp of a negative number, which cannot overflow.
         small = tl.exp(-2.0 * tl.abs(logit) / softcap)
         size = softcap * (1.0 - small) / (1.0 + small)
         logit = tl.where(logit < 0, -size, size)
@@ -104,9 +104,9 @@ def _take(
     logits, bias, first, end, columns, softcap, tops, totals, places, sums,
     BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Take the next LANES × WIDE logits of a row: lane by lane, so that threads need not meet."""
+    """Add the next LANES × WIDE logits of a row, lane by lane, so that threads need not synchronise."""
     column = first + tl.arange(0, LANES)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
-    # Masked by the round number, not by the vocabulary's: only so are loads 16 bytes wide.
+    # Masked by the padded width, not by the vocabulary size: otherwise loads would not be 16 bytes wide.
     stored = tl.load(logits + column, mask=column < columns, other=0.0) if MASKED else tl.load(logits + column)
     logit = _real_logit(stored, bias, column, column < end, softcap, BIAS, SOFTCAP)
     if MASKED:
@@ -121,20 +121,20 @@ def _take(
     return newest, totals, places, sums
 
 
-# debug=True keeps the assertion on the labels, the device's own way to refuse them without making the host wait.
+# debug=True keeps the assertion on the labels: the device refuses them without making the host wait.
 @triton.jit(debug=True)
 def _absorb(
     logits, stride, labels, bias, lse, best_logp, best_token, label_logp,
     mean_logp, start, width, columns, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
     BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)   # rows times stride passes 2³¹ early
+    row = tl.program_id(0).to(tl.int64)   # rows times stride soon exceeds 2³¹
     logits += row * stride
     label = tl.load(labels + row)
     tl.device_assert((label == IGNORE) | ((label >= 0) & (label < vocabulary)), "labels must be -100 or an id")
     end = width
     if label == IGNORE:
-        end = 0   # nothing is read of a position that does not count
+        end = 0   # a position that does not count is not read
     tops = tl.full((LANES,), -float("inf"), tl.float32)
     totals = tl.zeros((LANES,), tl.float32)
     places = tl.zeros((LANES,), tl.int32)
@@ -151,14 +151,14 @@ def _absorb(
     largest = tl.max(tops, 0)
     finite = tl.where(largest == -float("inf"), 0.0, largest)
     total = tl.sum(totals * tl.exp(tops - finite), 0)
-    # Ties go to the lowest id: the first lane's place that reached the maximum, then the first column there.
+    # Ties go to the lowest id: the first lane that reached the maximum, then the first column in it.
     place = tl.min(tl.where(tops == largest, places + tl.arange(0, LANES) * WIDE, 2147483647), 0)
     column = place + tl.arange(0, WIDE)
     mask = column < end
     again = _real_logit(tl.load(logits + column, mask=mask, other=0.0), bias, column, mask, softcap, BIAS, SOFTCAP)
     found = tl.min(tl.where(mask, tl.where(again == largest, column, 2147483647), 2147483647), 0)
-    found = tl.where(found == 2147483647, place, found)   # a logit that did not come out the same twice
-    best = start + tl.where(found == 2147483647, 0, found).to(tl.int64)   # NaN alone
+    found = tl.where(found == 2147483647, place, found)   # the recomputed logit differed
+    best = start + tl.where(found == 2147483647, 0, found).to(tl.int64)   # all are NaN
     wanted, summed = 0.0, tl.sum(sums, 0)
     if not FIRST:
         before = tl.load(lse + row)
@@ -174,7 +174,7 @@ def _absorb(
     if (column >= 0) & (column < end):
         wanted = _real_logit(tl.load(logits + column), bias, column, True, softcap, BIAS, SOFTCAP)
     if LAST:
-        # The log of 1 or more; written so that NaN stays NaN and rounding cannot give a log-probability above 0.
+        # The log of a number of at least 1. NaN stays NaN, and rounding cannot give a log-probability above 0.
         extra = tl.where(total <= 1.0, 0.0, tl.log(total))
         largest = tl.where(label == IGNORE, 0.0, largest + extra)
         total = -extra
@@ -220,7 +220,7 @@ def _differentiate(
         gradient = tl.exp(logit - tl.load(lse + row)) * soft
         if BY_MEAN:
             gradient += even / vocabulary
-        # One program in many holds the best token or the label: the others need not compare.
+        # Only one program has the best token or the label: the others need not compare.
         if BY_BEST:
             at = tl.load(best_token + row) - start
             if at // BLOCK == tl.program_id(1):

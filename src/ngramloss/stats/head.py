@@ -1,11 +1,12 @@
 """hidden states and a head → TokenStats, with three matrix products and one copy of the logits, or a slice of it.
 
-The vocabulary is taken in blocks. For each block a product gives its logits in the precision of the model, and
-``absorb`` takes them into the running statistics. On the way back ``differentiate`` overwrites a block's logits with
-their gradient, and two products carry that to hidden states and weight. With ``memory="fast"`` there is one block, kept
-from forward to backward. With ``memory="lean"`` there are many, and the way back computes each again.
+The vocabulary is processed in blocks. For each block a product computes the logits in the precision of the model, and
+``absorb`` adds them to the running statistics. In the backward pass ``differentiate`` overwrites a block's logits with
+their gradient, and two products turn that into the gradients of hidden states and weight. With ``memory="fast"`` there
+is one block, kept from forward to backward. With ``memory="lean"`` there are many, and the backward pass computes each
+block again.
 
-``absorb`` and ``differentiate`` come in two forms with the same answer: plain PyTorch in slices of rows
+``absorb`` and ``differentiate`` have two implementations with the same result: plain PyTorch in slices of rows
 (:mod:`chunked`) and Triton kernels (:mod:`fused`).
 """
 
@@ -22,17 +23,17 @@ from torch.autograd.function import once_differentiable
 from ngramloss.stats.token_stats import TokenStats
 
 ALIGNMENT = 128
-"""Columns of a block are rounded up to this: matrix units run several times slower on a row of odd length."""
+"""Columns of a block are rounded up to a multiple of this: matrix units are several times slower on odd lengths."""
 
 SPARE = ALIGNMENT
-"""Columns after the block's, where scattered values go that belong to another block or to padding."""
+"""Extra columns after the block's, for scattered values that belong to another block or to padding."""
 
 LEAN_BYTES = 2**27
-"""The largest block of logits with ``memory="lean"``, about."""
+"""Approximate maximum size of a block of logits with ``memory="lean"``."""
 
 
 class Running(NamedTuple):
-    """Statistics of the columns seen so far, [N] each; the last block turns them into those of the whole row."""
+    """Statistics of the columns read so far, [N] each; the last block turns them into those of the whole row."""
 
     lse: Tensor
     """The largest logit, then the log-sum-exp."""
@@ -46,7 +47,7 @@ class Running(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """Gradients of the loss with respect to the statistics, [N] each, None where there is none."""
+    """Gradients of the loss with respect to the statistics, [N] each, None if there is none."""
 
     lse: Tensor | None
     best_logp: Tensor | None
@@ -55,12 +56,12 @@ class Slopes(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The logits of the ids from ``start``, before bias and soft-cap, and what turns them into the real ones."""
+    """The logits of the ids from ``start``, before bias and soft-cap, and the values needed to apply both."""
 
     logits: Tensor
     """[N, columns], of which the first ``width`` are real."""
     space: Tensor
-    """The memory they stand in, [N, columns + SPARE] where ``cross_logp`` is needed."""
+    """Their memory, [N, columns + SPARE] if ``cross_logp`` is needed."""
     start: int
     width: int
     vocabulary: int
@@ -70,38 +71,38 @@ class Block(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether no block came before."""
+        """Whether this is the first block."""
         return self.start == 0
 
     @property
     def last(self) -> bool:
-        """Whether none comes after."""
+        """Whether this is the last block."""
         return self.start + self.width == self.vocabulary
 
 
 class Kernels(Protocol):
-    """What is done to a block: labels are [N], or [B, T] where pairs of positions are looked at."""
+    """The operations on a block. Labels are [N], or [B, T] in operations on pairs of positions."""
 
     def absorb(self, block: Block, labels: Tensor, running: Running) -> None:
-        """Take the block into the running statistics."""
+        """Add the block to the running statistics."""
 
     def absorb_cross(self, block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
-        """Write the reference tokens' logits of this block into ``cross_logp``, and after the last make logs of all."""
+        """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, take logs."""
 
     def differentiate(self, block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
-        """Overwrite the block's logits by their gradient, and what is not real, row or column, by 0."""
+        """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
 
     def differentiate_cross(
         self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
     ) -> None:
-        """Write again, whole and rounded once, the gradient of the logits that ``cross_logp`` read.
+        """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
 
-        A token that stands twice in a reference is written twice, with the same number, so no atomics are needed.
+        A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
         """
 
 
 class Plan(NamedTuple):
-    """How to sweep."""
+    """The settings of one pass over the vocabulary."""
 
     kernels: Kernels
     lean: bool
@@ -115,8 +116,8 @@ def sweep(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
     needs: Collection[str], kernels: Kernels, lean: bool,
 ) -> TokenStats:
-    """The statistics, with their gradient."""
-    # Asked here: inside forward() gradients are always off, and a parameter always seems to need one.
+    """Compute the statistics, with their gradient, in one pass over the vocabulary."""
+    # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
     plan = Plan(kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap)
     flat_bias = None if bias is None else bias.reshape(-1)               # [V]
     labels = labels.contiguous()                                         # [B, T]
@@ -129,7 +130,7 @@ class _Sweep(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, plan: Plan
     ) -> tuple[Tensor | None, ...]:
         device = hidden.device.type
-        casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast leaves fp64 alone
+        casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast does not cast fp64
         dtype = torch.get_autocast_dtype(device) if casts else hidden.dtype
         B, T, _ = hidden.shape
         rows = _rows(hidden, plan.scale, dtype)                          # [N, D]
@@ -138,7 +139,7 @@ class _Sweep(torch.autograd.Function):
         cross = running.lse.new_empty(B, T, T) if "cross_logp" in plan.needs else None   # [B, T, T]
         differentiable = plan.differentiable and any(ctx.needs_input_grad)
         keep = differentiable and not plan.lean
-        # Triton launches on the current device, which need not be the tensors'.
+        # Triton launches on the current device, which may not be the tensors' device.
         here = torch.cuda.device(hidden.device) if device == "cuda" else nullcontext()
         with here:
             for made in _blocks(rows, weight, bias, plan, whole=keep):
@@ -161,8 +162,8 @@ class _Sweep(torch.autograd.Function):
         plan, stats = ctx.plan, Running(*saved)
         if not plan.lean and ctx.kept is None:
             raise RuntimeError(
-                "a second backward through the same loss: the first one overwrote the logits with their gradient. "
-                'Build the loss with memory="lean" or backend="plain", which can go back twice.'
+                "cannot run backward twice through the same loss: the first one overwrote the logits with their "
+                'gradient. Build the loss with memory="lean" or backend="plain", which allow it.'
             )
         by_lse, _, by_best, by_label, by_cross, by_mean = slopes
         if by_cross is not None:
@@ -200,7 +201,7 @@ class _Sweep(torch.autograd.Function):
 
 
 def _rows(hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """What the products take, rounded once, [N, D]."""
+    """The input of the products, rounded once, [N, D]."""
     return (hidden if scale == 1.0 else hidden * scale).reshape(-1, hidden.shape[-1]).to(dtype)
 
 
@@ -211,7 +212,7 @@ def _exact(x: Tensor) -> Tensor:
 def _weight_gradient(
     gradient: Tensor, rows: Tensor, block: Block, whole: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """The block's rows of the weight's gradient, alone or in their place in the whole."""
+    """The weight's gradient for the block's rows, on its own or written into the whole gradient."""
     if whole is None:
         return (gradient.t() @ rows)[: block.width].to(dtype)            # [width, D]
     own = whole[block.start : block.start + block.width]                 # [width, D]
@@ -223,15 +224,15 @@ def _weight_gradient(
 
 
 def _fresh(labels: Tensor, dtype: torch.dtype, *, mean: bool) -> Running:
-    kind = torch.float64 if dtype == torch.float64 else torch.float32
-    floats = torch.empty(4 if mean else 3, *labels.shape, dtype=kind, device=labels.device).unbind()   # [N] each
+    float_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    floats = torch.empty(4 if mean else 3, *labels.shape, dtype=float_dtype, device=labels.device).unbind()   # [N] each
     return Running(floats[0], floats[1], torch.empty_like(labels), floats[2], floats[3] if mean else None)
 
 
 def _blocks(
     rows: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, *, whole: bool
 ) -> Iterator[tuple[Block, Tensor]]:
-    """Each block of logits, and the part of the weight that made it, padded as the block is."""
+    """Each block of logits, and the part of the weight it was computed from, padded like the block."""
     V = weight.shape[0]
     most = V if whole else max(LEAN_BYTES // (rows.element_size() * max(len(rows), 1)) // ALIGNMENT, 1) * ALIGNMENT
     spare = SPARE if "cross_logp" in plan.needs else 0
@@ -248,7 +249,7 @@ def _blocks(
 
 
 def _padded(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight's rows in the products' precision, with rows of 0 up to a round number if theirs is odd."""
+    """The weight's rows in the products' precision, padded with zero rows if their number is not a multiple of 8."""
     part = part.detach()
     width, D = part.shape
     if width % 8 == 0 or part.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""labels as a user has them → int64 labels known to be legal, or an error that says why not."""
+"""a user's labels → valid int64 labels, or an error that gives the reason."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ IGNORE_INDEX = -100
 def legal_labels(
     labels: Tensor, predictions: Tensor, vocabulary: int, *, check: bool = False, guarded: bool = False
 ) -> Tensor:
-    """The labels as int64, checked against the predictions they belong to, [B, T].
+    """Check the labels against the shape of the predictions, and return them as int64, [B, T].
 
-    Shape and kind are always checked. The range is checked at once on a CPU in eager mode, where looking
-    at values costs nothing; elsewhere by an assertion on the device, which raises later and without
-    naming the place, but never makes the host wait. ``check=True`` looks at the values anywhere.
+    Shape and dtype are always checked. The range is checked immediately on a CPU in eager mode, where reading values
+    costs nothing. Otherwise an assertion on the device checks it: it raises later and does not name the position, but
+    never makes the host wait. ``check=True`` checks the values on any device.
 
     Args:
-        labels: reference ids, [B, T], of any integer kind, ``IGNORE_INDEX`` where they do not count.
+        labels: reference ids, [B, T], of any integer dtype, ``IGNORE_INDEX`` where they do not count.
         predictions: logits or hidden states, [B, T, anything]; only the shape is read.
         vocabulary: ids must be below this.
-        check: look at the values on any device, at the price of a synchronisation.
-        guarded: a kernel that reads the labels next asserts their range itself.
+        check: check the values on any device, which synchronises with it.
+        guarded: the kernel that reads the labels next asserts their range itself.
 
     Example:
         >>> legal_labels(torch.tensor([[1, 9]]), torch.zeros(1, 2, 4), 4)
@@ -35,8 +35,8 @@ def legal_labels(
         raise TypeError(f"labels must be integer ids, got {labels.dtype}. Convert them with labels.long().")
     if labels.shape != predictions.shape[:2]:
         raise ValueError(
-            f"labels must be [B, T] = {list(predictions.shape[:2])} to go with predictions of shape "
-            f"{list(predictions.shape)}, got {list(labels.shape)}. One label belongs to one position: "
+            f"labels must have shape [B, T] = {list(predictions.shape[:2])} to match predictions of shape "
+            f"{list(predictions.shape)}, got {list(labels.shape)}. Give one label for each position: "
             "pad labels with -100, and for a decoder-only model shift them first."
         )
     labels = labels.long()                                               # [B, T]

@@ -16,11 +16,11 @@ LARGEST_VOCABULARY = 2**31
 
 
 class TokenStats(NamedTuple):
-    """The waist: all that an objective may know of a model's predictions.
+    """Everything that an objective may know about a model's predictions.
 
-    Every log-probability is at most 0, in every precision: all of them come from the same stored logits. Where a label
-    does not count, log-probabilities are 0 and have no gradient, whatever the model says there; ``lse`` and
-    ``best_token`` are not defined. The last two are ``None`` unless asked for.
+    Every log-probability is at most 0, in every precision, because all of them come from the same stored logits. At
+    positions whose label does not count, log-probabilities are 0 and have no gradient, and ``lse`` and ``best_token``
+    are undefined. The last two attributes are ``None`` unless requested.
     """
 
     lse: Tensor
@@ -41,10 +41,10 @@ def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), 
     """Summarise logits, in fp32 or better.
 
     Args:
-        logits: [B, T, V], any floating kind.
+        logits: [B, T, V], any floating-point dtype.
         labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count.
-        needs: the optional statistics to compute, of ``"cross_logp"`` (T² numbers a row) and ``"mean_logp"``.
-        check: look at the labels' range on any device, see :func:`legal_labels`.
+        needs: the optional statistics to compute: ``"cross_logp"`` (T² numbers per row) and ``"mean_logp"``.
+        check: check the labels' range on any device, see :func:`legal_labels`.
 
     Example:
         >>> stats = token_stats(torch.tensor([[[0.0, 2.0, 1.0]]]), torch.tensor([[2]]))
@@ -58,7 +58,7 @@ def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), 
     if not logits.dtype.is_floating_point:
         raise TypeError(f"logits must be floating point, got {logits.dtype}. They are scores before the softmax.")
     if logits.shape[-1] > LARGEST_VOCABULARY:
-        raise ValueError(f"a vocabulary may have {LARGEST_VOCABULARY} ids at most, got {logits.shape[-1]}.")
+        raise ValueError(f"a vocabulary may have at most {LARGEST_VOCABULARY} ids, got {logits.shape[-1]}.")
     labels = legal_labels(labels, logits, logits.shape[-1], check=check)
     logits = _at_least_fp32(logits)                                      # [B, T, V]
     real = labels != IGNORE_INDEX                                        # [B, T]
@@ -85,9 +85,9 @@ def pairs(real: Tensor) -> Tensor:
 def head_logits(
     hidden: Tensor, weight: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """What a head makes of its input, [B, T, V]: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
+    """The logits of a head, [B, T, V]: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
-    In the precision of the product. Read by :func:`token_stats`, this is the specification of every sweep.
+    They have the precision of the product. Together with :func:`token_stats` this is the specification of all backends.
     """
     scaled = hidden if scale == 1.0 else hidden * scale                  # [B, T, D]
     flat_bias = None if bias is None else bias.reshape(-1).to(weight.dtype)   # [V]

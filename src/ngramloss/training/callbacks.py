@@ -1,4 +1,4 @@
-"""a trainer's events → the log, the progress line, sealed checkpoints, and a stop that loses nothing."""
+"""a trainer's events → the log, the progress line, complete checkpoints, and a stop that loses nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ngramloss.training import checkpoints
 
 
 class Log(TrainerCallback):
-    """Writes the log, one JSON object a logging step. Lines after the step a run continues from are dropped."""
+    """Writes the log, one JSON object per logging step. Lines after the step that a run continues from are deleted."""
 
     def __init__(self, path: Path, since: int) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class Log(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """One line that tells how far training is, how long it will take, its terms and its speed."""
+    """A progress line with the step, the remaining time, the loss terms and the speed."""
 
     def __init__(self, loss_fn: JointLoss) -> None:
         self.parts = [part.name for part in loss_fn.parts]
@@ -53,7 +53,7 @@ class Progress(TrainerCallback):
                             dynamic_ncols=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move it on."""
+        """Update it."""
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
@@ -75,24 +75,24 @@ class Progress(TrainerCallback):
 
 
 class Sealing(TrainerCallback):
-    """Saves whatever is the best so far and where training ends; seals what was saved; deletes what is not kept."""
+    """Saves each new best and the last step, marks checkpoints as complete, and deletes old ones."""
 
     def __init__(self, folder: Path, *, keep: int, wait: Callable[[], None], ended: Callable[[], bool]) -> None:
         self.folder, self.keep, self.wait, self.ended = folder, keep, wait, ended
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Have it logged where it is saved: a run that goes on from here then logs what an undisturbed one does."""
+        """Log when saving, so that a continued run logs the same values as an uninterrupted one."""
         control.should_log |= control.should_save or control.should_evaluate
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Have a new best saved, and whatever training ends with."""
+        """Save a new best, and the last step."""
         best = state.best_metric
         value = metrics.get(f"eval_{args.metric_for_best_model}", math.inf)
         if best is None or value < best or control.should_training_stop:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Seal what every process has written; then delete what is not kept."""
+        """Mark the checkpoint as complete when every process has written it; then delete old ones."""
         self.wait()
         if state.is_world_process_zero:
             checkpoint = self.folder / f"checkpoint-{state.global_step}"
@@ -102,34 +102,34 @@ class Sealing(TrainerCallback):
                     finished=state.global_step >= state.max_steps or self.ended(),
                 )
             except OSError as reason:
-                raise CheckpointError(f"{checkpoint} could not be written: {reason}.") from reason
+                raise CheckpointError(f"cannot write {checkpoint}: {reason}.") from reason
             checkpoints.prune(self.folder, keep=self.keep, best=state.best_global_step)
         self.wait()
 
 
 class Finite(TrainerCallback):
-    """Ends a run whose loss is no number, before that is saved. With fp16 a single one may be the scaler's search."""
+    """Stops a run whose loss is NaN or infinite, before it is saved. fp16 tolerates two logs: the scaler may adjust."""
 
     def __init__(self) -> None:
         self.broken = 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Look at the loss, of training or of validation."""
-        figures = [logs[name] for name in ("loss", "eval_loss") if name in logs]
-        if not figures:
+        """Check the training or validation loss."""
+        losses = [logs[name] for name in ("loss", "eval_loss") if name in logs]
+        if not losses:
             return
-        self.broken = 0 if all(math.isfinite(figure) for figure in figures) else self.broken + 1
+        self.broken = 0 if all(math.isfinite(loss) for loss in losses) else self.broken + 1
         if self.broken > (2 if args.fp16 else 0):
             raise FloatingPointError(
-                f"the loss is no number any more at step {state.global_step}. Lower train.learning_rate, raise "
-                "train.warmup_steps, or leave fp16 if it was chosen; then start over with --fresh."
+                f"the loss became NaN or infinite at step {state.global_step}. Lower train.learning_rate, raise "
+                "train.warmup_steps, or use bf16 instead of fp16; then start over with --fresh."
             )
 
 
 class Patience(TrainerCallback):
-    """Ends training after so many validations without a new best, never with 0.
+    """Stops training after a number of validations without a new best; 0 never stops it.
 
-    It counts by steps, so a continued run counts on.
+    It counts by steps, so a continued run keeps counting.
     """
 
     def __init__(self, validations: int) -> None:
@@ -137,7 +137,7 @@ class Patience(TrainerCallback):
         self.ended = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Look how long ago the best was."""
+        """Check how long ago the best was."""
         if state.best_metric is None or metrics[f"eval_{args.metric_for_best_model}"] < state.best_metric:
             return
         if self.validations and state.global_step - (state.best_global_step or 0) >= self.validations * args.eval_steps:
@@ -145,7 +145,7 @@ class Patience(TrainerCallback):
 
 
 class Stopping(TrainerCallback):
-    """On Ctrl-C or SIGTERM the step is finished and saved. A second Ctrl-C stops at once."""
+    """Finishes and saves the step on Ctrl-C or SIGTERM. A second Ctrl-C stops at once."""
 
     def __init__(self, *, processes: int, speaks: bool = True) -> None:
         self.asked = self.agreed = False
@@ -153,13 +153,13 @@ class Stopping(TrainerCallback):
         self._handlers: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Listen to the signals."""
+        """Install the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, self._ask)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop where it was asked for."""
-        # All must stop at the same step. On a GPU asking waits for the step, so it is asked less often.
+        """Stop if a signal was received."""
+        # All processes must stop at the same step. On a GPU this check waits for the step, so it runs less often.
         if self.processes > 1 and state.global_step % (1 if args.device.type == "cpu" else 10) == 0:
             asked = torch.tensor(float(self.asked), device=args.device)   # []
             torch.distributed.all_reduce(asked)
@@ -168,11 +168,11 @@ class Stopping(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         self.restore()
 
     def restore(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous signal handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
@@ -182,11 +182,11 @@ class Stopping(TrainerCallback):
             raise KeyboardInterrupt
         self.asked = True
         if self.speaks:
-            tqdm.write("stopping after this step, which will be saved. Ctrl-C again stops at once.", file=sys.stderr)
+            tqdm.write("stopping after this step and saving it. Press Ctrl-C again to stop at once.", file=sys.stderr)
 
 
 def discard_unsealed(folder: Path) -> None:
-    """Delete the checkpoint whose writing failed."""
+    """Delete incomplete checkpoints."""
     for path in checkpoints.find(folder).broken:
         shutil.rmtree(path, ignore_errors=True)
 

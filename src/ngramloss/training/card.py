@@ -1,4 +1,4 @@
-"""a finished run → ``card.md``: what was trained, on what, with which versions, and where it leaves the paper."""
+"""a finished run → ``card.md``: what was trained, on which data, with which versions, and deviations from the paper."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "nu
 
 ALWAYS = (
     "Cross-entropy is the mean over tokens, as in the authors' code; the paper's equation 2 prints a sum.",
-    "N-gram terms follow the paper's equations; the authors' code departs from them (docs/objectives.md).",
-    "Sources of like length share an optimiser step where `train.group_by_length` is on; the paper does not say how it "
-    "makes batches.",
+    "N-gram terms follow the paper's equations; the authors' code differs from them (docs/objectives.md).",
+    "Sources of similar length share an optimiser step if `train.group_by_length` is on; the paper does not say how it "
+    "builds batches.",
     "Denominators are counted over the whole optimiser step; the authors' code averages the means of micro-batches.",
 )
 
@@ -29,8 +29,8 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
     """The card as Markdown.
 
     Args:
-        settings: the recipe, resolved.
-        prepared: what is known of the data.
+        settings: the resolved recipe.
+        prepared: the contents of ``prepared.json``.
         facts: of the newest checkpoint.
         chosen: the checkpoint that became the model.
     """
@@ -38,17 +38,17 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
     why = f"lowest validation {settings.train.best}, {facts['best']:.4f}" if facts["best_step"] == step else "the last"
     versions = {"ngramloss": __version__, **{name: installed(name) or 'not installed' for name in PACKAGES}}
     versions["Python"] = platform.python_version()
-    left = deviations(settings, prepared["machine"]["precision"])
+    differences = deviations(settings, prepared["machine"]["precision"])
     lines = [
         f"# {in_markdown(settings.slug)}", "",
         f"{as_code(settings.objective)} on {as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
         f"Weights of step {step} ({why}) of {facts['step']}.", "",
-        "## Data", "", "| split | examples | left out | fingerprint |", "|---|---|---|---|",
+        "## Data", "", "| split | examples | skipped | fingerprint |", "|---|---|---|---|",
         *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
           for name, split in prepared["splits"].items()),
         *(["", f"The validation split is {settings.data.validation_fraction:g} of the training split, held out by the "
                "ids of its rows."] if settings.data.validation_fraction else []),
-        "", "## Deviations from the paper", "", *(f"* {line}" for line in left),
+        "", "## Deviations from the paper", "", *(f"* {line}" for line in differences),
         "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
         *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
         "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()),
@@ -60,7 +60,7 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
 
 
 def deviations(settings: Recipe, precision: str) -> list[str]:
-    """Every setting that is not the paper's, and what the paper leaves open."""
+    """Every setting that differs from the paper, and every choice that the paper does not specify."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
     silent = ("objective", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
     lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(silent)]
@@ -70,11 +70,11 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         given.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
     if model.name == "scratch":
         given.insert(1, f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
-                     f"{model.decoder_layers} layers, {model.vocabulary:,} pieces, init_std {model.init_std:g}.")
+                     f"{model.decoder_layers} layers, {model.vocabulary:,} tokens, init_std {model.init_std:g}.")
         if model.copying:
-            given.insert(2, "A path for copying is built in, not learned: the value and output projections of "
-                         "cross-attention start at the identity, positions as sinusoids.")
+            given.insert(2, "The model is initialised to copy: the value and output projections of cross-attention "
+                         "start as the identity, positions as sinusoids.")
     if precision == "fp32":
         given.append("Trained in fp32; the paper trains in mixed precision.")
     return [*given, *ALWAYS, "Gradients are clipped at norm "
-            f"{settings.train.clip:g}; the paper does not say, its authors' code had 1."]
+            f"{settings.train.clip:g}; the paper does not say, and its authors' code uses 1."]

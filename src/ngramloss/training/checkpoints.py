@@ -1,4 +1,4 @@
-"""a folder of checkpoints → the newest that is whole, however the writing of another ended."""
+"""a folder of checkpoints → the newest complete one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ngramloss.files import write_whole
 
 SEAL = "whole.json"
-"""Written last into a checkpoint: its files, their sizes and checksums."""
+"""The file that is written last into a checkpoint: names, sizes and checksums of the others."""
 
 _NOT_MODEL = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data)(\.|_\d)"
@@ -21,14 +21,14 @@ _NOT_MODEL = re.compile(
 
 
 class Found(NamedTuple):
-    """The newest whole checkpoint, and what is wrong with others."""
+    """The newest complete checkpoint, and what is wrong with newer ones."""
 
     newest: Path | None
     broken: dict[Path, str]
 
 
 def seal(checkpoint: Path, **facts: Any) -> None:
-    """Declare a checkpoint whole. Its files reach the disk before the declaration does."""
+    """Mark a checkpoint as complete. Its files reach the disk before the mark does."""
     content = {}
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != SEAL):
         with path.open("rb") as file:
@@ -38,7 +38,7 @@ def seal(checkpoint: Path, **facts: Any) -> None:
 
 
 def find(folder: Path) -> Found:
-    """Look at the checkpoints in a folder from the newest on, until one is whole."""
+    """Find the newest complete checkpoint in a folder."""
     broken: dict[Path, str] = {}
     for checkpoint in sorted(_all(folder), key=step, reverse=True):
         why = fault(checkpoint)
@@ -49,12 +49,12 @@ def find(folder: Path) -> Found:
 
 
 def fault(checkpoint: Path) -> str:
-    """Why a checkpoint cannot be trusted; nothing if it can."""
+    """The reason why a checkpoint is incomplete or damaged; empty if it is fine."""
     try:
         files = [(name, size, checksum) for name, (size, checksum) in facts(checkpoint)["files"].items()]
     except FileNotFoundError:
-        return "its writing did not end"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):   # whatever may be in a damaged file
+        return "writing it did not finish"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):   # a damaged file may contain anything
         return f"its {SEAL} cannot be read"
     for name, size, checksum in files:
         path = checkpoint / name
@@ -68,7 +68,7 @@ def fault(checkpoint: Path) -> str:
 
 
 def facts(checkpoint: Path) -> dict[str, Any]:
-    """What was declared with the seal."""
+    """The facts that :func:`seal` saved."""
     content: dict[str, Any] = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
     return content
 
@@ -79,7 +79,7 @@ def step(checkpoint: Path) -> int:
 
 
 def prune(folder: Path, *, keep: int, best: int | None) -> None:
-    """Delete all but the newest and the best. One that goes loses its seal first, so that half of it is no whole."""
+    """Delete all but the newest and the best. The seal is deleted first, so a half-deleted one is not used."""
     for checkpoint in sorted(_all(folder), key=step, reverse=True)[keep:]:
         if step(checkpoint) != best:
             (checkpoint / SEAL).unlink(missing_ok=True)

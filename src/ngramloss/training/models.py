@@ -1,4 +1,4 @@
-"""a recipe's model section → a Hugging Face encoder-decoder and its tokenizer, loaded or made from scratch."""
+"""a recipe's model section → a Hugging Face encoder-decoder and its tokenizer, loaded or created from scratch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
-    """The model in fp32. One from scratch fits the tokenizer's vocabulary.
+    """Load the model in fp32, or create it from scratch for the tokenizer's vocabulary.
 
     Args:
-        settings: of the model.
-        tokenizer: of the model.
-        trust_remote_code: whether code that comes with the model may run; the caller's own choice, never a file's.
+        settings: the model section of a recipe.
+        tokenizer: the model's tokenizer.
+        trust_remote_code: whether code that comes with the model may run; only the caller decides this, never a file.
     """
     if settings.name == "scratch":
         return from_scratch(settings, tokenizer)
@@ -39,7 +39,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     if not getattr(config, "is_encoder_decoder", False):
         raise UserError(
             f"{settings.name} is a decoder-only model ({config.model_type}); recipes train encoder-decoders. Use "
-            "NgramTrainer or attach in a script of your own: docs/adopt.md."
+            "NgramTrainer or attach in your own script: docs/adopt.md."
         )
     with _explained(settings.name, "model"):
         return AutoModelForSeq2SeqLM.from_pretrained(
@@ -49,7 +49,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
 
 @cache
 def hub_answers() -> bool:
-    """Whether the Hugging Face hub can be reached: asked once, by its own client with its settings, for 3 s at most."""
+    """Whether the Hugging Face hub can be reached. Checked once, with the hub's client, for at most 3 seconds."""
     try:
         from huggingface_hub import constants, get_session
     except ImportError:
@@ -58,35 +58,35 @@ def hub_answers() -> bool:
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=3)
-    except Exception:   # whatever a network may do
+    except Exception:   # a network may fail in many ways
         return False
     return True
 
 
 def _loading(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
-    """Options of ``from_pretrained``. Where no hub answers, its cache alone is asked: the client tries for a minute."""
+    """Options for ``from_pretrained``. Without the hub only its cache is used: the client would retry for a minute."""
     offline = not Path(settings.name).is_dir() and not hub_answers()
     return {"revision": settings.revision, "trust_remote_code": trust_remote_code, "local_files_only": offline}
 
 
 def _refuse_foreign_kernels(config: Any) -> None:
-    """A configuration may name a repository whose code computes attention."""
+    """Refuse a configuration that names a repository whose code computes attention."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part in parts:
         kernel = str(getattr(part, "_attn_implementation", None))
         if "/" in kernel:
-            raise UserError(f"its attention is code of the hub repository {kernel} (trust_remote_code)")
+            raise UserError(f"its attention is code from the hub repository {kernel} (trust_remote_code)")
 
 
 def load_tokenizer(
     settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False
 ) -> tuple[Any, Path | None]:
-    """The tokenizer, and its folder where it was trained here.
+    """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
 
     Args:
-        settings: of the model.
-        texts: gives the texts to train a tokenizer on.
-        fingerprint: of those texts; the same content and settings give the tokenizer from the cache.
+        settings: the model section of a recipe.
+        texts: returns the texts to train a tokenizer on.
+        fingerprint: of those texts; a tokenizer for the same content and settings is read from the cache.
         trust_remote_code: as in :func:`load`.
     """
     from transformers import AutoTokenizer
@@ -95,8 +95,8 @@ def load_tokenizer(
         options = _loading(settings, trust_remote_code)
         with _explained(settings.name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
-            if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
-                raise UserError("it has no tokens but the special ones; its vocabulary is missing")
+            if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # loaded from a config only
+                raise UserError("it has only special tokens; its vocabulary is missing")
         return tokenizer, None
     key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
     folder = cache_folder() / "tokenizers" / key
@@ -107,7 +107,7 @@ def load_tokenizer(
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE of these texts, with BART's special tokens. A word has the same pieces wherever it stands."""
+    """Train a byte-level BPE with BART's special tokens. A word gets the same tokens at every position."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -129,11 +129,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def from_scratch(settings: Model, tokenizer: Any) -> Any:
-    """A new model of this architecture and size, under torch's current seed.
+    """Create a new model of this architecture and size, with torch's current seed.
 
-    With ``copying``, cross-attention's value and output projections start at the identity in every architecture but
-    t5, whose inner width is its own and which is refused. Positions start as sinusoids in bart and mbart; pegasus and
-    marian always have them so, fixed. ``init_std`` is for all but t5, which scales each matrix by its size.
+    With ``copying``, the value and output projections of cross-attention start as the identity. t5 is refused, because
+    its inner width may differ. Positions start as sinusoids in bart and mbart; pegasus and marian always have fixed
+    sinusoids. ``init_std`` applies to all except t5, which scales each matrix by its size.
     """
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
@@ -149,13 +149,13 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
 
 
 def prepare_generation(model: Any, settings: Generation) -> None:
-    """Give the model these defaults for writing, saved with it as ``generation_config``."""
+    """Set the model's default generation settings, which are saved with it as ``generation_config``."""
     model.generation_config.update(
         num_beams=settings.num_beams, length_penalty=settings.length_penalty, min_length=settings.min_length,
         max_length=settings.max_length, no_repeat_ngram_size=settings.no_repeat_ngram_size,
         early_stopping=settings.early_stopping and settings.num_beams > 1,
     )
-    model.generation_config._from_model_config = False   # else it may be made anew from the model's config
+    model.generation_config._from_model_config = False   # otherwise it may be recreated from the model's config
 
 
 def _sizes(settings: Model) -> dict[str, Any]:
@@ -176,11 +176,11 @@ def _sizes(settings: Model) -> dict[str, Any]:
 
 @torch.no_grad()
 def _open_copying_path(model: Any) -> None:
-    """Cross-attention hands on what it attends to, unchanged, from the first step."""
+    """Make cross-attention pass on what it attends to, unchanged, from the first step."""
     attentions = [module for name, module in model.named_modules() if name.endswith("encoder_attn")]
     if not attentions:
         raise UserError(
-            f"model.copying: {type(model).__name__} has no `encoder_attn` to start at the identity. Set it to "
+            f"model.copying: {type(model).__name__} has no `encoder_attn` to initialise as the identity. Set it to "
             "false, or choose the architecture bart, mbart, pegasus or marian."
         )
     for attention in attentions:
@@ -191,7 +191,7 @@ def _open_copying_path(model: Any) -> None:
 
 @torch.no_grad()
 def _order_positions(model: Any, scale: float) -> None:
-    """Learned positions start as sinusoids, so that neighbours are alike from the first step."""
+    """Initialise learned positions as sinusoids, so that neighbours are similar from the first step."""
     for name, module in model.named_modules():
         if name.endswith("embed_positions") and module.weight.requires_grad:
             rows, width = module.weight.shape
@@ -202,7 +202,7 @@ def _order_positions(model: Any, scale: float) -> None:
 
 
 class _explained:
-    """Turns what loading raises into a sentence that says what to do."""
+    """Turns errors of loading into one message that says what to do."""
 
     def __init__(self, name: str, what: str) -> None:
         self.name, self.what = name, what
@@ -218,22 +218,22 @@ class _explained:
         reason = " ".join(str(error).split())
         folder = Path(self.name)
         if "trust_remote_code" in reason:
-            advice = "It brings code of its own; if you trust it, say --trust-remote-code on the command line."
+            advice = "It comes with its own code; if you trust it, pass --trust-remote-code on the command line."
         elif "safetensors" in reason and any(folder.glob("pytorch_model*.bin")):
             advice = "Only safetensors are read: load the model once in Python and save it with save_pretrained."
         elif folder.is_dir():
-            advice = "The folder must hold what save_pretrained writes: config, model.safetensors, tokenizer files."
+            advice = "The folder must contain what save_pretrained writes: config, model.safetensors, tokenizer files."
         else:
             advice = (
-                "Give a folder that save_pretrained wrote, a hub id that can be reached from here, or model.name = "
+                "Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "
                 '"scratch" for a new model.'
             )
         reason = reason[:300].rstrip(".")
-        raise UserError(f"the {self.what} of {self.name!r} could not be loaded: {reason}. {advice}") from error
+        raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}") from error
 
 
 def iterate_texts(examples: Iterable[Any]) -> Iterator[str]:
-    """Sources and targets, for a tokenizer that serves both."""
+    """All sources and targets, to train a tokenizer for both."""
     for example in examples:
         yield example.source
         yield example.target

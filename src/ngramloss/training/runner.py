@@ -1,4 +1,4 @@
-"""a recipe and a folder → a trained run in it, continued where it was stopped, whatever stopped it."""
+"""a recipe and a folder → a trained run in it, continued from where it stopped."""
 
 from __future__ import annotations
 
@@ -39,38 +39,38 @@ class Outcome(NamedTuple):
 
 
 class Diverged(Exception):
-    """The loss is no number any more."""
+    """The loss became NaN or infinite."""
 
 
 class Stopped(Exception):
-    """Another process of this run reported why it cannot go on."""
+    """Another process of this run reported an error."""
 
 
 def train(
     settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False
 ) -> Outcome:
-    """Train, or go on from the last whole checkpoint. Every process of torchrun calls this.
+    """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
 
     Args:
-        settings: the recipe, resolved.
-        folder: of the run.
+        settings: the resolved recipe.
+        folder: the run folder.
         fresh: delete an earlier run in this folder and start over.
-        say: takes one sentence at a time for the user; only the first process speaks.
-        trust_remote_code: whether code that comes with the model may run, this time.
+        say: shows a message to the user; called only in the first process.
+        trust_remote_code: whether code that comes with the model may run.
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
-    with _held(run, rank):
+    with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
         _wait(processes)
         if run.finished:
-            say(f"{folder} is finished. Start over with --fresh, or choose another --run.")
+            say(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
         if rank == 0:
             _report_to_others(run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
-                              alone=processes == 1)
+                              single=processes == 1)
         prepared = _wait_for_prepared(run)
         outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code)
         if outcome.finished and rank == 0:
@@ -84,38 +84,38 @@ def train(
 
 
 @contextmanager
-def _held(run: RunFolder, rank: int) -> Iterator[None]:
-    """Make the folder, and hold its lock to the end: the first process does, for all."""
+def _locked(run: RunFolder, rank: int) -> Iterator[None]:
+    """Create the folder and keep it locked; only the first process does this."""
     if rank:
         yield
         return
     if run.path.is_file():
-        raise UserError(f"{run.path} is a file; --run needs a folder, which will be made.")
+        raise UserError(f"{run.path} is a file, but --run needs a folder. It is created if it does not exist.")
     run.path.mkdir(parents=True, exist_ok=True)
     with run.lock(option="--run"):
         yield
 
 
 def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkpoints.Found:
-    """Make the folder this run's, or say why it cannot be; the checkpoints that are there.
+    """Check that the folder can be used for this run and write ``recipe.toml``. Returns its checkpoints.
 
-    ``recipe.toml`` is the first file that is written, so a folder without it that holds anything is not a run's.
+    ``recipe.toml`` is the first file that is written, so a folder with files but without it is not a run folder.
     """
     if not run.recipe.exists() and (content := run.content()):
-        what = "holds predictions and no run" if run.has_predictions else "is not a run's folder"
+        what = "has predictions but no run" if run.has_predictions else "is not a run folder"
         raise UserError(
-            f"{run.path} {what} (it holds {', '.join(content[:3])}); nothing in it was touched. Choose another --run."
+            f"{run.path} {what} (it contains {', '.join(content[:3])}); nothing was changed. Choose another --run."
         )
     if fresh and run.recipe.exists():
         say(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
         run.clear()
     saved = checkpoints.find(run.checkpoints)
-    if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):   # else there is nothing to lose
+    if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):   # else nothing can be lost
         changed = recipe.differences(recipe.load(str(run.recipe)), settings)
         if changed:
             raise UserError(
-                f"{run.path} was begun with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
-                "\nGive the same settings to continue it, choose another --run, or start over with --fresh."
+                f"{run.path} was started with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
+                "\nUse the same settings to continue it, choose another --run, or start over with --fresh."
             )
     if run.finished:
         return saved
@@ -129,7 +129,7 @@ def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkp
 def _prepare(
     settings: Recipe, arguments: Any, run: RunFolder, saved: checkpoints.Found, say: Say, trust_remote_code: bool
 ) -> dict[str, Any]:
-    """Read and tokenise the data once for all processes, and say where to go on from."""
+    """Read and tokenise the data once for all processes, and find the checkpoint to continue from."""
     from tqdm.auto import tqdm
 
     data = settings.data
@@ -159,7 +159,7 @@ def _prepare(
         }
     plugins = plugin_sources(parse(settings.objective))
     for checkpoint, why in saved.broken.items():
-        say(f"{checkpoint.name} is not whole ({why}) and is left out.")
+        say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
         shutil.rmtree(checkpoint, ignore_errors=True)
     if saved.newest is not None:
         _raise_unless_same_data(run.path, saved.newest, described)
@@ -179,8 +179,8 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
     for name, split in splits.items():
         if before.get(name) != split["fingerprint"]:
             raise UserError(
-                f"the {name} data are not those that {folder} was begun with (fingerprint {split['fingerprint']}, not "
-                f"{before.get(name)}). Bring them back to continue, or start over with --fresh."
+                f"the {name} data have changed since {folder} was started (fingerprint {split['fingerprint']}, not "
+                f"{before.get(name)}). Restore them to continue, or start over with --fresh."
             )
 
 
@@ -195,19 +195,19 @@ def _raise_unless_same_code(folder: Path, checkpoint: Path, plugins: dict[str, s
             )
 
 
-def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, alone: bool) -> None:
-    """Write what was prepared, or why it was not, where the other processes look for it."""
+def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, single: bool) -> None:
+    """Write ``prepared.json``, or the error, for the other processes."""
     try:
         prepared = prepare()
     except BaseException as reason:
-        if not alone:
+        if not single:
             write_whole(run.prepared, json.dumps({"error": str(reason)}))
         raise
     write_whole(run.prepared, json.dumps(prepared, indent=1))
 
 
 def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
-    """Wait for the first process: it may read and tokenise for longer than a collective operation waits."""
+    """Wait for the first process, which may read and tokenise for longer than a collective operation waits."""
     while not run.prepared.exists():
         time.sleep(0.2)
     prepared: dict[str, Any] = json.loads(run.prepared.read_text(encoding="utf-8"))
@@ -271,17 +271,17 @@ def _run_trainer(
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     except FloatingPointError as reason:
         raise Diverged(str(reason)) from reason
-    except pickle.UnpicklingError as reason:   # torch unpickles nothing else
+    except pickle.UnpicklingError as reason:   # torch refuses to unpickle anything but tensors and plain numbers
         raise UserError(
-            f"{newest} holds more than tensors and plain numbers in its optimiser, schedule or random state, and was "
-            "not read. Delete it to go on from the checkpoint before it, or start over with --fresh."
+            f"the optimiser, schedule or random state in {newest} contains more than tensors and plain numbers, so it "
+            "was not loaded. Delete the checkpoint to continue from the previous one, or start over with --fresh."
         ) from reason
     except CheckpointError as reason:
         if arguments.should_save:
             discard_unsealed(run.checkpoints)
-        left = checkpoints.find(run.checkpoints).newest
-        rest = f"continue from step {checkpoints.step(left)}" if left else "start again: no checkpoint was written yet"
-        raise OSError(f"{reason} Make room there; the same command will then {rest}.") from reason
+        last = checkpoints.find(run.checkpoints).newest
+        rest = f"continue from step {checkpoints.step(last)}" if last else "start again: no checkpoint was saved yet"
+        raise OSError(f"{reason} Free some disk space; the same command will then {rest}.") from reason
     finally:
         stopping.restore()
     step = trainer.state.global_step
@@ -294,25 +294,25 @@ def _run_trainer(
 def _present(folder: Path) -> Path:
     if not folder.exists():
         raise MissingFileError(
-            f"the prepared data are not at {folder} on this machine. Set NGRAMLOSS_CACHE to a folder that all see."
+            f"no prepared data in {folder} on this machine. Set NGRAMLOSS_CACHE to a folder that all machines share."
         )
     return folder
 
 
 def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
     if tokenizer.pad_token_id is None:
-        raise UserError(f"the tokenizer of {settings.model.name} has no padding token, which batches need.")
+        raise UserError(f"the tokenizer of {settings.model.name} has no padding token. Batches need one.")
     positions = getattr(model.config, "max_position_embeddings", None)
     longest = max(settings.data.max_source, settings.data.max_target, settings.generation.max_length)
     if positions is not None and positions < longest:
         raise UserError(
-            f"{settings.model.name} has {positions} positions, fewer than the {longest} tokens asked for. Lower "
-            "data.max_source, data.max_target and generation.max_length to fit."
+            f"{settings.model.name} supports {positions} positions, but the recipe asks for {longest} tokens. Lower "
+            "data.max_source, data.max_target and generation.max_length."
         )
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {rows} embeddings: they do not belong together."
+            f"the tokenizer has {len(tokenizer)} tokens but the model has {rows} embeddings: they do not match."
         )
 
 
@@ -326,9 +326,9 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
     if precision == "auto":
         precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if has_gpu else "fp32"
     if precision == "fp16" and not has_gpu:
-        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32 here.")
+        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32.")
     if train.fsdp and processes == 1:
-        raise UserError("train.fsdp shards over processes: start it with torchrun --nproc_per_node N -m -- ngramloss")
+        raise UserError("train.fsdp needs several processes: start with torchrun --nproc_per_node N -m -- ngramloss")
     sharded: Any = {"fsdp": True, "fsdp_config": {"version": 2}} if train.fsdp else {}
     for tracker in train.report_to:
         if find_spec(tracker) is None:
@@ -353,18 +353,18 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
         remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
         ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None, **sharded,
     )
-    _ = arguments.device   # starts the processes' group
+    _ = arguments.device   # starts the process group
     return arguments
 
 
 def _multiple(arguments: Any) -> int:
-    return 8 if arguments.device.type == "cuda" else 1   # round lengths suit a GPU's matrix units
+    return 8 if arguments.device.type == "cuda" else 1   # multiples of 8 suit a GPU's matrix units
 
 
 def _each(key: str, rows: int, processes: int) -> int:
-    """Rows for each process of a batch that all share."""
+    """Rows of a batch for each process."""
     if rows % processes:
-        raise UserError(f"{key} is over all processes together: {rows} cannot be shared by {processes}.")
+        raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
     return rows // processes
 
 
@@ -387,7 +387,7 @@ def _device_name(device: Any) -> str:
 
 
 def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say) -> None:
-    """Write the card, then the model: its folder says that the run is done."""
+    """Write the card, then the model folder, which marks the run as finished."""
     newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
@@ -396,7 +396,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say
         best = run.checkpoints / f"checkpoint-{facts['best_step']}"
         damage = checkpoints.fault(best) if best.exists() else "it is missing"
         if damage:
-            say(f"the best checkpoint, {best.name}, is not whole ({damage}); the last weights become the model.")
+            say(f"the best checkpoint, {best.name}, is incomplete ({damage}); using the last weights as the model.")
         chosen = newest if damage else best
     write_whole(run.card, card.card_text(settings, prepared, facts, chosen))
     with whole_folder(run.model) as partial_folder:
