@@ -10,7 +10,7 @@ from ngramloss.errors import UserError
 
 REPORT = """\
 Write one page that works from disk: results with intervals and tests, training curves, ablation, every case with its
-n-grams lit, distributions, and where every figure comes from.
+n-grams lit, distributions, and where every score comes from.
 
 Systems are named as for ngramloss score. What has no scores yet is scored first."""
 
@@ -35,10 +35,10 @@ def run(options: argparse.Namespace) -> int:
     """Do what the options say."""
     from pathlib import Path
 
-    from ngramloss.report import page, record
+    from ngramloss.report import build, page
 
     if Path(options.out).is_file():
         raise UserError(f"{options.out} is a file; -o needs a folder, which will be made.")
     result, texts = score_from_options(options)
-    print_result(page.write_page(record.build_record(result, texts, title=options.title), Path(options.out)))
+    print_result(page.write_page(build.build_record(result, texts, title=options.title), Path(options.out)))
     return 0

@@ -39,7 +39,7 @@ async function documentOf(number) {
   return (await unpacked(`document-${block}`))[place - starts[block]];
 }
 
-/** The figures that can be chosen; the reference's length is none of a system's. */
+/** The scores that can be chosen; the reference's length is no score of a system. */
 function figureChoices() {
   return facts.figures.map((figure, place) => [place, figure.label]).filter(([place]) => facts.figures[place].name !== "reference words");
 }
@@ -136,8 +136,9 @@ function listRows() {
   for (const [place, row] of made) {
     const value = row.querySelector(".value");
     const amount = values.get(order[place]);
-    value.textContent = shown(amount, state.measure === "difference");
-    const { lower, ranks } = facts.figures[state.figure];
+    const { lower, ranks, digits } = facts.figures[state.figure];
+    const ofScore = ["difference", "a", "b"].includes(state.measure);
+    value.textContent = shown(amount, { signed: state.measure === "difference", digits: ofScore ? digits : 2 });
     const better = state.measure === "difference" && ranks && amount ? (amount > 0) !== lower : null;
     value.className = better === null ? "value" : better ? "value up" : "value down";
     row.setAttribute("aria-selected", order[place] === current);
@@ -168,7 +169,8 @@ async function open(number, { silent = false } = {}) {
   ]);
   if (current !== number) return;
   at("case-title").replaceChildren("Case ", element("bdi", { textContent: ids[number] }));
-  const said = (system) => `${facts.figures[state.figure].label} ${shown(scores[state.figure](number, system))}`;
+  const { label, digits } = facts.figures[state.figure];
+  const said = (system) => `${label} ${shown(scores[state.figure](number, system), { digits })}`;
   shownCase = {
     number,
     texts: [
@@ -262,7 +264,7 @@ function drawFigures(number, scores) {
   const head = element("tr", {}, element("th", { scope: "col", textContent: "System" }),
     ...choices.map(([, label]) => element("th", { scope: "col", class: "number", textContent: label })));
   const rows = facts.systems.map(({ label }, system) => element("tr", {}, element("th", { scope: "row" }, element("bdi", { textContent: label })),
-    ...choices.map(([place]) => element("td", { class: "number", textContent: shown(scores[place](number, system)) }))));
+    ...choices.map(([place]) => element("td", { class: "number", textContent: shown(scores[place](number, system), { digits: facts.figures[place].digits }) }))));
   at("case-figures").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
 }
 

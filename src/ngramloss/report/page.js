@@ -36,7 +36,7 @@ function unpacked(name) {
 
 const columns = new Map();
 
-/** A figure of every case and system, as a function (case, system) → number, NaN where there is none. */
+/** A score of every case and system, as a function (case, system) → number, NaN where there is none. */
 function figureValues(place) {
   if (!columns.has(place)) columns.set(place, bytes(`figure-${place}`).then((found) => {
     const { low, decimals, systems } = facts.figures[place];
@@ -50,11 +50,12 @@ function figureValues(place) {
   return columns.get(place);
 }
 
-/** A number with two decimals and a real minus; whole numbers without. */
-function shown(value, signed = false) {
+/** A number with its decimals and a real minus; whole numbers without decimals. */
+function shown(value, { signed = false, digits = 2 } = {}) {
   if (Number.isNaN(value)) return "–";
-  const near = Math.round(value * 100) / 100;
-  const text = Number.isInteger(value) && !signed ? String(value) : near.toFixed(2);
+  const scale = 10 ** digits;
+  const near = Math.round(value * scale) / scale;
+  const text = Number.isInteger(value) && !signed ? String(value) : near.toFixed(digits);
   return ((signed && near > 0 ? "+" : "") + text).replace("-", "−");
 }
 
@@ -126,7 +127,7 @@ function startTable(table) {
   });
 }
 
-/** What stands below each figure, and copies of the first table in the order it now has. */
+/** What stands below each score, and copies of the first table in the order it now has. */
 function startTools() {
   for (const button of document.querySelectorAll("[data-below]")) button.addEventListener("click", () => {
     at("results").className = `below-${button.dataset.below}`;

@@ -1,4 +1,4 @@
-// Distributions: how far two systems lie apart, case by case; and whether length goes with a figure.
+// Distributions: how much two systems differ, case by case; and whether a score depends on length.
 
 const SVG = "http://www.w3.org/2000/svg";
 const BARS = 20;    // on each side of no difference
@@ -22,7 +22,8 @@ const counted = (number) => number.toLocaleString("en");
 
 async function drawHistogram() {
   const value = await figureValues(spread.figure);
-  const { label, lower, ranks } = facts.figures[spread.figure];
+  const { label, lower, ranks, digits } = facts.figures[spread.figure];
+  const change = (value) => shown(value, { signed: true, digits });
   const apart = [];
   for (let number = 0; number < facts.count; number++) {
     const difference = value(number, spread.b) - value(number, spread.a);
@@ -52,7 +53,7 @@ async function drawHistogram() {
     const bar = drawn("rect", { x: across(place) + 0.75, width: (wide - left) / (2 * BARS) - 1.5, y: up(count), height: up(0) - up(count),
       class: !ranks ? "" : (place >= BARS) !== lower ? "more" : "less" });
     const end = place === 0 || place === 2 * BARS - 1 ? " and beyond" : "";
-    bar.append(drawn("title", {}, `${counted(count)} cases from ${shown((place - BARS) * width, true)} to ${shown((place - BARS + 1) * width, true)}${end}`));
+    bar.append(drawn("title", {}, `${counted(count)} cases from ${change((place - BARS) * width)} to ${change((place - BARS + 1) * width)}${end}`));
     svg.append(bar);
   });
   for (const share of [-1, -0.5, 0, 0.5, 1]) {
@@ -64,8 +65,8 @@ async function drawHistogram() {
   const less = apart.filter((one) => one < 0).length;
   const mean = apart.reduce((sum, one) => sum + one, 0) / apart.length;
   const [first, second] = ranks ? (lower ? [less, more] : [more, less]) : [more, less];
-  at("histogram-note").textContent = !apart.length ? "No case has this figure in both systems." :
-    `B is ${ranks ? "better" : "higher"} in ${counted(first)} cases, ${ranks ? "worse" : "lower"} in ${counted(second)}; mean ${shown(mean, true)}. ` +
+  at("histogram-note").textContent = !apart.length ? "No case has this score in both systems." :
+    `B is ${ranks ? "better" : "higher"} in ${counted(first)} cases, ${ranks ? "worse" : "lower"} in ${counted(second)}; mean ${change(mean)}. ` +
     `${counted(apart.length - more - less)} without a difference are not drawn. The outer bars hold all beyond.`;
 }
 
@@ -83,7 +84,7 @@ function means(list) {
 
 async function drawScatter() {
   const [figure, length] = await Promise.all([figureValues(spread.figure), figureValues(figureNamed(spread.length))]);
-  const { label } = facts.figures[spread.figure];
+  const { label, digits } = facts.figures[spread.figure];
   const what = facts.figures[figureNamed(spread.length)].label;
   at("scatter-title").textContent = `${label} against length`;
   const canvas = at("scatter");
@@ -111,7 +112,7 @@ async function drawScatter() {
   if (points.length) for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     const [x, y] = [left + share * (right - left), low + share * (top - low)];
     pen.beginPath(); pen.moveTo(x0, up(y)); pen.lineTo(x1, up(y)); pen.stroke();
-    pen.textAlign = "right"; pen.fillText(shown(y), x0 - 6, up(y) + 4);
+    pen.textAlign = "right"; pen.fillText(shown(y, { digits }), x0 - 6, up(y) + 4);
     pen.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center"; pen.fillText(shown(Math.round(x)), across(x), high - 8);
   }
   const names = systems.length > 1 ? ["--series-1", "--series-0"] : ["--series-0"];   // B is blue, as in the histogram
