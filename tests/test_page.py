@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, sample
+from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, sample, system
 
 from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
 from ngramloss.report import blocks, charts, page, tables
 from ngramloss.report.build import curves, flat
-from ngramloss.report.record import Ablation, AblationRow, Report, TrainingLog, Value
+from ngramloss.report.record import Ablation, AblationRow, Comparison, Report, TrainingLog, Value
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]   # fmt: skip
@@ -154,6 +154,7 @@ def test_settings_are_parted_into_shared_and_different():
 
 def test_nested_settings_are_written_by_dotted_name():
     assert flat({"list": [1, {"a": None}], "empty": {}, "a": {"b": "c"}}) == {"list": '[1, {"a": null}]', "empty": "{}", "a.b": "c"}
+    assert flat({}) == {}
 
 
 # Blocks
@@ -319,6 +320,12 @@ def test_the_ablations_drawing_shows_what_rows_add_to_the_first():
     assert charts.gains_of([None, 1.0]) == charts.gains_of([]) == []
     assert "R-1, added" in charts.draw_ablation(ablation(*rows), SCORES, "a")
     assert charts.draw_ablation(ablation(rows[1]), SCORES, "a") == "", "nothing to add to"
+
+
+@pytest.mark.parametrize(("randomisation", "said"), [(0.004, "in the paired bootstrap and in the paired randomisation, corrected"), (None, "in the paired bootstrap alone, corrected")])
+def test_the_legend_names_the_tests_that_were_made(randomisation, said):
+    systems = [system("a", "ce", 1.0, 1.0, 1.0, 1.0), system("b", "m", 2.0, 1.0, 1.0, 1.0, {"rouge1": Comparison(1.0, 0.5, 1.5, 0.001, randomisation, 0.004)})]
+    assert said in page.page_text(Report(scores=SCORES, systems=systems))
 
 
 def test_every_part_of_the_record_is_drawn_once(monkeypatch):

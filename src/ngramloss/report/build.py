@@ -58,7 +58,7 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
     >>> flat({"train": {"seed": 1, "loss": "ce"}, "lengths": [2, 3]})
     {'train.seed': '1', 'train.loss': 'ce', 'lengths': '[2, 3]'}
     """
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and (value or not name):
         settings: dict[str, str] = {}
         for key, inner in value.items():
             settings |= flat(inner, f"{name}.{key}" if name else str(key))

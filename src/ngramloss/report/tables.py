@@ -43,8 +43,7 @@ class Settings(NamedTuple):
 
 
 def quality_and_description(report: Report) -> tuple[list[str], list[str]]:
-    """Scores that rank systems, and those that only describe texts; where there are only the latter, they come first.
-    """
+    """Scores that rank systems, and scores that only describe texts. If none rank, the others take their place."""
     quality = [name for name, score in report.scores.items() if score.better != "neither"]
     description = [name for name in report.scores if name not in quality]
     return (quality, description) if quality else (description, [])
