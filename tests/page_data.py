@@ -71,7 +71,7 @@ def cases(ids, references, documents, texts, scores):
     if "novel2" not in scores and documents is not None:
         scores["novel2"] = [[None if source is None else shape([text], [source]).values["novel2"][0] for text, source in zip(system_texts, documents, strict=True)]
                             for system_texts in texts]
-    described = {name: {**scores_of("rouge"), **scores_of("shape")}[name] for name in scores}
+    described = {name: {**scores_of("rouge"), **scores_of("shape"), **scores_of("wmd")}[name] for name in scores}
     return Cases(ids, references, texts, described, scores, [len(words_of(golds[0])) for golds in references], documents)
 
 
@@ -108,7 +108,8 @@ def sample(count=60):
     documents = [" ".join(sentence(rng) for _ in range(8)) if place % 3 == 0 else None for place in range(count)]
     texts = [[one[0] if rng.random() < 0.2 else sentence(rng) for one in references] for _ in systems]
     scores = {"rouge1": [[round(rng.random() * 100, 2) for _ in references] for _ in systems],
-              "rougeL": [[None if rng.random() < 0.1 else round(rng.random() * 100, 2) for _ in references] for _ in systems]}
+              "rougeL": [[None if rng.random() < 0.1 else round(rng.random() * 100, 2) for _ in references] for _ in systems],
+              "wmd": [[round(rng.random() * 5, 3) for _ in references] for _ in systems]}
     return Report(
         title="A small report", notes=["Three systems on sentences made of parts.", "A second note."],
         version="0.1.0", made="2026-11-15", scores=SCORES, systems=systems,
@@ -134,7 +135,7 @@ def hostile():
                        forced=forced if one.forced else {}) for place, one in enumerate(report.systems)]
     logs = [TrainingLog(HOSTILE[1], {**run.curves, "matches(</script>)": [(step, 1.0) for step, _ in run.curves["loss"]]}) for run in report.training]
     rows = [replace(row, label="$\\frac$ {" + HOSTILE[1] + "\x00") for row in report.ablations[0].rows]
-    scores = {name: columns for name, columns in report.cases.scores.items() if name.startswith("rouge")}
+    scores = {name: columns for name, columns in report.cases.scores.items() if name.startswith(("rouge", "wmd"))}
     return replace(
         report, title=HOSTILE[0], version=HOSTILE[1], made=HOSTILE[0], notes=HOSTILE, deviations=HOSTILE,
         absent={HOSTILE[0]: HOSTILE[1], "long": HOSTILE[3]}, signatures={HOSTILE[0]: HOSTILE[1], "long": HOSTILE[3]},

@@ -593,6 +593,22 @@ def test_cases_are_ordered_and_bounded_by_the_difference(visit):
     assert listed(tab) == inside[::-1][: len(listed(tab))]
 
 
+def test_a_case_has_the_decimals_of_the_score_everywhere(visit):
+    tab = visit(hash="#case=id-3&a=base&b=m2&figure=wmd")
+    until(tab, "document.querySelector('#case-title').textContent === 'Case id-3'")
+    values = [system_scores[3] for system_scores in sample().cases.scores["wmd"]]
+    assert tab.inner_text("#texts .system >> nth=0 >> .scores") == f"WMD {values[1]:.3f}"
+    assert tab.inner_text(".row[aria-selected=true] .value") == f"{values[2] - values[1]:+.3f}".replace("-", "−")
+    tab.click("text=All scores of this case")
+    heads = tab.locator("#case-figures thead th").all_inner_texts()
+    assert tab.locator("#case-figures tbody tr").nth(1).locator("th, td").all_inner_texts()[heads.index("WMD")] == f"{values[1]:.3f}"
+    tab.evaluate("document.getElementById('spread').scrollIntoView()")
+    tab.wait_for_selector("#histogram rect", state="attached")
+    choose(tab, "#spread-figure", label="WMD")
+    mean = sum(tests[2] - tests[1] for tests in zip(*sample().cases.scores["wmd"], strict=True)) / 60
+    until(tab, f"document.querySelector('#histogram-note').textContent.includes('mean {mean:+.3f}.'.replace('-', '−'))")
+
+
 @pytest.mark.parametrize("measure", ["length", "reference", "novelty"])
 def test_cases_are_ordered_by_length_and_novelty(visit, measure):
     tab = visit()
