@@ -51,11 +51,13 @@ def test_the_record_has_everything(tmp_path):
 
 
 def test_values_have_their_intervals_and_tests(tmp_path):
-    texts = systems.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
+    folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES), run(tmp_path / "c", dict(TEXTS, b="it"))]
+    texts = systems.align(None, folders)
     result = results.score_systems(texts, ["rouge"], samples=20, shuffles=20)
-    first, second = (system.values["rouge1"] for system in build_record(result, texts).systems)
+    first, second, _ = (system.values["rouge1"] for system in build_record(result, texts).systems)
     figure = result.figures["rouge1"][1]
     assert first.against_first is None
+    assert len({figure.p_bootstrap, figure.p_randomisation, figure.p_holm}) == 3
     assert second == Value(figure.value, figure.low, figure.high, Comparison(
         figure.difference, figure.difference_low, figure.difference_high, figure.p_bootstrap, figure.p_randomisation, figure.p_holm))
 
