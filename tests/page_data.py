@@ -1,9 +1,30 @@
-"""a few sentences → the dict that a report is made of: small, hostile, or as large as XSum's test set."""
+"""a few sentences → the record of a report: small, hostile, or as large as XSum's test set."""
 
 import os
 import random
+from dataclasses import replace
 
 from released_data import data_folder, read_rows
+
+from ngramloss.data.statistics import words_of
+from ngramloss.metrics.registry import Score, scores_of
+from ngramloss.metrics.shape import shape
+from ngramloss.report.build import curves
+from ngramloss.report.record import (
+    Ablation,
+    AblationRow,
+    Cases,
+    Comparison,
+    PaperRow,
+    PaperTable,
+    Report,
+    SeedGroup,
+    SeedValue,
+    System,
+    TeacherForced,
+    TrainingLog,
+    Value,
+)
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",
@@ -15,13 +36,11 @@ HOSTILE = [
     "",
 ]
 
-FIGURES = {
-    "rouge1": {"label": "R-1", "lower_is_better": False, "metric": "rouge", "help": "single words"},
-    "rougeL": {"label": "R-L", "lower_is_better": False, "metric": "rouge", "help": ""},
-    "rougeLsum": {"label": "R-Lsum", "lower_is_better": False, "metric": "rouge", "help": ""},
-    "wmd": {"label": "WMD", "lower_is_better": True, "metric": "wmd", "help": "distance"},
-    "words": {"label": "Words", "lower_is_better": False, "metric": "shape", "help": ""},
+SCORES = {
+    "rouge1": Score("R-1", "single words"), "rougeL": Score("R-L"), "rougeLsum": Score("R-Lsum"),
+    "wmd": Score("WMD", "distance", "lower", 3), "words": Score("Words", better="neither"),
 }
+NOTHING = dict.fromkeys(SCORES)
 SUBJECTS = ["the cat", "a dog", "the old minister", "a small firm in Wales", "the Welsh team"]
 VERBS = ["sat on", "lost", "has won", "is to sell", "was seen near"]
 OBJECTS = ["the mat", "the second match", "a new stadium", "three of its ships", "the old mill in Wales"]
@@ -31,16 +50,27 @@ def sentence(rng):
     return f"{rng.choice(SUBJECTS)} {rng.choice(VERBS)} {rng.choice(OBJECTS)}."
 
 
-def system(name, label, rouge1, rougeL, wmd, words, **more):
+def system(name, label, rouge1, rougeL, wmd, words, against_first=(), **more):
     scores = {"rouge1": rouge1, "rougeL": rougeL, "rougeLsum": rougeL, "wmd": wmd, "words": words}
-    intervals = {figure: [value - 0.5, value + 0.5] for figure, value in scores.items()}
-    return {"name": name, "label": label, "scores": scores, "intervals": intervals, "docs_per_second": None,
-            "baseline": False, "audit": [], "settings": {}, **more}
+    tests = NOTHING | dict(against_first)
+    return System(name, label, {score: Value(value, value - 0.5, value + 0.5, tests[score]) for score, value in scores.items()}, **more)
 
 
 def against(difference, bootstrap, randomisation):
-    return {"difference": difference, "interval": [difference - 0.1, difference + 0.1], "p_bootstrap": bootstrap,
-            "p_randomisation": randomisation, "p_holm": None}
+    corrected = None if None in (bootstrap, randomisation) else max(bootstrap, randomisation)
+    return Comparison(difference, difference - 0.1, difference + 0.1, bootstrap, randomisation, corrected)
+
+
+def cases(ids, references, documents, texts, scores):
+    """Cases with length and novelty as metrics/shape has them, where they are not among the scores."""
+    scores = dict(scores)
+    if "words" not in scores:
+        scores["words"] = [shape(system_texts).values["words"] for system_texts in texts]
+    if "novel2" not in scores and documents is not None:
+        scores["novel2"] = [[None if source is None else shape([text], [source]).values["novel2"][0] for text, source in zip(system_texts, documents, strict=True)]
+                            for system_texts in texts]
+    described = {name: {**scores_of("rouge"), **scores_of("shape"), **scores_of("wmd")}[name] for name in scores}
+    return Cases(ids, references, texts, described, scores, [len(words_of(golds[0])) for golds in references], documents)
 
 
 def log(seed, steps=60):
@@ -59,76 +89,62 @@ def log(seed, steps=60):
 def sample(count=60):
     """Three systems and a baseline, all parts of the page filled."""
     rng = random.Random(0)
+    tokens = ["the", "cat", "sat", "on", "the", "mat"]
+    forced = TeacherForced(tokens, ["the", "cat", "lay", "the", "mat", "mat"], [0.9, 0.8, 0.4, 0.5, 0.6, 0.7], [0.9, 0.8, 0.1, 0.1, 0.2, 0.7])
     systems = [
-        system("lead", "lead-3", 16.3, 11.95, 6.16, 60.0, baseline=True),
+        system("lead", "lead-3", 16.3, 11.95, 6.16, 60.0, is_baseline=True),
         system("base", "ce", 41.57, 33.68, 4.52, 18.6, docs_per_second=29.0,
-               settings={"recipe": {"train": {"seed": 1, "rate": 3e-5}}, "generation": {"beams": 6}}),
+               settings={"recipe.train.seed": "1", "recipe.train.rate": "3e-05", "generation.beams": "6"}),
         system("m2", "ce + matches(2)", 41.87, 34.13, 4.51, 18.2, docs_per_second=26.1, audit=["2 empty"],
                against_first={"rouge1": against(0.3, 0.001, 0.004), "rougeL": against(0.45, 0.001, 0.03),
                               "rougeLsum": against(0.45, 0.001, None), "wmd": against(-0.01, 0.4, 0.001)},
-               settings={"recipe": {"train": {"seed": 2, "rate": 3e-5}}, "generation": {"beams": 6}}),
+               objective="ce + matches(2)", forced={"id-0": forced},
+               settings={"recipe.train.seed": "2", "recipe.train.rate": "3e-05", "generation.beams": "6"}),
         system("r2", "ce + rewards(2) & 50%_x", 41.6, 33.9, 4.53, 18.4, docs_per_second=23.2),
     ]  # fmt: skip
     references = [[sentence(rng)] for _ in range(count)]
     documents = [" ".join(sentence(rng) for _ in range(8)) if place % 3 == 0 else None for place in range(count)]
     texts = [[one[0] if rng.random() < 0.2 else sentence(rng) for one in references] for _ in systems]
     scores = {"rouge1": [[round(rng.random() * 100, 2) for _ in references] for _ in systems],
-              "rougeL": [[None if rng.random() < 0.1 else round(rng.random() * 100, 2) for _ in references] for _ in systems]}
-    tokens = ["the", "cat", "sat", "on", "the", "mat"]
-    return {
-        "title": "A small report", "notes": ["Three systems on sentences made of parts.", "A second note."],
-        "version": "0.1.0", "made": "2026-11-15", "figures": FIGURES, "systems": systems,
-        "over_seeds": [{"label": "ce", "runs": ["base", "base2"], "against_first": None, "scores": {
-            "rouge1": {"mean": 41.5, "spread": 0.12, "low": 41.4, "high": 41.6}}}],
-        "signatures": {"rouge": "rouge|refs:1|stemmer:yes"}, "absent": {"summac": "needs the documents."},
-        "deviations": ["bf16 instead of fp32"],
-        "paper": {"title": "Table 2", "rows": [
-            {"label": "BART-base", "scores": {"rouge1": 41.63, "rougeL": 33.73}, "docs_per_second": 29.0, "ratio": 1.0}]},
-        "training": [{"system": "base", "label": "ce", "rows": log(1)},
-                     {"system": "m2", "label": "ce + matches(2)", "rows": log(2)}],
-        "ablation": [{"title": "N-gram matches", "rows": [
-            {"label": "BART-base", "scores": {"rouge1": 43.2, "words": 10.0}, "paper": {"rouge1": 43.26, "rougeL": 40.40}},
-            {"label": "+ 2-gram", "scores": {"rouge1": 43.5}, "paper": {"rouge1": 43.33, "rougeL": 40.56}}]}],
-        "cases": {"ids": [f"id-{place}" for place in range(count)], "references": references, "documents": documents,
-                  "texts": texts, "scores": scores},
-        "seen": {"m2": {"id-0": {"tokens": tokens, "best": ["the", "cat", "lay", "the", "mat", "mat"],
-                                 "confidence": [0.9, 0.8, 0.4, 0.5, 0.6, 0.7], "label_probability": [0.9, 0.8, 0.1, 0.1, 0.2, 0.7]}}},
-        "objectives": {"m2": "ce + matches(2)"},
-    }  # fmt: skip
+              "rougeL": [[None if rng.random() < 0.1 else round(rng.random() * 100, 2) for _ in references] for _ in systems],
+              "wmd": [[round(rng.random() * 5, 3) for _ in references] for _ in systems]}
+    return Report(
+        title="A small report", notes=["Three systems on sentences made of parts.", "A second note."],
+        version="0.1.0", made="2026-11-15", scores=SCORES, systems=systems,
+        seeds=[SeedGroup("ce", ["base", "base2"], {**dict.fromkeys(SCORES, SeedValue(None)), "rouge1": SeedValue(41.5, 0.12, 41.4, 41.6)})],
+        signatures={"rouge": "rouge|refs:1|stemmer:yes"}, absent={"summac": "needs the documents."},
+        deviations=["bf16 instead of fp32"],
+        paper=PaperTable("Table 2", [PaperRow("BART-base", NOTHING | {"rouge1": 41.63, "rougeL": 33.73}, 29.0, 1.0)]),
+        training=[TrainingLog("ce", curves(log(1))), TrainingLog("ce + matches(2)", curves(log(2)))],
+        ablations=[Ablation("N-gram matches", [
+            AblationRow("BART-base", NOTHING | {"rouge1": 43.2, "words": 10.0}, NOTHING | {"rouge1": 43.26, "rougeL": 40.40}),
+            AblationRow("+ 2-gram", NOTHING | {"rouge1": 43.5}, NOTHING | {"rouge1": 43.33, "rougeL": 40.56})])],
+        cases=cases([f"id-{place}" for place in range(count)], references, documents, texts, scores),
+    )  # fmt: skip
 
 
 def hostile():
     """A report whose every text is an attack on the page."""
-    data = sample(len(HOSTILE))
-    for key, text in {"title": HOSTILE[0], "version": HOSTILE[1], "made": HOSTILE[0]}.items():
-        data[key] = text
-    data["notes"] = data["deviations"] = list(HOSTILE)
-    data["absent"] = data["signatures"] = {HOSTILE[0]: HOSTILE[1], "long": HOSTILE[3]}
-    data["cases"]["ids"] = [f"{place} {text[:60]}" for place, text in enumerate(HOSTILE)]
-    data["cases"]["references"] = [[text] for text in HOSTILE]
-    data["cases"]["documents"] = [*HOSTILE[1:], None]
-    data["cases"]["texts"] = [list(HOSTILE) for _ in data["systems"]]
-    for place, one in enumerate(data["systems"]):
-        one["label"] = HOSTILE[place]
-        one["settings"] = {HOSTILE[1]: {HOSTILE[0]: HOSTILE[2]}, "x": place}
-        one["audit"] = [HOSTILE[0]]
-    for run in data["training"]:
-        run["label"] = HOSTILE[1]
-        for row in run["rows"]:
-            row["matches(</script>)"] = 1.0
-    data["ablation"][0] |= {"title": HOSTILE[0]}
-    for row in data["ablation"][0]["rows"]:
-        row["label"] = "$\\frac$ {" + HOSTILE[1] + "\x00"
-    data["paper"]["rows"][0]["label"] = HOSTILE[1]
+    report = sample(len(HOSTILE))
+    ids = [f"{place} {text[:60]}" for place, text in enumerate(HOSTILE)]
     words = [word for text in HOSTILE for word in text.split(" ")]
-    data["seen"] = {"m2": {data["cases"]["ids"][0]: {"tokens": words, "best": words, "confidence": [0.5] * len(words),
-                                                     "label_probability": [float("nan")] * len(words)}}}
-    return data
+    forced = {ids[0]: TeacherForced(words, words, [0.5] * len(words), [float("nan")] * len(words))}
+    systems = [replace(one, label=HOSTILE[place], settings={f"{HOSTILE[1]}.{HOSTILE[0]}": HOSTILE[2], "x": str(place)}, audit=[HOSTILE[0]],
+                       forced=forced if one.forced else {}) for place, one in enumerate(report.systems)]
+    logs = [TrainingLog(HOSTILE[1], {**run.curves, "matches(</script>)": [(step, 1.0) for step, _ in run.curves["loss"]]}) for run in report.training]
+    rows = [replace(row, label="$\\frac$ {" + HOSTILE[1] + "\x00") for row in report.ablations[0].rows]
+    scores = {name: columns for name, columns in report.cases.scores.items() if name.startswith(("rouge", "wmd"))}
+    return replace(
+        report, title=HOSTILE[0], version=HOSTILE[1], made=HOSTILE[0], notes=HOSTILE, deviations=HOSTILE,
+        absent={HOSTILE[0]: HOSTILE[1], "long": HOSTILE[3]}, signatures={HOSTILE[0]: HOSTILE[1], "long": HOSTILE[3]},
+        systems=systems, training=logs, ablations=[Ablation(HOSTILE[0], rows)],
+        paper=replace(report.paper, rows=[replace(report.paper.rows[0], label=HOSTILE[1])]),
+        cases=cases(ids, [[text] for text in HOSTILE], [*HOSTILE[1:], None], [list(HOSTILE) for _ in systems], scores),
+    )  # fmt: skip
 
 
 def large(count=11_334, names=7):
     """As many cases as XSum's test set has: the authors' released summaries where NGRAMLOSS_DATA has them, else made up."""
-    data = sample(0)
     if os.environ.get("NGRAMLOSS_DATA"):
         folder = data_folder("xsum_test")
         gold, rows = read_rows(folder, "references_hf_order"), read_rows(folder, "authors_predictions_hf_order")
@@ -147,9 +163,8 @@ def large(count=11_334, names=7):
                   for one in references] for _ in range(names)]
         documents = [" ".join(rng.choices(vocabulary, k=400)) if place % 6 == 0 else None for place in range(count)]
     rng = random.Random(2)
-    figures = ["rouge1", "rouge2", "rougeL", "rougeLsum", "words", "repeated3", "novel2"]
-    data["systems"] = [system(f"system-{place}", f"ce + matches({place})", 40 + place, 33 + place, 4.5, 18.0) for place in range(len(texts))]
-    data["cases"] = {"ids": ids, "references": references, "documents": documents, "texts": texts, "scores": {
-        name: [[rng.random() * 100 for _ in ids] for _ in texts] for name in figures}}
-    data["seen"] = {}
-    return data
+    scores = ["rouge1", "rouge2", "rougeL", "rougeLsum", "words", "repeated3", "novel2"]
+    systems = [system(f"system-{place}", f"ce + matches({place})", 40 + place, 33 + place, 4.5, 18.0) for place in range(len(texts))]
+    return replace(sample(0), systems=systems, cases=cases(ids, references, documents, texts, {
+        name: [[rng.random() * 100 for _ in ids] for _ in texts] for name in scores}))
+

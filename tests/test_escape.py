@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import ngramloss
 from ngramloss import cli, escape, recipe
 from ngramloss.data import newswire
+from ngramloss.metrics.registry import Score
 from ngramloss.report import tables as page_tables
+from ngramloss.report.record import PaperRow, PaperTable, Report, System, Value
 from ngramloss.scoring import results, systems
 from ngramloss.scoring import tables as score_tables
 from ngramloss.training import card
@@ -233,18 +235,16 @@ def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
 
 
 def page_of(label):
-    scores = {"rouge1": 40.0}
-    return {
-        "figures": {"rouge1": {"label": "R-1", "metric": "rouge"}},
-        "systems": [{"name": label, "label": label, "scores": scores}, {"name": "other", "label": "other", "scores": {"rouge1": -1.5}}],
-        "paper": {"rows": [{"label": label, "scores": scores}]},
-    }
+    values = {"rouge1": Value(40.0)}
+    return Report(
+        scores={"rouge1": Score("R-1")}, systems=[System(label, label, values), System("other", "other", {"rouge1": Value(-1.5)})],
+        paper=PaperTable("", [PaperRow(label, {"rouge1": 40.0})]),
+    )
 
 
 @pytest.mark.parametrize("label", ["=HYPERLINK(\"http://x\")", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
 def test_no_cell_of_the_pages_csv_is_a_formula(label):
-    parts = page_tables.copies(page_of(label))["csv"]
-    rows = list(csv.reader([*parts["before"], *parts["rows"], *parts["after"]]))
+    rows = list(csv.reader(page_tables.copies(page_of(label))["csv"].text.split("\n")))
     for row in rows[1:]:
         assert not [cell for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r")) and cell != "-1.5"]
     assert rows[2][3] == "-1.5"   # a number stays a number
@@ -252,7 +252,7 @@ def test_no_cell_of_the_pages_csv_is_a_formula(label):
 
 @pytest.mark.parametrize("form", ["latex", "markdown", "csv"])
 def test_a_hostile_label_stays_in_its_line_of_the_pages_copies(form):
-    for row in page_tables.copies(page_of(HOSTILE + "\n<img src=x onerror=y>| [a](b)"))[form]["rows"]:
+    for row in page_tables.copies(page_of(HOSTILE + "\n<img src=x onerror=y>| [a](b)"))[form].rows:
         assert not OBEYED.search(row)
         assert "\n" not in row
         assert form != "markdown" or not re.search(r"(?<!\\)[<>\[]", row)

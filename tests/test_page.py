@@ -12,13 +12,17 @@ import subprocess
 import sys
 import time
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from page_data import HOSTILE, against, hostile, large, log, sample, system
+from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, sample, system
 
 from ngramloss.data import newswire
+from ngramloss.metrics.registry import Score
 from ngramloss.report import blocks, charts, page, tables
+from ngramloss.report.build import curves, flat
+from ngramloss.report.record import Ablation, AblationRow, Comparison, Report, TrainingLog, Value
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]   # fmt: skip
@@ -32,21 +36,25 @@ def unpacked(block):
 # Tables
 
 
-def results(data):
-    return tables.results(data, data["figures"])
+def results(report):
+    return tables.results(report, list(report.scores))
 
 
-@pytest.mark.parametrize(("bootstrap", "randomisation", "mark"), [
-    (0.001, 0.004, "**"), (0.001, 0.03, "*"), (0.03, 0.001, "*"), (0.4, 0.001, ""), (0.001, None, ""), (None, None, ""), (0.01, 0.01, "*"), (0.05, 0.05, ""),
-])  # fmt: skip
-def test_a_mark_stands_only_where_both_tests_agree(bootstrap, randomisation, mark):
-    assert tables.mark(against(0.3, bootstrap, randomisation)) == mark
+def with_value(report, system, score, value):
+    """The report with another value of a system's score."""
+    systems = list(report.systems)
+    systems[system] = replace(systems[system], values={**systems[system].values, score: Value(value)})
+    return replace(report, systems=systems)
+
+
+def test_a_mark_stands_for_a_corrected_p_and_only_for_that():
+    table = results(sample(0))
+    assert [cell.mark for cell in table.systems[1].cells] == ["**", "*", "", "", "", ""], "R-Lsum has one test, and no corrected p"
+    assert not any(cell.mark for row in (table.baselines[0], table.systems[0], table.paper[0]) for cell in row.cells)
 
 
 def test_baselines_stand_apart_and_are_never_the_best():
-    data = sample(0)
-    data["systems"][0]["scores"]["rouge1"] = 99.0
-    table = results(data)
+    table = results(with_value(sample(0), 0, "rouge1", 99.0))
     assert [row.name for row in table.baselines] == ["lead"]
     assert [row.name for row in table.systems] == ["base", "m2", "r2"]
     assert [row.cells[0].best for row in table.systems] == [False, True, False]
@@ -55,28 +63,44 @@ def test_baselines_stand_apart_and_are_never_the_best():
 
 def test_the_best_distance_is_the_lowest_and_no_length_is_best():
     table = results(sample(0))
-    distance, words = list(sample(0)["figures"]).index("wmd"), list(sample(0)["figures"]).index("words")
+    distance, words = list(SCORES).index("wmd"), list(SCORES).index("words")
     assert [row.cells[distance].best for row in table.systems] == [False, True, False]
     assert not any(row.cells[words].best for row in table.systems)
 
 
-def test_figures_that_look_the_same_share_the_best():
-    data = sample(0)
-    data["systems"][1]["scores"]["rouge1"] = 41.8701
-    assert [row.cells[0].best for row in results(data).systems] == [True, True, False]
+def test_values_that_look_the_same_share_the_best():
+    report = with_value(sample(0), 1, "rouge1", 41.8701)
+    assert [row.cells[0].best for row in results(report).systems] == [True, True, False]
+
+
+def test_a_single_value_is_not_the_best():
+    report = replace(sample(0), systems=sample(0).systems[:2], paper=None, cases=None)
+    assert not any(cell.best for row in results(report).systems for cell in row.cells)
 
 
 def test_speed_stands_with_its_ratio_to_the_first_system():
     table = results(sample(0))
-    assert [(row.speed.text, row.speed.difference) for row in table.systems] == [("29.00", "×1.00"), ("26.10", "×0.90"), ("23.20", "×0.80")]
-    assert table.paper[0].speed.difference == "×1.00"
+    assert [(row.cells[-1].text, row.cells[-1].note) for row in table.systems] == [("29.00", "×1.00"), ("26.10", "×0.90"), ("23.20", "×0.80")]
+    assert table.paper[0].cells[-1].note == "×1.00"
 
 
-def test_a_missing_figure_is_a_dash_and_sorts_nowhere():
-    data = sample(0)
-    data["systems"][1]["scores"] = {"rouge1": None, "rougeL": float("nan")}
-    cells = results(data).systems[0].cells
-    assert [(cell.text, cell.value) for cell in cells[:3]] == [("–", None)] * 3
+def test_there_is_no_column_of_speeds_where_no_speed_is_known():
+    report = replace(sample(0), systems=[replace(one, docs_per_second=None) for one in sample(0).systems], paper=None)
+    table = results(report)
+    assert [head.name for head in table.heads] == list(SCORES)
+    assert {len(row.cells) for row in [*table.baselines, *table.systems]} == {len(SCORES)}
+
+
+def test_a_missing_value_is_a_dash_and_sorts_nowhere():
+    cells = results(with_value(sample(0), 1, "rouge1", None)).systems[0].cells
+    assert (cells[0].text, cells[0].value) == ("–", None)
+
+
+def test_decimals_are_those_of_the_score():
+    report = sample(0)
+    assert results(report).systems[0].cells[3].text == "4.520"
+    report = replace(report, scores={**SCORES, "wmd": Score("WMD", better="lower", decimals=1)})
+    assert results(report).systems[0].cells[3].text == "4.5"
 
 
 def test_latex_has_bold_marks_rules_and_no_command_of_the_labels():
@@ -93,47 +117,54 @@ def test_markdown_is_one_table():
     assert lines[0] == "|  | R-1 | R-L | R-Lsum | WMD ↓ | Docs/s |"
     assert r"| ce + matches(2) | **41.87**\*\* | **34.13**\* | **34.13** | **4.510** | 26.10 (×0.90) |" in lines
     assert lines[-1].startswith("| BART-base (paper) | 41.63 |")
-    data = sample(0)
-    data["systems"][1]["label"] = "a | b\n*c*"
-    assert tables.copies(data)["markdown"]["rows"][0].startswith(r"| a \| b\\n\*c\* | ")
 
 
-def test_csv_reads_back_with_every_figure_in_full():
+def test_csv_reads_back_with_every_score_in_full():
     rows = list(csv.DictReader(joined("csv").splitlines()))
     assert [(row["name"], row["kind"]) for row in rows] == [("lead", "baseline"), ("base", "system"), ("m2", "system"), ("r2", "system"), ("BART-base", "paper")]
     assert (rows[2]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"]) == ("41.87", "0.50", "**")
     assert rows[3]["label"] == "ce + rewards(2) & 50%_x"
     assert rows[2]["docs_per_second"] == "26.1"
-    assert rows[2]["words"] == "18.2"   # the texts' shape has a table of its own, and the same file
+    assert rows[2]["words"] == "18.2"   # descriptive scores have a table of their own, and the same file
 
 
-def test_shape_has_a_table_of_its_own_unless_there_is_nothing_else():
-    figures = sample(0)["figures"]
-    assert [list(part) for part in tables.parted(figures)] == [["rouge1", "rougeL", "rougeLsum", "wmd"], ["words"]]
-    assert [list(part) for part in tables.parted({"words": figures["words"]})] == [["words"], []]
+def test_descriptive_scores_have_a_table_of_their_own_unless_there_is_nothing_else():
+    report = sample(0)
+    assert tables.quality_and_description(report) == (["rouge1", "rougeL", "rougeLsum", "wmd"], ["words"])
+    assert tables.quality_and_description(replace(report, scores={"words": SCORES["words"]})) == (["words"], [])
 
 
 def joined(form):
-    data = sample(0)
-    parts = tables.copies(data)[form]
-    return "\n".join([*parts["before"], *parts["rows"], *parts["after"]])
+    return tables.copies(sample(0))[form].text
+
+
+def test_every_comparison_has_its_interval_and_tests():
+    rows = tables.comparisons(sample(0))
+    assert rows[0] == ("ce + matches(2)", "R-1", "+0.30**", "+0.20 to +0.40", "0.001", "0.004", "0.004")
+    assert (rows[2].p_randomisation, rows[2].p_holm) == ("", "")
+    assert rows[3].difference == "−0.010", "three decimals, as its column has"
 
 
 def test_settings_are_parted_into_shared_and_different():
-    data = sample(0)
-    assert [name for name, _ in page.settings(data)["different"]] == ["recipe.train.seed"]   # a baseline has none of them
-    data["systems"] = data["systems"][1:3]
-    assert page.settings(data) == {"shared": [("recipe.train.rate", ["3e-05"]), ("generation.beams", ["6"])], "different": [("recipe.train.seed", ["1", "2"])]}
+    systems = sample(0).systems
+    assert [name for name, _ in tables.settings(systems).different] == ["recipe.train.seed"]   # a baseline has none of them
+    assert tables.settings(systems).different[0][1] == ["–", "1", "2", "–"]
+    assert tables.settings(systems[1:3]) == ([("recipe.train.rate", "3e-05"), ("generation.beams", "6")], [("recipe.train.seed", ["1", "2"])])
+
+
+def test_nested_settings_are_written_by_dotted_name():
+    assert flat({"list": [1, {"a": None}], "empty": {}, "a": {"b": "c"}}) == {"list": '[1, {"a": null}]', "empty": "{}", "a.b": "c"}
+    assert flat({}) == {}
 
 
 # Blocks
 
 
-def test_figures_are_kept_to_the_shown_decimals():
+def test_scores_are_kept_to_the_shown_decimals():
     rng = random.Random(0)
     systems = [[rng.random() * 100 for _ in range(200)] for _ in range(3)]
     systems[1][5], systems[2][7] = None, math.nan
-    kept = blocks.figures(systems)
+    kept = blocks.encode_scores(systems)
     codes = array("H", unpacked(kept.codes))
     for number in range(200):
         for place in range(3):
@@ -145,8 +176,8 @@ def test_figures_are_kept_to_the_shown_decimals():
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-3.25, 4.5], [1e6, 0.0], [7.0], [None]])
-def test_figures_of_any_range_fit(values):
-    kept = blocks.figures([values])
+def test_scores_of_any_range_fit(values):
+    kept = blocks.encode_scores([values])
     codes = array("H", unpacked(kept.codes))
     for code, value in zip(codes, values, strict=True):
         assert code == blocks.NOTHING if value is None else kept.low + code / 10**kept.decimals == pytest.approx(value, abs=100, rel=1e-4)
@@ -155,11 +186,11 @@ def test_figures_of_any_range_fit(values):
 def test_documents_are_kept_as_far_as_there_is_room():
     rng = random.Random(0)
     texts = ["".join(rng.choices("abcdefgh ", k=blocks.DOCUMENT_BLOCK // 3)) for _ in range(9)]
-    everything = blocks.documents([None, *texts], 10**7)
-    assert (everything.places, everything.known) == (list(range(1, 10)), 9)
+    everything = blocks.pack_documents([None, *texts], 10**7)
+    assert (everything.cases, everything.known) == (list(range(1, 10)), 9)
     assert [text for block in everything.blocks for text in json.loads(unpacked(block))] == texts
-    half = blocks.documents([None, *texts], sum(map(len, everything.blocks)) // 2)
-    assert 0 < len(half.places) < 9
+    half = blocks.pack_documents([None, *texts], sum(map(len, everything.blocks)) // 2)
+    assert 0 < len(half.cases) < 9
     assert half.known == 9
     assert sum(map(len, half.blocks)) <= sum(map(len, everything.blocks)) // 2
 
@@ -167,12 +198,13 @@ def test_documents_are_kept_as_far_as_there_is_room():
 def test_a_huge_document_does_not_keep_others_out():
     rng = random.Random(0)
     huge = "".join(rng.choices("abcdefgh ", k=2_000_000))
-    assert blocks.documents([huge, "small"], 100_000).places == [1]
+    assert blocks.pack_documents([huge, "small"], 100_000).cases == [1]
 
 
 def test_the_page_says_how_many_documents_it_has(tmp_path, monkeypatch):
     data = sample(30)
-    data["cases"]["documents"] = ["".join(random.Random(place).choices("abcdefgh ", k=9000)) for place in range(30)]
+    documents = ["".join(random.Random(place).choices("abcdefgh ", k=9000)) for place in range(30)]
+    data = replace(data, cases=replace(data.cases, documents=documents))
     monkeypatch.setattr(blocks, "DOCUMENT_BLOCK", 10_000)
     whole = len(page.page_text(data))
     text = page.page_text(data, budget=whole - 50_000)
@@ -190,20 +222,29 @@ def test_nothing_in_json_can_end_its_element():
     assert json.loads(text) == HOSTILE
 
 
-@pytest.mark.parametrize(("change", "told"), [
-    (lambda data: data["cases"]["texts"].pop(), "texts of 3 systems, and there are 4"),
-    (lambda data: data["cases"]["texts"][2].pop(), "6 ids and 5 texts of 'm2': there must be one for each id"),
-    (lambda data: data["cases"]["references"].pop(), "6 ids and 5 references"),
-    (lambda data: data["cases"]["documents"].pop(), "6 ids and 5 documents"),
-    (lambda data: data["cases"]["scores"]["rouge1"].pop(), "rouge1 of 3 systems, and there are 4"),
-    (lambda data: data["cases"]["scores"]["rouge1"][0].pop(), "6 ids and 5 rouge1 of 'lead'"),
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda cases: {"texts": cases.texts[:3]}, "texts of 3 systems, and there are 4"),
+    (lambda cases: {"texts": [*cases.texts[:2], cases.texts[2][:5], cases.texts[3]]}, "6 ids and 5 texts of 'm2': there must be one for each id"),
+    (lambda cases: {"references": cases.references[:5]}, "6 ids and 5 references"),
+    (lambda cases: {"reference_words": cases.reference_words[:5]}, "6 ids and 5 lengths of references"),
+    (lambda cases: {"documents": cases.documents[:5]}, "6 ids and 5 documents"),
+    (lambda cases: {"scores": {**cases.scores, "rouge1": cases.scores["rouge1"][:3]}}, "rouge1 of 3 systems, and there are 4"),
+    (lambda cases: {"scores": {**cases.scores, "rouge1": [cases.scores["rouge1"][0][:5], *cases.scores["rouge1"][1:]]}}, "6 ids and 5 rouge1 of 'lead'"),
+    (lambda cases: {"scores": {"rouge1": cases.scores["rouge1"]}}, "cases has no words"),
+    (lambda cases: {"described": {"words": SCORES["words"]}}, "cases has no rouge1, or no description of it"),
 ])  # fmt: skip
-def test_cases_that_do_not_fit_together_are_refused(change, told, tmp_path):
-    data = sample(6)
-    change(data)
-    with pytest.raises(ValueError, match=re.escape(told)):
-        page.write_page(data, tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_cases_that_do_not_fit_together_are_refused(change, message):
+    report = sample(6)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replace(report, cases=replace(report.cases, **change(report.cases)))
+
+
+@pytest.mark.parametrize("part", ["systems", "seeds", "paper", "ablations"])
+def test_a_row_without_one_of_the_scores_is_refused(part):
+    report = sample(0)
+    other = {"systems": (), "seeds": (), "paper": None, "ablations": ()} | {part: getattr(report, part)}
+    with pytest.raises(ValueError, match="has no new: give None where there is no value"):
+        replace(report, scores={**SCORES, "new": Score("New")}, cases=None, **other)
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
@@ -213,12 +254,12 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
 
 
 def test_the_page_is_made_without_torch():
-    program = "import sys; sys.modules['torch'] = None; import ngramloss.report.page as page; page.page_text({}); print('done')"
+    program = "import sys; sys.modules['torch'] = None; import ngramloss.report.page as page; page.page_text(page.Report()); print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
 
 
-def test_the_same_dict_gives_the_same_page():
+def test_the_same_record_gives_the_same_page():
     assert page.page_text(sample(5)) == page.page_text(sample(5))
 
 
@@ -226,12 +267,12 @@ def test_the_same_dict_gives_the_same_page():
 
 
 def test_each_term_rate_and_speed_has_a_drawing_and_clocks_have_none():
-    titles = [panel.title for panel in charts.training(sample(0)["training"])]
+    titles = [panel.title for panel in charts.draw(sample(0)).training]
     assert titles == ["joint loss", "ce", "matches(2)", "2-grams matched", "learning rate", "documents per second"]
 
 
 def test_drawings_take_their_colours_from_the_page_and_share_no_name():
-    panels = charts.training(sample(0)["training"])
+    panels = charts.draw(sample(0)).training
     assert all("var(--series-0)" in panel.svg and "var(--series-1)" in panel.svg for panel in panels)
     assert not re.search(r"#0000\d\d|#0001\d\d|<style|<metadata|DejaVu", "".join(panel.svg for panel in panels))
     names = [name for panel in panels for name in re.findall(r' id="([^"]+)"', panel.svg)]
@@ -242,7 +283,7 @@ def test_drawings_take_their_colours_from_the_page_and_share_no_name():
 
 
 def test_a_long_log_is_thinned_and_keeps_its_ends():
-    (panel, *_) = charts.training([{"label": "a", "rows": log(0, steps=10_001 * 10)}])
+    (panel, *_) = charts.draw_training([TrainingLog("a", curves(log(0, steps=10_001 * 10)))])
     solid = panel.series[0]
     assert len(solid.x) <= charts.POINTS + 1
     assert (solid.x[0], solid.x[-1]) == (10, 100_010)
@@ -250,25 +291,49 @@ def test_a_long_log_is_thinned_and_keeps_its_ends():
 
 def test_rows_without_numbers_are_not_drawn():
     rows = [{"step": 1, "loss": None}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": 2.5}, {"loss": 1.0}]
-    (panel,) = charts.training([{"label": "a", "rows": rows}])
+    (panel,) = charts.draw_training([TrainingLog("a", curves(rows))])
     assert [(one.x, one.y) for one in panel.series] == [([3], [2.5])]
 
 
-def test_the_ablation_has_the_papers_figures_and_lsum_beside_l():
-    figures = sample(0)["figures"]
-    rows = [{"label": "a", "scores": dict.fromkeys(figures, 1.0), "paper": {"rouge1": 2.0, "rougeL": 3.0}}]
-    assert charts.ablation_figures({"rows": rows}, figures) == ["rouge1", "rougeL", "rougeLsum"]
-    assert charts.ablation_figures({"rows": [{"label": "a", "scores": {"wmd": 1.0}}]}, figures) == ["wmd"]
+def ablation(*rows):
+    return Ablation("", [AblationRow(label, NOTHING | here, NOTHING | paper) for label, here, paper in rows])
+
+
+def test_the_ablation_has_the_papers_scores_or_all_where_it_has_none():
+    everything = dict.fromkeys(SCORES, 1.0)
+    assert ablation(("a", everything, {"rouge1": 2.0, "rougeL": 3.0})).scores == ["rouge1", "rougeL"]
+    assert ablation(("a", {"wmd": 1.0}, {}), ("b", {"rouge1": 1.0}, {})).scores == ["wmd", "rouge1"]
+
+
+def test_the_ablations_table_marks_the_best_here_and_in_the_paper():
+    part = tables.ablation(sample(0).ablations[0], SCORES)
+    assert [head.label for head in part.table.heads] == ["R-1", "R-1", "R-L"]
+    assert part.of_paper == [False, True, True]
+    assert [[(cell.text, cell.best) for cell in row.cells] for row in part.table.systems] == [
+        [("43.20", False), ("43.26", False), ("40.40", False)], [("43.50", True), ("43.33", True), ("40.56", True)]]
 
 
 def test_the_ablations_drawing_shows_what_rows_add_to_the_first():
-    rows = [{"label": "ce", "scores": {"rouge1": 90.0}, "paper": {"rouge1": 43.0}}, {"label": "+ 2", "scores": {"rouge1": 90.5}, "paper": {"rouge1": 43.2}},
-            {"label": "+ 3", "scores": {}, "paper": {"rouge1": 42.9}}]
-    assert charts._gains(rows, "scores", "rouge1") == [(0.5, 1)]
-    assert charts._gains(rows, "paper", "rouge1") == [(pytest.approx(0.2), 1), (pytest.approx(-0.1), 2)]
-    assert charts._gains(rows, "scores", "rouge2") == charts._gains([], "scores", "rouge1") == []
-    assert "R-1, added" in charts.ablation({"rows": rows}, sample(0)["figures"], "a")
-    assert charts.ablation({"rows": rows[1:2]}, sample(0)["figures"], "a") == "", "nothing to add to"
+    rows = [("ce", {"rouge1": 90.0}, {"rouge1": 43.0}), ("+ 2", {"rouge1": 90.5}, {"rouge1": 43.2}), ("+ 3", {}, {"rouge1": 42.9})]
+    assert charts.gains_of([90.0, 90.5, None]) == [(0.5, 1)]
+    assert charts.gains_of([43.0, 43.2, 42.9]) == [(pytest.approx(0.2), 1), (pytest.approx(-0.1), 2)]
+    assert charts.gains_of([None, 1.0]) == charts.gains_of([]) == []
+    assert "R-1, added" in charts.draw_ablation(ablation(*rows), SCORES, "a")
+    assert charts.draw_ablation(ablation(rows[1]), SCORES, "a") == "", "nothing to add to"
+
+
+@pytest.mark.parametrize(("randomisation", "said"), [(0.004, "in the paired bootstrap and in the paired randomisation, corrected"), (None, "in the paired bootstrap alone, corrected")])
+def test_the_legend_names_the_tests_that_were_made(randomisation, said):
+    systems = [system("a", "ce", 1.0, 1.0, 1.0, 1.0), system("b", "m", 2.0, 1.0, 1.0, 1.0, {"rouge1": Comparison(1.0, 0.5, 1.5, 0.001, randomisation, 0.004)})]
+    assert said in page.page_text(Report(scores=SCORES, systems=systems))
+
+
+def test_every_part_of_the_record_is_drawn_once(monkeypatch):
+    drawn = []
+    markup = charts._markup
+    monkeypatch.setattr(charts, "_markup", lambda figure, name: drawn.append(name) or markup(figure, name))
+    page.page_text(sample(3))
+    assert drawn == ["t0", "t1", "t2", "t3", "t4", "t5", "a0"]
 
 
 # In a browser
@@ -407,20 +472,16 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
 
 
 def test_a_page_of_nothing_opens(visit):
-    tab = visit(dict)
+    tab = visit(Report)
     assert "No systems were given." in tab.inner_text("main")
 
 
 def one_system():
-    data = sample(8)
-    data["systems"] = data["systems"][1:2]
-    data["cases"]["texts"] = data["cases"]["texts"][1:2]
-    data["cases"]["scores"] = {}
-    data["cases"]["documents"] = None
-    return data
+    report = sample(8)
+    return replace(report, systems=report.systems[1:2], cases=cases(report.cases.ids, report.cases.references, None, report.cases.texts[1:2], {}))
 
 
-def test_a_single_system_without_figures_can_be_read(visit):
+def test_a_single_system_without_scores_can_be_read(visit):
     tab = visit(one_system)
     assert tab.locator("#texts .system").count() == 1
     assert tab.locator(".row").count() == 8
@@ -430,28 +491,28 @@ def test_a_single_system_without_figures_can_be_read(visit):
 def test_the_slider_marks_the_n_grams_shared_with_the_reference(visit):
     tab = visit()
     data = sample()
-    case = data["cases"]["ids"].index(listed(tab)[0])
-    gold = data["cases"]["references"][case][0]
+    case = data.cases.ids.index(listed(tab)[0])
+    gold = data.cases.references[case][0]
     seen = set()
     for n in (1, 2, 3, 4, 5):
         tab.fill("#n", str(n))
         assert tab.inner_text("#n-shown") == str(n)
         cards = tab.locator("#texts .system bdi").all_text_contents()
         assert cards[:2] == ["ce", "ce + matches(2)"]   # A and B come first, then the rest
-        assert sorted(cards) == sorted(one["label"] for one in data["systems"])
-        for place, system_texts in enumerate(data["cases"]["texts"]):
-            card = cards.index(data["systems"][place]["label"])
+        assert sorted(cards) == sorted(one.label for one in data.systems)
+        for place, system_texts in enumerate(data.cases.texts):
+            card = cards.index(data.systems[place].label)
             found = tab.locator("#texts .system").nth(card).locator("mark span").all_text_contents()
             assert found == shared_words(system_texts[case], gold, n), (n, place)
             seen.add((place, tuple(found)))
-    assert len(seen) > len(data["systems"])
+    assert len(seen) > len(data.systems)
     assert tab.locator("#texts .reference .body").text_content() == gold
 
 
 def test_pointing_at_a_shared_n_gram_lights_its_other_occurrences(visit):
     tab = visit(hash="#case=id-0&n=1")
     data = sample()
-    texts = [data["cases"]["references"][0][0], *(those[0] for those in data["cases"]["texts"]), data["cases"]["documents"][0]]
+    texts = [data.cases.references[0][0], *(those[0] for those in data.cases.texts), data.cases.documents[0]]
     word = tab.locator("#texts .system mark span").first
     spelled = word.text_content()
     word.hover()
@@ -496,9 +557,8 @@ def test_copies_come_in_the_order_of_the_table(visit, form):
     assert tab.evaluate("window.copied") == joined(form)
     tab.click(".sortable >> nth=0 >> th:nth-child(2) button")
     tab.click(f"[data-copy={form}]")
-    data = sample(0)
-    parts = tables.copies(data)[form]
-    assert tab.evaluate("window.copied").split("\n") == [*parts["before"], *[parts["rows"][place] for place in (1, 2, 0)], *parts["after"]]
+    parts = tables.copies(sample(0))[form]
+    assert tab.evaluate("window.copied").split("\n") == [*parts.before, *[parts.rows[place] for place in (1, 2, 0)], *parts.after]
     assert "copied" in tab.inner_text("#copied")
     assert tab.is_hidden("#copy-text")
 
@@ -517,8 +577,8 @@ def test_cases_are_ordered_and_bounded_by_the_difference(visit):
     data = sample()
     choose(tab, "#system-a", label="ce")
     choose(tab, "#system-b", label="ce + matches(2)")
-    scores = data["cases"]["scores"]["rouge1"]
-    apart = {key: scores[2][place] - scores[1][place] for place, key in enumerate(data["cases"]["ids"])}
+    scores = data.cases.scores["rouge1"]
+    apart = {key: scores[2][place] - scores[1][place] for place, key in enumerate(data.cases.ids)}
     best = sorted(apart, key=lambda key: -apart[key])
     assert listed(tab) == best[: len(listed(tab))]
     assert tab.inner_text("#case-title") == f"Case {best[0]}"
@@ -533,29 +593,38 @@ def test_cases_are_ordered_and_bounded_by_the_difference(visit):
     assert listed(tab) == inside[::-1][: len(listed(tab))]
 
 
+def test_a_case_has_the_decimals_of_the_score_everywhere(visit):
+    tab = visit(hash="#case=id-3&a=base&b=m2&figure=wmd")
+    until(tab, "document.querySelector('#case-title').textContent === 'Case id-3'")
+    values = [system_scores[3] for system_scores in sample().cases.scores["wmd"]]
+    assert tab.inner_text("#texts .system >> nth=0 >> .scores") == f"WMD {values[1]:.3f}"
+    assert tab.inner_text(".row[aria-selected=true] .value") == f"{values[2] - values[1]:+.3f}".replace("-", "−")
+    tab.click("text=All scores of this case")
+    heads = tab.locator("#case-figures thead th").all_inner_texts()
+    assert tab.locator("#case-figures tbody tr").nth(1).locator("th, td").all_inner_texts()[heads.index("WMD")] == f"{values[1]:.3f}"
+    tab.evaluate("document.getElementById('spread').scrollIntoView()")
+    tab.wait_for_selector("#histogram rect", state="attached")
+    choose(tab, "#spread-figure", label="WMD")
+    mean = sum(tests[2] - tests[1] for tests in zip(*sample().cases.scores["wmd"], strict=True)) / 60
+    until(tab, f"document.querySelector('#histogram-note').textContent.includes('mean {mean:+.3f}.'.replace('-', '−'))")
+
+
 @pytest.mark.parametrize("measure", ["length", "reference", "novelty"])
 def test_cases_are_ordered_by_length_and_novelty(visit, measure):
     tab = visit()
-    cases = sample()["cases"]
+    ordered = sample().cases
     choose(tab, "#system-a", label="ce")
     choose(tab, "#measure", value=measure)
     until(tab, "document.querySelector('#direction').textContent")
-
-    def value(place):
-        text, source = cases["texts"][1][place], cases["documents"][place]
-        if measure == "novelty":
-            own = set(grams(text, 2))
-            return -1 if source is None else 100 * len(own - set(grams(source, 2))) / len(own)
-        return len(words_of(text if measure == "length" else cases["references"][place][0]))
-
-    expected = sorted(range(60), key=lambda place: (-value(place), place))
-    found = [cases["ids"].index(key) for key in listed(tab)]
+    values = {"length": ordered.scores["words"][1], "reference": ordered.reference_words, "novelty": ordered.scores["novel2"][1]}[measure]
+    expected = sorted(range(60), key=lambda place: (1 if values[place] is None else -values[place], place))
+    found = [ordered.ids.index(key) for key in listed(tab)]
     assert found == expected[: len(found)]
 
 
 def test_search_finds_words_in_any_text_and_ids(visit):
     tab = visit()
-    cases = sample()["cases"]
+    searched = sample().cases
 
     def found(query):
         tab.fill("#search", query)
@@ -565,10 +634,10 @@ def test_search_finds_words_in_any_text_and_ids(visit):
 
     query = "The Old Minister HAS won"
     holds = [place for place in range(60) if any(query.lower() in (text or "").lower() for text in
-             [cases["references"][place][0], cases["documents"][place], *(those[place] for those in cases["texts"])])]   # fmt: skip
+             [searched.references[place][0], searched.documents[place], *(those[place] for those in searched.texts)])]   # fmt: skip
     assert 0 < len(holds) < 60
     assert found(query) == f"{len(holds)} of 60 cases"
-    assert set(listed(tab)) <= {cases["ids"][place] for place in holds}
+    assert set(listed(tab)) <= {searched.ids[place] for place in holds}
     assert found("id-59") == "1 of 60 cases"
     assert tab.inner_text("#case-title") == "Case id-59"
     assert found("nobody wrote this") == "0 of 60 cases"
@@ -651,7 +720,7 @@ def test_a_run_can_be_hidden_and_values_read_off(visit):
 
 def test_distributions_count_every_case_once(visit):
     tab = visit()
-    scores = sample()["cases"]["scores"]["rougeL"]
+    scores = sample().cases.scores["rougeL"]
     tab.evaluate("document.getElementById('spread').scrollIntoView()")
     tab.wait_for_selector("#histogram rect", state="attached")
     choose(tab, "#spread-figure", label="R-L")
@@ -707,7 +776,7 @@ def test_the_page_prints_in_light_without_controls(visit):
 
 def test_hostile_text_stays_text(visit):
     tab = visit(hostile)
-    ids = [key.replace("\ud83d", "?") for key in hostile()["cases"]["ids"]]   # half a pair cannot be kept
+    ids = [key.replace("\ud83d", "?") for key in hostile().cases.ids]   # half a pair cannot be kept
     for place, text in enumerate(HOSTILE):
         tab.evaluate(f"location.hash = new URLSearchParams({{ case: {json.dumps(ids[place])} }})")
         until(tab, f"document.querySelector('#case-title bdi').textContent === {json.dumps(ids[place])}")
@@ -747,13 +816,3 @@ def test_xsums_test_set_is_small_quick_and_listed_lazily(browser, visit, tmp_pat
     until(tab, "[...document.querySelectorAll('.row')].some(row => row.offsetTop === 5000 * 60)")
     assert tab.locator(".row").count() < 40
     context.close()
-
-
-def test_a_system_of_many_shapes_is_no_error():
-    data = sample(4)
-    data["systems"].append(system("x", "", 1.0, 1.0, 1.0, 1.0, settings={"list": [1, {"a": None}], "empty": {}}))
-    data["cases"]["texts"].append(["a"] * 4)
-    for scores in data["cases"]["scores"].values():
-        scores.append([None] * 4)
-    assert ("list", ['[1, {"a": null}]']) in page.settings(data)["shared"]
-    assert page.page_text(data)

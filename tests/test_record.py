@@ -1,13 +1,24 @@
 """From scored runs and files to the page's record, and the command that writes the page."""
 
+import base64
+import gzip
 import json
+import math
+import re
+from array import array
+from pathlib import Path
 
 import pytest
 from test_score_runs import REFERENCES, TEXTS, run
 
 from ngramloss import cli, paper
-from ngramloss.metrics.registry import METRICS, score_owners
-from ngramloss.report.record import build_record
+from ngramloss.data.statistics import words_of
+from ngramloss.metrics.registry import METRICS, Metric, score_owners, scores_of
+from ngramloss.metrics.scores import Scores
+from ngramloss.metrics.shape import shape
+from ngramloss.report import page
+from ngramloss.report.build import build_record
+from ngramloss.report.record import Comparison, PaperRow, TeacherForced, TrainingLog, Value
 from ngramloss.scoring import results, systems
 
 
@@ -16,28 +27,89 @@ def record(*folders, metrics=("rouge", "bleu", "shape"), **options):
     return build_record(results.score_systems(texts, metrics, samples=20, shuffles=20), texts, **options)
 
 
-def test_the_record_is_whole_and_json(tmp_path):
+def test_the_record_has_everything(tmp_path):
     folder = run(tmp_path / "a", objective="ce + matches(2)")
-    (folder / "log.jsonl").write_text('{"step": 1, "ce": 2.0, "docs_per_second": 8.0}\n')
+    (folder / "log.jsonl").write_text('{"step": 1, "ce": 2.0, "docs_per_second": 8.0, "note": "x"}\n{"ce": 1.0}\n')
     (folder / "seen.jsonl").write_text('{"id": "b", "tokens": ["x"], "best": ["y"], "confidence": [0.5], "label_probability": [0.1]}\n')
     found = record(folder, title="T", deviations=["less"])
-    json.dumps(found, allow_nan=False)
-    system, = found["systems"]
-    assert (system["name"], system["label"], system["docs_per_second"], system["baseline"]) == ("a", "ce + matches(2)", 8.0, False)
-    assert system["settings"]["written by"].startswith("generation|model:")
-    assert system["settings"]["recipe"]["train"]["seed"] == 1
-    assert found["training"] == [{"system": "a", "label": "ce + matches(2)", "rows": [{"step": 1, "ce": 2.0, "docs_per_second": 8.0}]}]
-    assert found["seen"] == {"a": {"b": {"tokens": ["x"], "best": ["y"], "confidence": [0.5], "label_probability": [0.1]}}}
-    assert found["objectives"] == {"a": "ce + matches(2)"}
-    assert found["cases"]["ids"] == ["a", "b", "c"]
-    assert found["cases"]["references"] == [[text] for text in REFERENCES.values()]
-    assert found["cases"]["texts"] == [list(TEXTS.values())]
-    assert found["cases"]["documents"][0] == "the cat sat on the mat as was said"
-    assert found["cases"]["scores"]["rouge1"] == [[83.33, 100.0, 90.91]]
-    assert (found["title"], found["deviations"], found["ablation"]) == ("T", ["less"], [])
-    assert {name: one["metric"] for name, one in found["figures"].items()} == {
-        **dict.fromkeys(["rouge1", "rouge2", "rougeL", "rougeLsum"], "rouge"), "bleu": "bleu",
-        **dict.fromkeys(["words", "repeated3", "compression", "novel1", "novel2", "novel3", "novel4", "coverage", "density"], "shape")}
+    system, = found.systems
+    assert (system.name, system.label, system.docs_per_second, system.is_baseline) == ("a", "ce + matches(2)", 8.0, False)
+    assert system.settings["written by"].startswith("generation|model:")
+    assert system.settings["recipe.train.seed"] == "1"
+    assert system.forced == {"b": TeacherForced(["x"], ["y"], [0.5], [0.1])}
+    assert system.objective == "ce + matches(2)"
+    assert found.training == [TrainingLog("ce + matches(2)", {"ce": [(1, 2.0)], "docs_per_second": [(1, 8.0)]})]
+    assert found.cases.ids == ["a", "b", "c"]
+    assert found.cases.references == [[text] for text in REFERENCES.values()]
+    assert found.cases.texts == [list(TEXTS.values())]
+    assert found.cases.documents[0] == "the cat sat on the mat as was said"
+    assert found.cases.scores["rouge1"] == [[83.33, 100.0, 90.91]]
+    assert (found.title, found.deviations, found.ablations, found.paper) == ("T", ["less"], [], None)
+    assert found.scores == {name: scores_of(metric)[name] for metric, names in {
+        "rouge": ["rouge1", "rouge2", "rougeL", "rougeLsum"], "bleu": ["bleu"],
+        "shape": ["words", "repeated3", "compression", "novel1", "novel2", "novel3", "novel4", "coverage", "density"]}.items() for name in names}
+
+
+def test_values_have_their_intervals_and_tests(tmp_path):
+    folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES), run(tmp_path / "c", dict(TEXTS, b="it"))]
+    texts = systems.align(None, folders)
+    result = results.score_systems(texts, ["rouge"], samples=20, shuffles=20)
+    first, second, _ = (system.values["rouge1"] for system in build_record(result, texts).systems)
+    figure = result.figures["rouge1"][1]
+    assert first.against_first is None
+    assert len({figure.p_bootstrap, figure.p_randomisation, figure.p_holm}) == 3
+    assert second == Value(figure.value, figure.low, figure.high, Comparison(
+        figure.difference, figure.difference_low, figure.difference_high, figure.p_bootstrap, figure.p_randomisation, figure.p_holm))
+
+
+def test_a_value_that_no_document_has_is_none(tmp_path, monkeypatch):
+    monkeypatch.setitem(METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none")))
+    found = record(run(tmp_path / "a"), run(tmp_path / "b"), metrics=("none",))
+    assert [system.values["none"] for system in found.systems] == [Value(None)] * 2
+    assert found.cases.scores["none"] == [[None] * 3] * 2
+
+
+SHAPES = {"a": "It's 3.5 km, not 4.", "b": "Rain", "c": "U.S.-led peace-talks in Côte d’Ivoire: 1,200 dead"}
+
+
+@pytest.mark.parametrize("metrics", [("rouge",), ("rouge", "shape")])
+def test_words_and_novelty_of_a_case_are_those_of_shape(tmp_path, metrics):
+    found = record(run(tmp_path / "a", SHAPES), metrics=metrics).cases
+    expected = shape(list(SHAPES.values()), found.documents).values
+    assert found.scores["words"] == [expected["words"]] == [[5.0, 1.0, 9.0]]
+    assert found.scores["novel2"] == [[round(value, 2) for value in expected["novel2"]]]
+    assert found.scores["novel2"][0][1] == 0.0, "a text without a bigram has 0, as in shape"
+    assert found.described["words"] == scores_of("shape")["words"]
+    assert found.reference_words == [len(words_of(text)) for text in REFERENCES.values()]
+
+
+def test_words_are_counted_without_documents_too(tmp_path):
+    folder = run(tmp_path / "a", SHAPES)
+    rows = [json.loads(line) for line in (folder / "references.jsonl").read_text().splitlines()]
+    (folder / "references.jsonl").write_text("".join(json.dumps({"id": row["id"], "reference": row["reference"]}) + "\n" for row in rows))
+    found = record(folder, metrics=("rouge",)).cases
+    assert found.scores["words"] == [[5.0, 1.0, 9.0]]
+    assert "novel2" not in found.scores
+
+
+def test_the_page_has_the_words_and_novelty_of_the_record(tmp_path):
+    """As they are stored in the page, so that nothing between counts them anew."""
+    report = record(run(tmp_path / "a", SHAPES), metrics=("rouge",))
+    text = page.page_text(report)
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
+    for index, score in enumerate(facts["figures"]):
+        block = re.search(rf'id="pack-figure-{index}">(.*?)</script>', text, re.S)[1]
+        codes = array("H", gzip.decompress(base64.b64decode(block)))
+        shown = [None if code == facts["nothing"] else score["low"] + code / 10 ** score["decimals"] for code in codes]
+        stored = report.cases.reference_words if score["name"] == "reference words" else report.cases.scores[score["name"]][0]
+        assert shown == pytest.approx(list(stored)), score["name"]
+    assert {"words", "novel2", "reference words"} <= {score["name"] for score in facts["figures"]}
+
+
+def test_no_part_of_the_report_asks_the_record_whether_it_has_a_field():
+    for path in Path(page.__file__).parent.glob("*.py"):
+        assert ".get(" not in path.read_text(), path.name
+    assert ".get(" not in Path(page.__file__).with_name("page.html").read_text()
 
 
 def test_every_figure_of_every_metric_has_a_label():
@@ -52,37 +124,37 @@ def test_every_figure_of_every_metric_has_a_label():
 @pytest.mark.parametrize(("seeds", "labels"), [((1, 2), ["ce (seed 1)", "ce (seed 2)"]), ((3, 3), ["ce (a)", "ce (b)"])])
 def test_systems_that_share_a_label_are_told_apart(tmp_path, seeds, labels):
     found = record(run(tmp_path / "a", seed=seeds[0]), run(tmp_path / "b", seed=seeds[1]))
-    assert [system["label"] for system in found["systems"]] == labels
+    assert [system.label for system in found.systems] == labels
 
 
 def test_the_ablation_has_the_papers_rows_and_means_over_seeds(tmp_path):
     folders = [run(tmp_path / "ce"), run(tmp_path / "m2", objective="ce + matches(2)"),
                run(tmp_path / "m2-2", dict(TEXTS, b="it"), objective="ce + matches(2)", seed=2),
                run(tmp_path / "m12", objective="ce + matches(1,2)")]
-    part, = record(*folders)["ablation"]
-    assert part["title"] == "N-gram matches"
-    assert [row["label"] for row in part["rows"]] == ["ce", *(label for label, _, _ in paper.TABLE3["N-gram matches"][1:])]
-    rows = {row["label"]: row for row in part["rows"]}
-    assert rows["+ 2-gram"]["paper"] == {"rouge1": 43.33, "rouge2": 20.56, "rougeLsum": 40.56}
-    assert rows["+ 3-gram"]["scores"] == {}
-    each = [system["scores"]["rouge1"] for system in record(*folders)["systems"]]
-    assert rows["+ 2-gram"]["scores"]["rouge1"] == pytest.approx((each[1] + each[2]) / 2)
+    part, = record(*folders).ablations
+    assert part.title == "N-gram matches"
+    assert part.scores == ["rouge1", "rouge2", "rougeLsum"]
+    assert [row.label for row in part.rows] == ["ce", *(label for label, _, _ in paper.TABLE3["N-gram matches"][1:])]
+    rows = {row.label: row for row in part.rows}
+    assert {name: value for name, value in rows["+ 2-gram"].paper.items() if value is not None} == {"rouge1": 43.33, "rouge2": 20.56, "rougeLsum": 40.56}
+    assert set(rows["+ 3-gram"].here.values()) == {None}
+    each = [system.values["rouge1"].value for system in record(*folders).systems]
+    assert rows["+ 2-gram"].here["rouge1"] == pytest.approx((each[1] + each[2]) / 2)
 
 
 def test_the_papers_rows_stand_beside_its_own_data(tmp_path):
     folder = run(tmp_path / "a")
-    assert record(folder)["paper"] is None
+    assert record(folder).paper is None
     about = json.loads((folder / "generation.json").read_text())
     (folder / "generation.json").write_text(json.dumps(about | {"data": "xsum"}))
-    found = record(folder)["paper"]
-    assert found["title"] == "the paper, BART-base on XSum"
-    assert {"label": "BART-base", "scores": dict(zip(paper.FIGURES, (41.63, 18.75, 33.73, 91.53, 4.5206, 48.76, 24.33), strict=True)),
-            "docs_per_second": 29.0, "ratio": 1.0} in found["rows"]
+    found = record(folder, metrics=("rouge",)).paper
+    assert found.title == "the paper, BART-base on XSum"
+    assert PaperRow("BART-base", {"rouge1": 41.63, "rouge2": 18.75, "rougeL": 33.73, "rougeLsum": None}, 29.0, 1.0) in found.rows
 
 
 def test_beside_other_data_only_the_papers_rows_of_what_was_trained_stand(tmp_path):
-    found = record(run(tmp_path / "a"), run(tmp_path / "b", objective="ce + matches(2)"), paper_of="cnn_dailymail")["paper"]
-    assert [row["label"] for row in found["rows"]] == ["BART-base", "+ 2-gram matches"]
+    found = record(run(tmp_path / "a"), run(tmp_path / "b", objective="ce + matches(2)"), paper_of="cnn_dailymail").paper
+    assert [row.label for row in found.rows] == ["BART-base", "+ 2-gram matches"]
 
 
 def test_the_command_scores_and_writes_the_page(tmp_path, capsys):

@@ -478,6 +478,14 @@ def test_marks_are_corrected_for_several_comparisons():
     assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02), 2) == Cell("50.00", 50.0, "*", "±1.50")
 
 
+def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
+    lead = run(tmp_path / "lead")
+    about = json.loads((lead / "generation.json").read_text())
+    (lead / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
+    assert cli.main(["score", str(run(tmp_path / "a")), str(lead), "--csv"]) == 0
+    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [["a", "a", "system"], ["lead", "lead", "baseline"]]
+
+
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
     texts = systems.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
     one = results.score_systems(texts, samples=20, shuffles=20).figures["rouge1"][1]

@@ -13,7 +13,7 @@ from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.files import write_whole
 from ngramloss.generation import predictions
-from ngramloss.report import page, record
+from ngramloss.report import build, page
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance, results, significance, systems, tables
 from ngramloss.scoring.significance import Figure
@@ -175,7 +175,7 @@ def reproduce(
     texts = systems.align(None, folders)
     result = results.score_systems(texts, plan.metrics, options=options)
     begin("report")
-    shown = record.build_record(
+    shown = build.build_record(
         result, texts, title=_title(plan), notes=[plan.note, differences_sentence(result)], deviations=deviations(plan),
         paper_of=_paper_data(plan),
     )

@@ -36,10 +36,10 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 
-    from ngramloss.report import page, record
+    from ngramloss.report import build, page
 
     if Path(options.out).is_file():
         raise UserError(f"{options.out} is a file; -o takes a folder, which is created if needed.")
     result, texts = score_from_options(options)
-    print_result(page.write_page(record.build_record(result, texts, title=options.title), Path(options.out)))
+    print_result(page.write_page(build.build_record(result, texts, title=options.title), Path(options.out)))
     return 0

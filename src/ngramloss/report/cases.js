@@ -1,4 +1,4 @@
-// The case explorer: a list of all cases, only rows in view being made; one case with shared n-grams marked.
+// The case explorer: a list of all cases, of which only the rows in view exist; one case with shared n-grams marked.
 
 const ROW = 60;          // height of a row in the list, as in the style sheet
 const WORD = /[\p{L}\p{N}]+/gu;
@@ -6,14 +6,14 @@ const JOIN = "\u0001";   // between words of an n-gram; no word has it
 
 /** The words of a text, lower-cased, with where they stand. */
 function words(text) {
-  return [...text.matchAll(WORD)].map((found) => ({ word: found[0].toLowerCase(), start: found.index, end: found.index + found[0].length }));
+  return [...text.matchAll(WORD)].map((match) => ({ word: match[0].toLowerCase(), start: match.index, end: match.index + match[0].length }));
 }
 
 /** The n-grams of a text by position; none if it is shorter than n. */
 function ngrams(list, n) {
   const grams = [];
   for (let start = 0; start + n <= list.length; start++) {
-    grams.push(list.slice(start, start + n).map((one) => one.word).join(JOIN));
+    grams.push(list.slice(start, start + n).map((item) => item.word).join(JOIN));
   }
   return grams;
 }
@@ -23,7 +23,7 @@ const state = { case: "", n: 2, a: facts.pair[0], b: facts.pair[1], figure: 0, m
 let ids = [];
 let order = [];          // numbers of the cases that are listed
 let values = new Map();  // number → what the list is ordered by
-let places = new Map();  // number of a case → place of its document
+let places = new Map();  // number of a case → index of its document
 let current = -1;
 
 async function textsOf(number) {
@@ -32,19 +32,19 @@ async function textsOf(number) {
 }
 
 async function documentOf(number) {
-  const place = places.get(number);
-  if (place === undefined) return null;
+  const index = places.get(number);
+  if (index === undefined) return null;
   const { starts } = facts.documents;
-  const block = starts.filter((start) => start <= place).length - 1;
-  return (await unpacked(`document-${block}`))[place - starts[block]];
+  const block = starts.filter((start) => start <= index).length - 1;
+  return (await unpacked(`document-${block}`))[index - starts[block]];
 }
 
-/** The figures that can be chosen; the reference's length is none of a system's. */
-function figureChoices() {
-  return facts.figures.map((figure, place) => [place, figure.label]).filter(([place]) => facts.figures[place].name !== "reference words");
+/** The scores that can be chosen; the reference's length is no score of a system. */
+function scoreChoices() {
+  return facts.figures.map((figure, index) => [index, figure.label]).filter(([index]) => facts.figures[index].name !== "reference words");
 }
 
-const figureNamed = (name) => facts.figures.findIndex((figure) => figure.name === name);
+const scoreIndex = (name) => facts.figures.findIndex((figure) => figure.name === name);
 
 /** What cases can be ordered by: name → label and a function of the case's number. */
 function measures() {
@@ -52,12 +52,12 @@ function measures() {
   const b = facts.systems[state.b].label;
   const chosen = facts.figures[state.figure];
   const of = (name, system) => async () => {
-    const value = await figureValues(figureNamed(name));
+    const value = await scoreValues(scoreIndex(name));
     return (number) => value(number, system);
   };
   const list = {
     difference: [`${chosen.label}: B − A`, async () => {
-      const value = await figureValues(state.figure);
+      const value = await scoreValues(state.figure);
       return (number) => value(number, state.b) - value(number, state.a);
     }],
     a: [`${chosen.label} of A`, of(chosen.name, state.a)],
@@ -65,7 +65,7 @@ function measures() {
     length: ["length of A, words", of("words", state.a)],
     reference: ["length of the reference, words", of("reference words", 0)],
   };
-  if (figureNamed("novel2") >= 0) list.novelty = ["novelty of A, % new bigrams", of("novel2", state.a)];
+  if (scoreIndex("novel2") >= 0) list.novelty = ["novelty of A, % new bigrams", of("novel2", state.a)];
   list.given = ["the order given", async () => (number) => number + 1];
   if (facts.systems.length < 2) { delete list.difference; delete list.b; }
   return { list, a, b };
@@ -73,7 +73,7 @@ function measures() {
 
 let asked = 0;
 
-/** Filter and sort, and show the list from its top. A newer question makes an older one's answer void. */
+/** Filter and sort, and show the list from its top. A newer request cancels an older one. */
 async function arrange({ keep = false } = {}) {
   const mine = ++asked;
   const { list } = measures();
@@ -81,15 +81,15 @@ async function arrange({ keep = false } = {}) {
   const value = await list[state.measure][1]();
   const least = state.least === "" ? -Infinity : +state.least;
   const most = state.most === "" ? Infinity : +state.most;
-  let found = ids.map((_, number) => number);
-  if (state.q.trim()) found = await matching(state.q.trim().toLowerCase(), mine);
+  let numbers = ids.map((_, number) => number);
+  if (state.q.trim()) numbers = await matching(state.q.trim().toLowerCase(), mine);
   if (mine !== asked) return;
   const bounded = state.least !== "" || state.most !== "";
-  values = new Map(found.map((number) => [number, value(number)]));
-  found = found.filter((number) => !bounded || (values.get(number) >= least && values.get(number) <= most));
+  values = new Map(numbers.map((number) => [number, value(number)]));
+  numbers = numbers.filter((number) => !bounded || (values.get(number) >= least && values.get(number) <= most));
   const sign = state.up || state.measure === "given" ? 1 : -1;
   const rank = (number) => Number.isNaN(values.get(number)) ? -Infinity : sign * -values.get(number);
-  order = found.sort((x, y) => rank(y) - rank(x) || x - y);
+  order = numbers.sort((x, y) => rank(y) - rank(x) || x - y);
   at("found").textContent = order.length === ids.length ? `${ids.length.toLocaleString("en")} cases` :
     `${order.length.toLocaleString("en")} of ${ids.length.toLocaleString("en")} cases`;
   at("rows").style.height = `${order.length * ROW}px`;
@@ -100,57 +100,58 @@ async function arrange({ keep = false } = {}) {
 
 /** Numbers of the cases in which a text, a reference, the document or the id has the words. */
 async function matching(query, mine) {
-  const found = new Set();
-  ids.forEach((id, number) => { if (id.toLowerCase().includes(query)) found.add(number); });
+  const hits = new Set();
+  ids.forEach((id, number) => { if (id.toLowerCase().includes(query)) hits.add(number); });
   const parts = Math.ceil(ids.length / facts.block);
   for (let part = 0; part < parts; part++) {
     const block = await unpacked(`texts-${part}`);
     if (mine !== asked) return [];
-    block.forEach(([references, texts], place) => {
+    block.forEach(([references, texts], index) => {
       const has = (text) => text.toLowerCase().includes(query);
-      if (references.some(has) || texts.some(has)) found.add(part * facts.block + place);
+      if (references.some(has) || texts.some(has)) hits.add(part * facts.block + index);
     });
     at("found").textContent = `searching… ${Math.round(100 * part / parts)}%`;
   }
   const numbers = [...places.keys()];
   for (let part = 0; part < facts.documents.starts.length; part++) {
-    (await unpacked(`document-${part}`)).forEach((text, place) => {
-      if (text.toLowerCase().includes(query)) found.add(numbers[facts.documents.starts[part] + place]);
+    (await unpacked(`document-${part}`)).forEach((text, index) => {
+      if (text.toLowerCase().includes(query)) hits.add(numbers[facts.documents.starts[part] + index]);
     });
     if (mine !== asked) return [];
   }
-  return [...found].sort((x, y) => x - y);
+  return [...hits].sort((x, y) => x - y);
 }
 
-const made = new Map();   // rows that are in the list now, by place
+const visibleRows = new Map();   // index in the list → row
 
 function listRows() {
   const list = at("list");
   const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 3);
   const last = Math.min(order.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 3);
-  for (const [place, row] of made) if (place < first || place >= last || +row.dataset.number !== order[place]) {
+  for (const [index, row] of visibleRows) if (index < first || index >= last || +row.dataset.number !== order[index]) {
     row.remove();
-    made.delete(place);
+    visibleRows.delete(index);
   }
-  for (let place = first; place < last; place++) if (!made.has(place)) made.set(place, listRow(place));
-  for (const [place, row] of made) {
+  for (let index = first; index < last; index++) if (!visibleRows.has(index)) visibleRows.set(index, listRow(index));
+  for (const [index, row] of visibleRows) {
     const value = row.querySelector(".value");
-    const amount = values.get(order[place]);
-    value.textContent = shown(amount, state.measure === "difference");
-    const { lower, ranks } = facts.figures[state.figure];
+    const amount = values.get(order[index]);
+    const { lower, ranks, digits } = facts.figures[state.figure];
+    const ofScore = ["difference", "a", "b"].includes(state.measure);
+    value.textContent = shown(amount, { signed: state.measure === "difference", digits: ofScore ? digits : 2 });
     const better = state.measure === "difference" && ranks && amount ? (amount > 0) !== lower : null;
     value.className = better === null ? "value" : better ? "value up" : "value down";
-    row.setAttribute("aria-selected", order[place] === current);
+    row.setAttribute("aria-selected", order[index] === current);
   }
 }
 
-function listRow(place) {
-  const number = order[place];
+function listRow(index) {
+  const number = order[index];
   const snippet = element("div", { class: "snippet", dir: "auto" });
   const row = element("div", { class: "row", role: "option", id: `row-${number}` },
     element("div", { class: "top" }, element("bdi", { textContent: ids[number] }), element("span", { class: "value" })), snippet);
   row.dataset.number = number;
-  row.style.top = `${place * ROW}px`;
+  row.style.top = `${index * ROW}px`;
   row.addEventListener("click", () => open(number));
   textsOf(number).then(([references]) => { snippet.textContent = (references[0] || "").slice(0, 160); });
   at("rows").append(row);
@@ -164,22 +165,23 @@ async function open(number, { silent = false } = {}) {
   current = number;
   state.case = ids[number];
   const [[references, texts], source, scores] = await Promise.all([
-    textsOf(number), documentOf(number), Promise.all(facts.figures.map((_, place) => figureValues(place))),
+    textsOf(number), documentOf(number), Promise.all(facts.figures.map((_, index) => scoreValues(index))),
   ]);
   if (current !== number) return;
   at("case-title").replaceChildren("Case ", element("bdi", { textContent: ids[number] }));
-  const said = (system) => `${facts.figures[state.figure].label} ${shown(scores[state.figure](number, system))}`;
+  const { label, digits } = facts.figures[state.figure];
+  const scoreText = (system) => `${label} ${shown(scores[state.figure](number, system), { digits })}`;
   shownCase = {
     number,
     texts: [
-      ...references.map((text, place) => ({ text, kind: "reference", title: references.length > 1 ? `Reference ${place + 1}` : "Reference" })),
-      ...texts.map((text, system) => ({ text, kind: "system", title: facts.systems[system].label, scores: said(system), role: roleOf(system) }))
-        .sort((one, other) => (one.role || "C").localeCompare(other.role || "C")),   // A and B side by side
+      ...references.map((text, index) => ({ text, kind: "reference", title: references.length > 1 ? `Reference ${index + 1}` : "Reference" })),
+      ...texts.map((text, system) => ({ text, kind: "system", title: facts.systems[system].label, scores: scoreText(system), role: roleOf(system) }))
+        .sort((item, other) => (item.role || "C").localeCompare(other.role || "C")),   // A and B side by side
       ...(source === null ? [] : [{ text: source, kind: "document", title: "Document" }]),
     ],
   };
   drawCase();
-  drawFigures(number, scores);
+  drawScores(number, scores);
   await drawSeen();
   listRows();
   reveal();
@@ -193,22 +195,22 @@ let occurrences = new Map();   // n-gram → words' elements, one list for each 
 function drawCase() {
   if (!shownCase) return;
   const n = state.n;
-  const read = shownCase.texts.map((one) => ({ ...one, list: words(one.text) }));
-  read.forEach((one) => { one.grams = ngrams(one.list, n); });
-  const gold = new Set(read.filter((one) => one.kind === "reference").flatMap((one) => one.grams));
-  const systems = read.filter((one) => one.kind === "system");
+  const read = shownCase.texts.map((item) => ({ ...item, list: words(item.text) }));
+  read.forEach((item) => { item.grams = ngrams(item.list, n); });
+  const gold = new Set(read.filter((item) => item.kind === "reference").flatMap((item) => item.grams));
+  const systems = read.filter((item) => item.kind === "system");
   const count = new Map();
-  for (const one of systems) for (const gram of new Set(one.grams)) count.set(gram, (count.get(gram) || 0) + 1);
-  const source = new Set(read.filter((one) => one.kind === "document").flatMap((one) => one.grams));
+  for (const item of systems) for (const gram of new Set(item.grams)) count.set(gram, (count.get(gram) || 0) + 1);
+  const source = new Set(read.filter((item) => item.kind === "document").flatMap((item) => item.grams));
   occurrences = new Map();
-  const cards = read.map((one) => {
-    const weight = (gram) => one.kind !== "reference" ? (gold.has(gram) ? 1 : 0) :
+  const cards = read.map((item) => {
+    const weight = (gram) => item.kind !== "reference" ? (gold.has(gram) ? 1 : 0) :
       count.has(gram) ? (count.get(gram) === systems.length ? 3 : count.get(gram) * 2 > systems.length ? 2 : 1) : source.has(gram) && !systems.length ? 1 : 0;
     const body = element("p", { class: "body", dir: "auto" });
-    marked(body, one, n, weight);
-    const scores = one.scores ? element("span", { class: "scores", textContent: one.scores }) : "";
-    const title = element("span", {}, element("bdi", { textContent: one.title }), one.role ? element("span", { class: `role ${one.role}`, textContent: one.role }) : "");
-    return element("div", { class: `text ${one.kind}${one.kind === "system" ? "" : " whole"}` }, element("h4", {}, title, scores), body);
+    marked(body, item, n, weight);
+    const scores = item.scores ? element("span", { class: "scores", textContent: item.scores }) : "";
+    const title = element("span", {}, element("bdi", { textContent: item.title }), item.role ? element("span", { class: `role ${item.role}`, textContent: item.role }) : "");
+    return element("div", { class: `text ${item.kind}${item.kind === "system" ? "" : " whole"}` }, element("h4", {}, title, scores), body);
   });
   at("texts").replaceChildren(...cards);
 }
@@ -219,29 +221,29 @@ function marked(body, { text, list, grams }, n, weight) {
   const own = list.map(() => []);
   grams.forEach((gram, start) => {
     const heavy = weight(gram);
-    if (heavy) for (let place = start; place < start + n; place++) {
-      level[place] = Math.max(level[place], heavy);
-      own[place].push({ gram, start });
+    if (heavy) for (let index = start; index < start + n; index++) {
+      level[index] = Math.max(level[index], heavy);
+      own[index].push({ gram, start });
     }
   });
   const spans = [];
   let done = 0;
   let run = null;
-  list.forEach((one, place) => {
-    const between = text.slice(done, one.start);
-    const joined = run && level[place] === run.level && level[place] && own[place].some(({ start }) => start < place);
+  list.forEach((item, index) => {
+    const between = text.slice(done, item.start);
+    const joined = run && level[index] === run.level && level[index] && own[index].some(({ start }) => start < index);
     (joined ? run.mark : body).append(between);
-    if (!level[place]) { body.append(text.slice(one.start, one.end)); run = null; }
+    if (!level[index]) { body.append(text.slice(item.start, item.end)); run = null; }
     else {
       if (!joined) {
-        run = { level: level[place], mark: element("mark", { tabIndex: 0, class: ["", "", "medium", "strong"][level[place]] }) };
+        run = { level: level[index], mark: element("mark", { tabIndex: 0, class: ["", "", "medium", "strong"][level[index]] }) };
         body.append(run.mark);
       }
-      spans[place] = element("span", { textContent: text.slice(one.start, one.end) });
-      spans[place].grams = own[place].map(({ gram }) => gram);
-      run.mark.append(spans[place]);
+      spans[index] = element("span", { textContent: text.slice(item.start, item.end) });
+      spans[index].grams = own[index].map(({ gram }) => gram);
+      run.mark.append(spans[index]);
     }
-    done = one.end;
+    done = item.end;
   });
   body.append(text.slice(done));
   grams.forEach((gram, start) => {
@@ -257,20 +259,20 @@ function light(grams) {
 }
 
 /** A table of all that is known of this case in numbers. */
-function drawFigures(number, scores) {
-  const choices = figureChoices();
+function drawScores(number, scores) {
+  const choices = scoreChoices();
   const head = element("tr", {}, element("th", { scope: "col", textContent: "System" }),
     ...choices.map(([, label]) => element("th", { scope: "col", class: "number", textContent: label })));
   const rows = facts.systems.map(({ label }, system) => element("tr", {}, element("th", { scope: "row" }, element("bdi", { textContent: label })),
-    ...choices.map(([place]) => element("td", { class: "number", textContent: shown(scores[place](number, system)) }))));
+    ...choices.map(([index]) => element("td", { class: "number", textContent: shown(scores[index](number, system), { digits: facts.figures[index].digits }) }))));
   at("case-figures").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
 }
 
 /** What the objective saw: reference tokens, the model's best token under each, and the windows of n that earned. */
 async function drawSeen() {
   const parts = [];
-  for (const [place, name] of facts.seen.entries()) {
-    const case_ = (await unpacked(`seen-${place}`))[ids[current]];
+  for (const [index, name] of facts.seen.entries()) {
+    const case_ = (await unpacked(`seen-${index}`))[ids[current]];
     if (case_) parts.push(seenBy(name, case_));
   }
   if (!parts.length) { at("seen").replaceChildren(); return; }
@@ -286,24 +288,24 @@ function seenBy(name, { tokens, best, confidence, label_probability: probability
   const n = state.n;
   const windows = (list) => list.map((_, start) => start + n <= list.length ? list.slice(start, start + n).join(JOIN) : null);
   const gold = windows(tokens);
-  const there = new Set(gold.filter((one) => one !== null));
+  const there = new Set(gold.filter((item) => item !== null));
   const free = tokens.map(() => false);
   const bound = tokens.map(() => false);
   windows(best).forEach((window, start) => {
     if (window === null) return;
-    for (let place = start; place < start + n; place++) {
-      if (there.has(window)) free[place] = true;
-      if (window === gold[start]) bound[place] = true;
+    for (let index = start; index < start + n; index++) {
+      if (there.has(window)) free[index] = true;
+      if (window === gold[start]) bound[index] = true;
     }
   });
-  const line = element("div", { class: "saw" }, ...tokens.map((token, place) => {
-    const sure = Math.round(100 * (confidence[place] ?? 0));
-    const under = element("span", { class: token === best[place] ? "best-token" : "best-token wrong", textContent: best[place] });
+  const line = element("div", { class: "saw" }, ...tokens.map((token, index) => {
+    const sure = Math.round(100 * (confidence[index] ?? 0));
+    const under = element("span", { class: token === best[index] ? "best-token" : "best-token wrong", textContent: best[index] });
     under.style.background = `color-mix(in srgb, var(--accent) ${Math.round(sure * 0.45)}%, transparent)`;
     const cell = element("span", { class: "token" }, element("span", { textContent: token }), under,
-      element("span", { class: free[place] ? "free on" : "free" }), element("span", { class: bound[place] ? "bound on" : "bound" }));
-    const label = probability && probability[place] !== null ? `; the reference’s token ${Math.round(100 * probability[place])}%` : "";
-    cell.title = `${best[place]} ${sure}%${label}`;
+      element("span", { class: free[index] ? "free on" : "free" }), element("span", { class: bound[index] ? "bound on" : "bound" }));
+    const label = probability && probability[index] !== null ? `; the reference’s token ${Math.round(100 * probability[index])}%` : "";
+    cell.title = `${best[index]} ${sure}%${label}`;
     return cell;
   }));
   const objective = facts.objectives[name];
@@ -314,30 +316,30 @@ function seenBy(name, { tokens, best, confidence, label_probability: probability
 
 /** The selected row is in view, and the buttons know whether there is another. */
 function reveal() {
-  const place = order.indexOf(current);
-  at("previous").disabled = place <= 0;
-  at("next").disabled = place < 0 || place >= order.length - 1;
+  const index = order.indexOf(current);
+  at("previous").disabled = index <= 0;
+  at("next").disabled = index < 0 || index >= order.length - 1;
   at("list").setAttribute("aria-activedescendant", `row-${current}`);
   const list = at("list");
-  if (place >= 0 && (place * ROW < list.scrollTop || (place + 1) * ROW > list.scrollTop + list.clientHeight)) {
-    list.scrollTop = place * ROW - list.clientHeight / 3;
+  if (index >= 0 && (index * ROW < list.scrollTop || (index + 1) * ROW > list.scrollTop + list.clientHeight)) {
+    list.scrollTop = index * ROW - list.clientHeight / 3;
   }
 }
 
 function step(by) {
-  const place = order.indexOf(current) + by;
-  if (place >= 0 && place < order.length) open(order[place]);
+  const index = order.indexOf(current) + by;
+  if (index >= 0 && index < order.length) open(order[index]);
 }
 
 /** The address of this case, with all that is set otherwise than at first. */
 function link() {
-  const told = new URLSearchParams({ case: state.case, n: state.n });
-  if (facts.systems.length > 1) { told.set("a", facts.systems[state.a].name); told.set("b", facts.systems[state.b].name); }
-  if (facts.figures[state.figure]) told.set("figure", facts.figures[state.figure].name);
-  told.set("by", state.measure);
-  for (const name of ["least", "most", "q"]) if (state[name] !== "") told.set(name, state[name]);
-  if (state.up) told.set("up", "1");
-  return `#${told}`;
+  const parameters = new URLSearchParams({ case: state.case, n: state.n });
+  if (facts.systems.length > 1) { parameters.set("a", facts.systems[state.a].name); parameters.set("b", facts.systems[state.b].name); }
+  if (facts.figures[state.figure]) parameters.set("figure", facts.figures[state.figure].name);
+  parameters.set("by", state.measure);
+  for (const name of ["least", "most", "q"]) if (state[name] !== "") parameters.set(name, state[name]);
+  if (state.up) parameters.set("up", "1");
+  return `#${parameters}`;
 }
 
 function keepLink() { history.replaceState(null, "", link()); }
@@ -345,30 +347,30 @@ function keepLink() { history.replaceState(null, "", link()); }
 /** Open what an address asks for. */
 async function follow(hash) {
   if (!/^#(.*&)?case=/.test(hash)) return false;
-  const told = new URLSearchParams(hash.slice(1));
-  const number = ids.indexOf(told.get("case"));
-  const system = (name, other) => { const found = facts.systems.findIndex((one) => one.name === told.get(name)); return found < 0 ? other : found; };
+  const parameters = new URLSearchParams(hash.slice(1));
+  const number = ids.indexOf(parameters.get("case"));
+  const system = (name, other) => { const index = facts.systems.findIndex((item) => item.name === parameters.get(name)); return index < 0 ? other : index; };
   state.a = system("a", state.a);
   state.b = system("b", state.b);
-  const n = parseInt(told.get("n"), 10);
+  const n = parseInt(parameters.get("n"), 10);
   if (n >= 1 && n <= 5) state.n = n;
-  if (figureNamed(told.get("figure")) >= 0) state.figure = figureNamed(told.get("figure"));
-  state.measure = told.get("by") || state.measure;
-  state.up = told.get("up") === "1";
-  for (const name of ["least", "most", "q"]) state[name] = told.get(name) || "";
+  if (scoreIndex(parameters.get("figure")) >= 0) state.figure = scoreIndex(parameters.get("figure"));
+  state.measure = parameters.get("by") || state.measure;
+  state.up = parameters.get("up") === "1";
+  for (const name of ["least", "most", "q"]) state[name] = parameters.get(name) || "";
   showControls();
   await arrange({ keep: true });
-  if (number < 0) { at("found").textContent = `There is no case ${told.get("case")}.`; return true; }
+  if (number < 0) { at("found").textContent = `There is no case ${parameters.get("case")}.`; return true; }
   await open(number, { silent: true });
   at("cases").scrollIntoView({ behavior: "instant" });
   return true;
 }
 
 function showControls() {
-  const systems = facts.systems.map((system, place) => [place, system.label]);
+  const systems = facts.systems.map((system, index) => [index, system.label]);
   fill(at("system-a"), systems, state.a);
   fill(at("system-b"), systems, state.b);
-  fill(at("figure"), figureChoices(), state.figure);
+  fill(at("figure"), scoreChoices(), state.figure);
   const { list } = measures();
   if (!(state.measure in list)) state.measure = Object.keys(list)[0];
   fill(at("measure"), Object.entries(list).map(([name, [label]]) => [name, label]), state.measure);
@@ -389,7 +391,7 @@ async function startCases() {
   }
   ids = await unpacked("ids");
   const { kept, known } = facts.documents;
-  if (kept) places = new Map((await unpacked("places")).map((number, place) => [number, place]));
+  if (kept) places = new Map((await unpacked("places")).map((number, index) => [number, index]));
   at("documents-note").textContent = !known ? "" : kept === ids.length ? "" :
     `${kept.toLocaleString("en")} of ${ids.length.toLocaleString("en")} cases have their document here` + (known > kept ? "; more would make the page too large." : ".");
   const change = (id, name, read, options = {}) => at(id).addEventListener(options.on || "change", () => {

@@ -1,4 +1,4 @@
-"""rows of training logs, and ablation tables → drawings whose colours follow the page's theme."""
+"""training logs and ablations of a report → drawings whose colours follow the page's theme."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
-from ngramloss.report.blocks import is_number
+from ngramloss.metrics.registry import Score
+from ngramloss.report.record import Ablation, Report, TrainingLog
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 COLOURS = 7
 """Series colours that the style sheet has; an eighth run takes the first again, dotted."""
 SHOWN = 4
-"""Figures of an ablation that are drawn, at most."""
+"""Scores of an ablation that are drawn, at most."""
 POINTS = 300
 """Points of a curve, at most: every k-th and the last."""
 
@@ -69,79 +70,82 @@ class Panel(NamedTuple):
     series: list[Series]
 
 
-def training(runs: Sequence[Mapping[str, Any]]) -> list[Panel]:
+class Drawings(NamedTuple):
+    """All drawings of a report: the training's panels, and one for each part of the ablation, empty without values."""
+
+    training: list[Panel]
+    ablations: list[str]
+
+
+def draw(report: Report) -> Drawings:
+    """Draw everything that the record has to draw."""
+    return Drawings(draw_training(report.training), [
+        draw_ablation(part, report.scores, f"a{index}") for index, part in enumerate(report.ablations)])
+
+
+def draw_training(logs: Sequence[TrainingLog]) -> list[Panel]:
     """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each."""
     panels: list[Panel] = []
-    for title, parts in _subjects(runs):
-        series = [curve for index, run in enumerate(runs) for curve in _series(index, run.get("rows") or [], parts)]
+    for title, parts in _subjects(logs):
+        series = [curve for index, log in enumerate(logs) for curve in _series(index, log, parts)]
         if series:
             panels.append(_panel(title, series, f"t{len(panels)}"))
     return panels
 
 
-def ablation(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """What each row adds to the first: a dot for each figure, a ring for the paper's; nothing without figures.
+def draw_ablation(part: Ablation, scores: Mapping[str, Score], name: str) -> str:
+    """What each row adds to the first: a dot for each score, a ring for the paper's; nothing without scores.
 
-    Differences, because levels lie far apart where the paper had other data.
+    Differences, because absolute scores are far apart where the paper had other data.
     """
-    rows = table.get("rows") or []
-    names = ablation_figures(table, figures)
-    drawn = [metric for metric in names if metric != "rougeLsum" or "rougeL" not in names]   # the two are often one
-    shown = [metric for metric in drawn if any(_gains(rows, kind, metric) for kind in _KINDS)][:SHOWN]
+    columns = {True: [row.here for row in part.rows], False: [row.paper for row in part.rows]}
+    gains = {score: {filled: gains_of([row[score] for row in rows]) for filled, rows in columns.items()}
+             for score in part.scores}
+    shown = [score for score, points in gains.items() if any(points.values())][:SHOWN]
     if not shown:
         return ""
     import matplotlib
 
+    labels = [_drawable(row.label) for row in part.rows]
     with matplotlib.rc_context(_SETTINGS):
-        figure = _figure(5.0, 0.5 + 0.19 * len(rows))
+        figure = _figure(5.0, 0.5 + 0.19 * len(labels))
         axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-        for column, (metric, ax) in enumerate(zip(shown, axes, strict=True)):
-            for kind, face in _KINDS.items():
-                points = _gains(rows, kind, metric)
-                ax.scatter(
-                    [value for value, _ in points], [at for _, at in points], s=16, linewidths=1.1, zorder=3,
-                    edgecolors=_colour(0), facecolors=_colour(0) if face else "none",
-                )  # fmt: skip
-            ax.axvline(0, color=_INK, linewidth=0.8)
-            ax.set_title(_drawable(f"{figures[metric].get('label', metric)}, added"), fontsize=8, parse_math=False)
-            ax.set_ylim(len(rows) - 0.5, -0.5)
-            ax.locator_params(axis="x", nbins=3)
-            ax.margins(x=0.15)
-            ax.spines["left"].set_visible(False)
-            if column == 0:
-                ax.set_yticks(range(len(rows)))
-                ax.set_yticklabels([_drawable(row.get("label", "")) for row in rows], parse_math=False)
+        for score, ax in zip(shown, axes, strict=True):
+            _draw_gains(ax, gains[score], f"{scores[score].label}, added", len(labels))
+        axes[0].set_yticks(range(len(labels)))
+        axes[0].set_yticklabels(labels, parse_math=False)
         figure.set_layout_engine("constrained")
         return _markup(figure, name)
 
 
-def ablation_figures(table: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The figures that the paper has too, R-Lsum beside its R-L; where it has none, all that a row has."""
-    rows = table.get("rows") or []
-    known = {kind: [name for name in figures if any(is_number(_of(row, kind, name)) for row in rows)]
-             for kind in _KINDS}
-    beside = [name for name in known["scores"] if name in known["paper"] or name == "rougeLsum"]
-    return [name for name in figures if name in {*beside, *known["paper"]}] if known["paper"] else known["scores"]
+def gains_of(values: Sequence[float | None]) -> list[tuple[float, int]]:
+    """Difference to the first value, and the row, of every other value that is there.
 
-
-_KINDS = {"scores": True, "paper": False}
-
-
-def _gains(rows: Sequence[Mapping[str, Any]], kind: str, figure: str) -> list[tuple[float, int]]:
-    """Difference to the first row, and the row's place, of every other row that has the figure."""
-    base = _of(rows[0], kind, figure) if rows else None
-    if not is_number(base):
+    >>> gains_of([40.0, 40.5, None, 39.0])
+    [(0.5, 1), (-1.0, 3)]
+    """
+    if not values or values[0] is None:
         return []
-    return [(value - base, at) for at, row in enumerate(rows) if at and is_number(value := _of(row, kind, figure))]
+    return [(value - values[0], row) for row, value in enumerate(values) if row and value is not None]
 
 
-def _of(row: Mapping[str, Any], kind: str, figure: str) -> Any:
-    return (row.get(kind) or {}).get(figure)
+def _draw_gains(ax: Axes, gains: Mapping[bool, Sequence[tuple[float, int]]], title: str, rows: int) -> None:
+    for filled, points in gains.items():
+        ax.scatter(
+            [value for value, _ in points], [row for _, row in points], s=16, linewidths=1.1, zorder=3,
+            edgecolors=_colour(0), facecolors=_colour(0) if filled else "none",
+        )  # fmt: skip
+    ax.axvline(0, color=_INK, linewidth=0.8)
+    ax.set_title(_drawable(title), fontsize=8, parse_math=False)
+    ax.set_ylim(rows - 0.5, -0.5)
+    ax.locator_params(axis="x", nbins=3)
+    ax.margins(x=0.15)
+    ax.spines["left"].set_visible(False)
 
 
-def _subjects(runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """What is drawn: a title, and the rows' names with what they are called. The second name is dashed."""
-    names = list(dict.fromkeys(name for run in runs for row in run.get("rows") or [] for name in row))
+def _subjects(logs: Sequence[TrainingLog]) -> Iterator[tuple[str, dict[str, str]]]:
+    """What is drawn: a title, and the curves' names with what they are called. The second name is dashed."""
+    names = list(dict.fromkeys(name for log in logs for name in log.curves))
     judged = [name.removeprefix("eval_") for name in names if name.startswith("eval_")]
     terms = [name for name in names if _TERM.fullmatch(name) and not name.startswith("eval_")] + judged
     for term in ["loss", *dict.fromkeys(term for term in terms if term != "loss" and term not in _CLOCKS)]:
@@ -153,10 +157,9 @@ def _subjects(runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str
     yield "documents per second", {"docs_per_second": ""}
 
 
-def _series(run: int, rows: Sequence[Mapping[str, Any]], parts: Mapping[str, str]) -> Iterator[Series]:
+def _series(run: int, log: TrainingLog, parts: Mapping[str, str]) -> Iterator[Series]:
     for index, (name, part) in enumerate(parts.items()):
-        pairs = [(row.get("step"), row.get(name)) for row in rows]
-        points = _thin([(step, value) for step, value in pairs if is_number(step) and is_number(value)])
+        points = _thin(log.curves[name]) if name in log.curves else []
         if points:
             yield Series(run, part, index == 1, [x for x, _ in points], [float(f"{y:.4g}") for _, y in points])
 

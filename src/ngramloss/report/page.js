@@ -7,21 +7,21 @@ const at = (id) => document.getElementById(id);
 
 /** An element with properties and children; strings become text. */
 function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name === "class") made.className = value;
-    else if (name in made) made[name] = value;
-    else made.setAttribute(name, value);
+    if (name === "class") node.className = value;
+    else if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 /** The bytes of a block that the page carries: base64, then gzip. */
 async function bytes(name) {
   const text = atob(at(`pack-${name}`).textContent);
   const zipped = new Uint8Array(text.length);
-  for (let place = 0; place < text.length; place++) zipped[place] = text.charCodeAt(place);
+  for (let index = 0; index < text.length; index++) zipped[index] = text.charCodeAt(index);
   const plain = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(plain).arrayBuffer();
 }
@@ -30,31 +30,32 @@ const blocks = new Map();
 
 /** What a block of JSON says, unpacked once. */
 function unpacked(name) {
-  if (!blocks.has(name)) blocks.set(name, bytes(name).then((found) => JSON.parse(new TextDecoder().decode(found))));
+  if (!blocks.has(name)) blocks.set(name, bytes(name).then((content) => JSON.parse(new TextDecoder().decode(content))));
   return blocks.get(name);
 }
 
 const columns = new Map();
 
-/** A figure of every case and system, as a function (case, system) → number, NaN where there is none. */
-function figureValues(place) {
-  if (!columns.has(place)) columns.set(place, bytes(`figure-${place}`).then((found) => {
-    const { low, decimals, systems } = facts.figures[place];
-    const codes = new Uint16Array(found);
+/** A score of every case and system, as a function (case, system) → number, NaN where there is none. */
+function scoreValues(index) {
+  if (!columns.has(index)) columns.set(index, bytes(`figure-${index}`).then((content) => {
+    const { low, decimals, systems } = facts.figures[index];
+    const codes = new Uint16Array(content);
     const scale = 10 ** decimals;
     return (number, system) => {
       const code = codes[number * systems + (systems === 1 ? 0 : system)];
       return code === facts.nothing ? NaN : low + code / scale;
     };
   }));
-  return columns.get(place);
+  return columns.get(index);
 }
 
-/** A number with two decimals and a real minus; whole numbers without. */
-function shown(value, signed = false) {
+/** A number with its decimals and a real minus; whole numbers without decimals. */
+function shown(value, { signed = false, digits = 2 } = {}) {
   if (Number.isNaN(value)) return "–";
-  const near = Math.round(value * 100) / 100;
-  const text = Number.isInteger(value) && !signed ? String(value) : near.toFixed(2);
+  const scale = 10 ** digits;
+  const near = Math.round(value * scale) / scale;
+  const text = Number.isInteger(value) && !signed ? String(value) : near.toFixed(digits);
   return ((signed && near > 0 ? "+" : "") + text).replace("-", "−");
 }
 
@@ -63,10 +64,10 @@ function fill(select, options, chosen) {
   if (chosen !== undefined) select.value = chosen;
 }
 
-async function copy(text, said) {
+async function copy(text, what) {
   try {
     await navigator.clipboard.writeText(text);
-    at("copied").textContent = `${said} copied.`;
+    at("copied").textContent = `${what} copied.`;
     at("copy-text").hidden = true;
   } catch {
     at("copied").textContent = "The clipboard is closed to this page. Copy from here:";
@@ -78,18 +79,18 @@ async function copy(text, said) {
 }
 
 function startTheme() {
-  const kept = (value) => {
+  const stored = (value) => {
     try { return value === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", value); }
-    catch { return null; }   // some browsers keep nothing for pages from disk
+    catch { return null; }   // some browsers store nothing for pages from disk
   };
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const before = kept();
+  const before = stored();
   if (before === "light" || before === "dark") root.dataset.theme = before;
   at("theme").addEventListener("click", () => {
     const now = root.dataset.theme || (dark.matches ? "dark" : "light");
     root.dataset.theme = now === "dark" ? "light" : "dark";
-    kept(root.dataset.theme);
+    stored(root.dataset.theme);
     document.dispatchEvent(new Event("theme"));
   });
   dark.addEventListener("change", () => document.dispatchEvent(new Event("theme")));
@@ -126,7 +127,7 @@ function startTable(table) {
   });
 }
 
-/** What stands below each figure, and copies of the first table in the order it now has. */
+/** What stands below each score, and copies of the first table in the order it now has. */
 function startTools() {
   for (const button of document.querySelectorAll("[data-below]")) button.addEventListener("click", () => {
     at("results").className = `below-${button.dataset.below}`;

@@ -1,150 +1,241 @@
-"""scored systems, their texts and folders → the one record that the page is made of."""
+"""scores, texts and logs of systems → the record that the page is made of, checked when it is made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import date
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ngramloss import paper
-from ngramloss.files import whole_rows
-from ngramloss.run_folder import RunFolder
-from ngramloss.scoring import provenance, tables
-from ngramloss.scoring.provenance import Run
-from ngramloss.scoring.results import Result
-from ngramloss.scoring.score_cache import number
-from ngramloss.scoring.systems import Aligned
-from ngramloss.version import __version__
+from ngramloss.metrics.registry import Score
+from ngramloss.tabular import is_number
+
+LENGTH, NOVELTY = "words", "novel2"
+"""Scores of metrics/shape that cases are sorted by, whatever else was scored."""
 
 
-def build_record(
-    result: Result, texts: Aligned, *, title: str = "ngramloss report", notes: Sequence[str] = (),
-    deviations: Sequence[str] = (), paper_of: str | None = None,
-) -> dict[str, Any]:
-    """The page's record; ``report.page.write_page`` says what is in it.
+@dataclass(frozen=True)
+class Comparison:
+    """How a system differs from the first in one score, over documents."""
 
-    Args:
-        result: of scoring the texts.
-        texts: references, documents and the systems' texts.
-        title: of the page.
-        notes: what a reader should know first.
-        deviations: where this departs from the paper.
-        paper_of: data set whose rows of the paper stand beside; by default the runs' own, where the paper has it. For
-            other data only the rows of what was trained here stand there.
-    """
-    record = tables.record(result)
-    labels = _labels(result)
-    known = {run.generation.get("data") for run in result.runs if run is not None}
-    beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
-    return {
-        "title": title, "notes": list(notes) or [_first_note(result)], "version": __version__,
-        "made": date.today().isoformat(), "figures": _figures(result), "signatures": result.signatures,
-        "systems": [_system(system, labels[index], result.runs[index])
-                    for index, system in enumerate(record["systems"])],
-        "over_seeds": record["over_seeds"], "absent": result.absent, "deviations": list(deviations),
-        "paper": _paper(beside, result, whole=beside in known) if beside else None,
-        "training": _training(result, labels), "ablation": _ablation(result), "cases": _cases(result, texts),
-        "seen": _teacher_forced(result), "objectives": {name: run.label for name, run in _trained_runs(result)},
-    }  # fmt: skip
+    difference: float
+    low: float | None = None
+    """Lower end of the difference's 95% interval."""
+    high: float | None = None
+    p_bootstrap: float | None = None
+    p_randomisation: float | None = None
+    """None where this test was not made."""
+    p_holm: float | None = None
+    """The larger p of the tests made, corrected for the systems compared."""
 
 
-def _first_note(result: Result) -> str:
-    systems = "system" if len(result.names) == 1 else "systems"
-    return f"{len(result.names)} {systems} on {len(result.ids):,} documents; differences are to {result.names[0]}."
+@dataclass(frozen=True)
+class Value:
+    """A score of one system over all documents."""
+
+    value: float | None
+    """None where no document has the score."""
+    low: float | None = None
+    """Lower end of the 95% interval."""
+    high: float | None = None
+    against_first: Comparison | None = None
+    """None for the first system, and where there is nothing to compare."""
 
 
-def _labels(result: Result) -> list[str]:
-    """The objective or model of each system; with the seed, or the folder, where several share it."""
-    plain = [run.label if run else name for name, run in zip(result.names, result.runs, strict=True)]
-    labels = []
-    for name, label, run in zip(result.names, plain, result.runs, strict=True):
-        alike = [other for other, its in zip(result.runs, plain, strict=True) if its == label]
-        if len(alike) == 1:
-            labels.append(label)
-        elif run is not None and len({other.seed for other in alike if other}) == len(alike):
-            labels.append(f"{label} (seed {run.seed})")
-        else:
-            labels.append(f"{label} ({name})" if label != name else name)
-    return labels
+@dataclass(frozen=True)
+class TeacherForced:
+    """A reference as the model predicts it, token by token."""
+
+    tokens: Sequence[str]
+    best: Sequence[str]
+    """The most probable token at each position."""
+    confidence: Sequence[float | None]
+    """The probability of the best token."""
+    label_probability: Sequence[float | None]
+    """The probability of the reference's token."""
 
 
-def _figures(result: Result) -> dict[str, dict[str, Any]]:
-    return {name: {"label": score.label, "lower_is_better": score.better == "lower", "metric": result.metric_of[name],
-                   "help": score.help} for name, score in result.described.items()}
+@dataclass(frozen=True)
+class System:
+    """One system. The first that is no baseline is what the others are compared with."""
+
+    name: str
+    label: str
+    values: Mapping[str, Value]
+    """By the names of all scores of the report."""
+    is_baseline: bool = False
+    objective: str | None = None
+    """None where the system was not trained, or the report does not know with what."""
+    docs_per_second: float | None = None
+    """In training."""
+    audit: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """By dotted name."""
+    forced: Mapping[str, TeacherForced] = field(default_factory=dict)
+    """By the id of the case."""
 
 
-def _system(system: Mapping[str, Any], label: str, run: Run | None) -> dict[str, Any]:
-    settings = {"written by": system.get("generation", ""), **({"recipe": run.recipe, "generation": run.generation}
-                                                               if run else {})}
-    return {
-        "name": system["name"], "label": label, "scores": system["scores"],
-        "intervals": {name: None if None in ends else ends for name, ends in system["intervals"].items()},
-        "against_first": system.get("against_first", {}), "audit": system["audit"],
-        "docs_per_second": provenance.docs_per_second(run.folder) if run and run.own else None,
-        "baseline": run.is_baseline if run else False,
-        "settings": {name: value for name, value in settings.items() if value},
-    }  # fmt: skip
+@dataclass(frozen=True)
+class SeedComparison:
+    """How the mean over seeds differs from the first system's."""
+
+    difference: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    """None where the runs do not vary."""
+    p_holm: float | None = None
 
 
-def _paper(name: str, result: Result, *, whole: bool) -> dict[str, Any]:
-    trained = {run.label for _, run in _trained_runs(result)}
-    rows = []
-    for row in paper.TABLE2[name]:
-        if not whole and row.objective not in trained:
-            continue
-        named = zip(paper.figures(name), row.scores, strict=True)
-        scores = {figure: value for figure, value in named if value is not None}
-        rows.append({"label": row.label, "scores": scores, "docs_per_second": row.docs_per_second, "ratio": row.ratio})
-    return {"title": paper.TITLES[name], "rows": rows}
+@dataclass(frozen=True)
+class SeedValue:
+    """A score over the seeds of one system."""
+
+    mean: float | None
+    deviation: float | None = None
+    low: float | None = None
+    high: float | None = None
+    against_first: SeedComparison | None = None
 
 
-def _trained_runs(result: Result) -> list[tuple[str, Run]]:
-    return [(name, run) for name, run in zip(result.names, result.runs, strict=True) if run is not None and run.recipe]
+@dataclass(frozen=True)
+class SeedGroup:
+    """The runs of one system that differ in their seed alone."""
+
+    label: str
+    runs: Sequence[str]
+    values: Mapping[str, SeedValue]
 
 
-def _training(result: Result, labels: Sequence[str]) -> list[dict[str, Any]]:
-    logs = []
-    for name, label, run in zip(result.names, labels, result.runs, strict=True):
-        rows = provenance.log(run.folder) if run and run.own else []
-        if rows:
-            logs.append({"system": name, "label": label, "rows": rows})
-    return logs
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of the paper's table."""
+
+    label: str
+    values: Mapping[str, float | None]
+    """By the names of all scores of the report."""
+    docs_per_second: float | None = None
+    ratio: float | None = None
+    """Of its speed to that of cross-entropy."""
 
 
-def _ablation(result: Result) -> list[dict[str, Any]]:
-    """The paper's Table 3 where two rows of one of its parts or more were trained besides cross-entropy."""
-    means: dict[str, dict[str, float | None]] = {}
-    for objective in {run.label for _, run in _trained_runs(result)}:
-        indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
-        means[objective] = {name: number(sum(figures[index].value for index in indices) / len(indices))
-                            for name, figures in result.figures.items()}
-    parts = []
-    for title, rows in paper.TABLE3.items():
-        if sum(objective in means for _, objective, _ in rows) > 2:
-            parts.append({"title": title, "rows": [
-                {"label": "ce" if objective == "ce" else label, "objective": objective,
-                 "scores": means.get(objective, {}),
-                 "paper": dict(zip(paper.figures("cnn_dailymail")[:3], printed, strict=True))}
-                for label, objective, printed in rows
-            ]})
-    return parts
+@dataclass(frozen=True)
+class PaperTable:
+    """Rows of the paper that stand below the systems."""
+
+    title: str
+    rows: Sequence[PaperRow]
 
 
-def _cases(result: Result, texts: Aligned) -> dict[str, Any]:
-    each = {name: [[_short(value) for value in system[name]] for system in result.documents] for name in result.figures}
-    return {"ids": texts.task.ids, "references": texts.task.references, "documents": texts.task.documents,
-            "texts": texts.texts, "scores": each}
+@dataclass(frozen=True)
+class TrainingLog:
+    """What one training logged: name → (step, value) in the order of the steps."""
+
+    label: str
+    curves: Mapping[str, Sequence[tuple[float, float]]]
 
 
-def _short(value: float) -> float | None:
-    plain = number(value)
-    return None if plain is None else round(plain, 2)
+@dataclass(frozen=True)
+class AblationRow:
+    """An objective of the ablation: its scores here, and those that the paper prints."""
+
+    label: str
+    here: Mapping[str, float | None]
+    paper: Mapping[str, float | None]
 
 
-def _teacher_forced(result: Result) -> dict[str, dict[str, Any]]:
-    forced = {}
-    for name, run in _trained_runs(result):
-        rows = whole_rows(RunFolder(run.folder).seen)
-        if rows:
-            forced[name] = {str(row["id"]): {key: value for key, value in row.items() if key != "id"} for row in rows}
-    return forced
+@dataclass(frozen=True)
+class Ablation:
+    """One part of the paper's ablation. Rows are compared with the first."""
+
+    title: str
+    rows: Sequence[AblationRow]
+
+    @property
+    def scores(self) -> list[str]:
+        """The scores that the paper has, or all that a row has where the paper has none."""
+        paper = [name for row in self.rows for name, value in row.paper.items() if is_number(value)]
+        here = [name for row in self.rows for name, value in row.here.items() if is_number(value)]
+        return list(dict.fromkeys(paper or here))
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Every document with its references, the systems' texts and their scores."""
+
+    ids: Sequence[str]
+    references: Sequence[Sequence[str]]
+    """One or more for each case."""
+    texts: Sequence[Sequence[str]]
+    """Of each system."""
+    described: Mapping[str, Score]
+    """The scores of cases. ``LENGTH`` is among them, and ``NOVELTY`` where there are documents."""
+    scores: Mapping[str, Sequence[Sequence[float | None]]]
+    """For each of them the values of each system; None where a case has no value."""
+    reference_words: Sequence[int]
+    """Words of the first reference."""
+    documents: Sequence[str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page shows."""
+
+    title: str = "ngramloss report"
+    notes: Sequence[str] = ()
+    """Sentences below the title; the first stands out."""
+    version: str = ""
+    made: str = ""
+    """The date."""
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    """In the order of the columns."""
+    systems: Sequence[System] = ()
+    seeds: Sequence[SeedGroup] = ()
+    """Systems with several runs."""
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """By metric."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Metric → why it could not run."""
+    deviations: Sequence[str] = ()
+    """Where this departs from the paper."""
+    paper: PaperTable | None = None
+    training: Sequence[TrainingLog] = ()
+    ablations: Sequence[Ablation] = ()
+    cases: Cases | None = None
+
+    def __post_init__(self) -> None:
+        """Raise unless every row has every score, and every case a text and a score of every system."""
+        for label, values in self._rows():
+            missing = [name for name in self.scores if name not in values]
+            if missing:
+                raise ValueError(f"{label!r} has no {', '.join(missing)}: give None where there is no value.")
+        if self.cases is not None:
+            _check_cases(self.cases, [system.name for system in self.systems])
+
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+        rows: list[System | SeedGroup | PaperRow] = [*self.systems, *self.seeds,
+                                                     *(self.paper.rows if self.paper else ())]
+        yield from ((row.label, row.values) for row in rows)
+        for row in (row for part in self.ablations for row in part.rows):
+            yield from ((row.label, row.here), (row.label, row.paper))
+
+
+def _check_cases(cases: Cases, systems: Sequence[str]) -> None:
+    for name, columns in {"texts": cases.texts, **cases.scores}.items():
+        if len(columns) != len(systems):
+            raise ValueError(f"cases has {name} of {len(columns)} systems, and there are {len(systems)}.")
+    for name in (LENGTH, *cases.scores):
+        if name not in cases.described or name not in cases.scores:
+            raise ValueError(f"cases has no {name}, or no description of it.")
+    for name, column in _columns(cases, systems):
+        if len(column) != len(cases.ids):
+            raise ValueError(f"cases has {len(cases.ids)} ids and {len(column)} {name}: there must be one for each id.")
+
+
+def _columns(cases: Cases, systems: Sequence[str]) -> Iterator[tuple[str, Sequence[object]]]:
+    """Everything that has one entry for each case, with what it is."""
+    yield "references", cases.references
+    yield "lengths of references", cases.reference_words
+    if cases.documents is not None:
+        yield "documents", cases.documents
+    for name, columns in {"texts": cases.texts, **cases.scores}.items():
+        for system, column in zip(systems, columns, strict=True):
+            yield f"{name} of {system!r}", column

@@ -17,21 +17,21 @@ function startPanel(panel, { box, steps, series }, hidden, labels) {
   const drawing = panel.querySelector("svg");
   const cursor = panel.querySelector(".cursor");
   const output = panel.querySelector("output");
-  const every = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
-  let place = every.length - 1;
+  const every = [...new Set(series.flatMap((item) => item.x))].sort((a, b) => a - b);
+  let index = every.length - 1;
 
   function show() {
-    const step = every[place];
+    const step = every[index];
     const scale = drawing.clientWidth / drawing.viewBox.baseVal.width;
     cursor.style.left = `${(box[0] + (step - steps[0]) / (steps[1] - steps[0]) * (box[2] - box[0])) * scale}px`;
     cursor.style.top = `${box[1] * scale}px`;
     cursor.style.height = `${(box[3] - box[1]) * scale}px`;
     cursor.hidden = false;
     output.replaceChildren(`step ${step}`);
-    for (const one of series) {
-      const found = one.x.indexOf(step);
-      if (found < 0 || hidden.has(one.run)) continue;
-      output.append(element("i", { class: `series-${one.run % 7}`, title: labels[one.run] }), `${one.part ? one.part + " " : ""}${one.y[found]}`);
+    for (const item of series) {
+      const point = item.x.indexOf(step);
+      if (point < 0 || hidden.has(item.run)) continue;
+      output.append(element("i", { class: `series-${item.run % 7}`, title: labels[item.run] }), `${item.part ? item.part + " " : ""}${item.y[point]}`);
     }
   }
 
@@ -39,7 +39,7 @@ function startPanel(panel, { box, steps, series }, hidden, labels) {
     const frame = drawing.getBoundingClientRect();
     const across = (event.clientX - frame.left) / frame.width * drawing.viewBox.baseVal.width;
     const step = steps[0] + (across - box[0]) / (box[2] - box[0]) * (steps[1] - steps[0]);
-    place = every.reduce((best, one, number) => Math.abs(one - step) < Math.abs(every[best] - step) ? number : best, 0);
+    index = every.reduce((best, item, number) => Math.abs(item - step) < Math.abs(every[best] - step) ? number : best, 0);
     show();
   });
   const leave = () => { cursor.hidden = true; output.replaceChildren(); };
@@ -51,7 +51,7 @@ function startPanel(panel, { box, steps, series }, hidden, labels) {
     if (!move) return;
     event.preventDefault();
     event.stopPropagation();
-    place = Math.max(0, Math.min(every.length - 1, place + move));
+    index = Math.max(0, Math.min(every.length - 1, index + move));
     show();
   });
 }

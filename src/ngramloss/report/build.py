@@ -1,0 +1,221 @@
+"""scored systems, their texts and folders → the record of a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from ngramloss import paper
+from ngramloss.data.statistics import words_of
+from ngramloss.files import whole_rows
+from ngramloss.metrics.registry import Score, scores_of
+from ngramloss.metrics.shape import shape
+from ngramloss.report import record
+from ngramloss.report.record import LENGTH, NOVELTY, Cases, Report, System, TeacherForced, TrainingLog
+from ngramloss.run_folder import RunFolder
+from ngramloss.scoring import provenance
+from ngramloss.scoring.provenance import Run
+from ngramloss.scoring.results import Result, Seeds
+from ngramloss.scoring.score_cache import number
+from ngramloss.scoring.significance import Figure
+from ngramloss.scoring.systems import Aligned
+from ngramloss.tabular import is_number
+from ngramloss.version import __version__
+
+
+def build_record(
+    result: Result, texts: Aligned, *, title: str = "ngramloss report", notes: Sequence[str] = (),
+    deviations: Sequence[str] = (), paper_of: str | None = None,
+) -> Report:
+    """The record of a report.
+
+    Args:
+        result: of scoring the texts.
+        texts: references, documents and the systems' texts.
+        title: of the page.
+        notes: what a reader should know first.
+        deviations: where this departs from the paper.
+        paper_of: data set whose rows of the paper stand below; by default the runs' own, where the paper has it. For
+            other data there are only the rows of objectives that were trained here.
+    """
+    labels = _labels(result)
+    known = {run.generation["data"] for run in result.runs if run is not None and "data" in run.generation}
+    beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
+    return Report(
+        title=title, notes=list(notes) or [_first_note(result)], version=__version__, made=date.today().isoformat(),
+        scores=_scores(result), systems=[_system(result, index, label) for index, label in enumerate(labels)],
+        seeds=[_seed_group(seeds) for seeds in result.seeds], signatures=result.signatures, absent=result.absent,
+        deviations=list(deviations), paper=_paper(beside, result, whole=beside in known) if beside else None,
+        training=_training(result, labels), ablations=_ablations(result), cases=_cases(result, texts),
+    )  # fmt: skip
+
+
+def flat(value: Any, name: str = "") -> dict[str, str]:
+    """Nested settings by dotted name, each as text.
+
+    >>> flat({"train": {"seed": 1, "loss": "ce"}, "lengths": [2, 3]})
+    {'train.seed': '1', 'train.loss': 'ce', 'lengths': '[2, 3]'}
+    """
+    if isinstance(value, Mapping) and (value or not name):
+        settings: dict[str, str] = {}
+        for key, inner in value.items():
+            settings |= flat(inner, f"{name}.{key}" if name else str(key))
+        return settings
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}
+
+
+def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Rows of a log → name → (step, value). What is no number is left out.
+
+    >>> curves([{"step": 1, "ce": 2.0}, {"step": 2, "ce": None, "loss": 1.5}])
+    {'ce': [(1, 2.0)], 'loss': [(2, 1.5)]}
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if "step" not in row or not is_number(step := row["step"]):
+            continue
+        for name, value in row.items():
+            if name != "step" and is_number(value):
+                found.setdefault(name, []).append((step, value))
+    return found
+
+
+def _first_note(result: Result) -> str:
+    systems = "system" if len(result.names) == 1 else "systems"
+    return f"{len(result.names)} {systems} on {len(result.ids):,} documents; differences are to {result.names[0]}."
+
+
+def _scores(result: Result) -> dict[str, Score]:
+    described = result.described
+    return {name: described[name] for name in result.figures}
+
+
+def _labels(result: Result) -> list[str]:
+    """The objective or model of each system; with the seed, or the folder, where several share it."""
+    plain = [run.label if run else name for name, run in zip(result.names, result.runs, strict=True)]
+    labels = []
+    for name, label, run in zip(result.names, plain, result.runs, strict=True):
+        alike = [other for other, its in zip(result.runs, plain, strict=True) if its == label]
+        if len(alike) == 1:
+            labels.append(label)
+        elif run is not None and len({other.seed for other in alike if other}) == len(alike):
+            labels.append(f"{label} (seed {run.seed})")
+        else:
+            labels.append(f"{label} ({name})" if label != name else name)
+    return labels
+
+
+def _system(result: Result, index: int, label: str) -> System:
+    name, run = result.names[index], result.runs[index]
+    values = {score: _value(figures[index]) for score, figures in result.figures.items()}
+    if run is None:
+        return System(name, label, values, audit=result.audit[index])
+    settings = {"written by": provenance.written_by(run), "recipe": run.recipe, "generation": run.generation}
+    return System(
+        name, label, values, is_baseline=run.is_baseline, objective=run.label if run.recipe else None,
+        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None, audit=result.audit[index],
+        settings=flat({key: value for key, value in settings.items() if value}),
+        forced=_forced(run) if run.recipe else {},
+    )  # fmt: skip
+
+
+def _value(figure: Figure) -> record.Value:
+    low, high, difference = number(figure.low), number(figure.high), number(figure.difference)
+    comparison = None if difference is None else record.Comparison(
+        difference, number(figure.difference_low), number(figure.difference_high), number(figure.p_bootstrap),
+        number(figure.p_randomisation), number(figure.p_holm))
+    return record.Value(number(figure.value), low, high, comparison)
+
+
+def _seed_group(seeds: Seeds) -> record.SeedGroup:
+    values = {}
+    for score, spread in seeds.spread.items():
+        comparison = None
+        if score in seeds.against_first and is_number(seeds.against_first[score]["difference"]):
+            test = {name: number(value) for name, value in seeds.against_first[score].items()}
+            comparison = record.SeedComparison(seeds.against_first[score]["difference"], test["low"], test["high"],
+                                               test["p"], test["p_holm"])
+        mean, deviation, low, high = (number(spread[name]) for name in ("mean", "spread", "low", "high"))
+        values[score] = record.SeedValue(mean, deviation, low, high, comparison)
+    return record.SeedGroup(seeds.label, seeds.names, values)
+
+
+def _paper(name: str, result: Result, *, whole: bool) -> record.PaperTable:
+    trained = _objectives(result)
+    rows = []
+    for row in paper.TABLE2[name]:
+        if whole or row.objective in trained:
+            printed = _printed(result, paper.figures(name), row.scores)
+            rows.append(record.PaperRow(row.label, printed, row.docs_per_second, row.ratio))
+    return record.PaperTable(paper.TITLES[name], rows)
+
+
+def _printed(result: Result, names: Sequence[str], values: Sequence[float | None]) -> dict[str, float | None]:
+    """The paper's values by our scores; None for a score that the paper does not have."""
+    known = dict.fromkeys(result.figures) | dict(zip(names, values, strict=True))
+    return {score: known[score] for score in result.figures}
+
+
+def _objectives(result: Result) -> dict[str, list[int]]:
+    """Objective → the systems that were trained with it."""
+    systems: dict[str, list[int]] = {}
+    for index, run in enumerate(result.runs):
+        if run is not None and run.recipe:
+            systems.setdefault(run.label, []).append(index)
+    return systems
+
+
+def _training(result: Result, labels: Sequence[str]) -> list[TrainingLog]:
+    logs = [(label, provenance.log(run.folder) if run and run.own else [])
+            for label, run in zip(labels, result.runs, strict=True)]
+    return [TrainingLog(label, curves(rows)) for label, rows in logs if rows]
+
+
+def _ablations(result: Result) -> list[record.Ablation]:
+    """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy."""
+    trained, names = _objectives(result), paper.figures("cnn_dailymail")[:3]
+    means: dict[str, dict[str, float | None]] = dict.fromkeys(
+        paper.objectives("table3"), dict.fromkeys(result.figures))
+    means |= {objective: _means(result, systems) for objective, systems in trained.items()}
+    return [
+        record.Ablation(title, [
+            record.AblationRow("ce" if objective == "ce" else label, means[objective], _printed(result, names, printed))
+            for label, objective, printed in rows
+        ])
+        for title, rows in paper.TABLE3.items() if sum(objective in trained for _, objective, _ in rows) > 2
+    ]
+
+
+def _means(result: Result, systems: Sequence[int]) -> dict[str, float | None]:
+    return {score: number(sum(figures[index].value for index in systems) / len(systems))
+            for score, figures in result.figures.items()}
+
+
+def _cases(result: Result, texts: Aligned) -> Cases:
+    """Cases with every score, and with length and novelty by the same rules where they were not scored."""
+    described = _scores(result)
+    columns = {name: [system[name] for system in result.documents] for name in result.figures}
+    wanted = [LENGTH] if texts.task.documents is None else [LENGTH, NOVELTY]
+    missing = [name for name in wanted if name not in columns]
+    if missing:
+        documents = texts.task.documents if NOVELTY in missing else None
+        shapes = [shape(predictions, documents).values for predictions in texts.texts]
+        for name in missing:
+            described[name] = scores_of("shape")[name]
+            columns[name] = [values[name] for values in shapes]
+    scores = {name: [[_rounded(value, described[name].decimals) for value in system] for system in systems]
+              for name, systems in columns.items()}
+    return Cases(texts.task.ids, texts.task.references, texts.texts, described, scores,
+                 [len(words_of(references[0])) for references in texts.task.references], texts.task.documents)
+
+
+def _rounded(value: float, decimals: int) -> float | None:
+    plain = number(value)
+    return None if plain is None else round(plain, decimals)
+
+
+def _forced(run: Run) -> dict[str, TeacherForced]:
+    return {str(row["id"]): TeacherForced(row["tokens"], row["best"], row["confidence"], row["label_probability"])
+            for row in whole_rows(RunFolder(run.folder).seen)}
