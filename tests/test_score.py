@@ -122,7 +122,7 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
     (files / "refs.txt").write_text("a b\nc d\n")
     (files / "lines.txt").write_text("a b\nc d\n\n\n")
     assert cli.main(["score", "--references", str(files / "refs.txt"), str(files / "lines.txt")]) == 0
-    assert "2 empty lines at the end were left out" in capsys.readouterr().err
+    assert "2 empty lines at the end were ignored" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
         ('{"id": "a", "text": "x"}\n', "wrong.jsonl:1 has no prediction: it has id, text"),
         ('{"id": "a", "prediction": 3}\n', "prediction should be text, got int"),
         ('["a"]\n', "should be an object"),
-        ('[\n{"id": "a"}]\n', "Write one object a line, not a list."),
+        ('[\n{"id": "a"}]\n', "Write one object per line, not a list."),
         ('{"prediction": "x"}\n{"id": "b", "prediction": "x"}\n', "wrong.jsonl:2 has an id, unlike the lines before"),
         ("", "is empty"),
         ('{"prediction": "x"}\n', "has no ids and"),
-        ("[" * 100_000 + "\n", "wrong.jsonl:1 has JSON that is too deep"),
-        ('{"id": ' + "9" * 5000 + "}\n", "wrong.jsonl:1 has JSON that is too deep, or numbers that are too long"),
+        ("[" * 100_000 + "\n", "wrong.jsonl:1: the JSON is nested too deeply"),
+        ('{"id": ' + "9" * 5000 + "}\n", "wrong.jsonl:1: the JSON is nested too deeply, or a number is too long"),
         ('{"id": null, "prediction": "x"}\n', "wrong.jsonl:1: id should be text or a number, got null"),
         ('{"id": true, "prediction": "x"}\n', "wrong.jsonl:1: id should be text or a number, got true"),
         ('{"id": "a", "prediction": "\x01"}\n', "is not JSON: Invalid control character at character 28."),
@@ -166,9 +166,9 @@ def test_files_that_cannot_be_read_get_a_sentence(files, capsys):
     (files / "nothing.txt").write_text("")
     (files / "folder").mkdir()
     for name, sentence in (
-        ("latin.jsonl", "is not UTF-8: byte 0xe9"), ("cut.jsonl.xz", "ends too early or is damaged"),
-        ("cut.jsonl.bz2", "bz2 ends too early or is damaged"), ("damaged.jsonl.gz", "gz ends too early or is damaged"),
-        ("no.jsonl.gz", "no.jsonl.gz ends too early or is damaged"), ("no.jsonl.bz2", "no.jsonl.bz2 ends too early or is damaged"),
+        ("latin.jsonl", "is not UTF-8: byte 0xe9"), ("cut.jsonl.xz", "is incomplete or damaged"),
+        ("cut.jsonl.bz2", "bz2 is incomplete or damaged"), ("damaged.jsonl.gz", "gz is incomplete or damaged"),
+        ("no.jsonl.gz", "no.jsonl.gz is incomplete or damaged"), ("no.jsonl.bz2", "no.jsonl.bz2 is incomplete or damaged"),
         ("folder", "no predictions in"), ("nowhere.jsonl", "there is no"), ("nothing.txt", "nothing.txt is empty"),
         ("x" * 300, "File name too long"),
     ):
@@ -185,7 +185,7 @@ def test_a_file_named_twice_is_said_to_be_the_same(files, capsys):
     (files / "link.jsonl").symlink_to(files / "good.jsonl")
     for twice in ("good.jsonl", "link.jsonl", "../" + files.name + "/good.jsonl"):
         assert score(files, files / "good.jsonl", files / "bad.jsonl", files / twice) == 2
-        assert f"good.jsonl and {files / twice} are the same file. Name each system once." in capsys.readouterr().err
+        assert f"good.jsonl and {files / twice} are the same file. Give each system once." in capsys.readouterr().err
 
 
 def test_a_link_is_called_by_its_own_name_and_a_circle_of_links_is_no_file(files, capsys):
@@ -228,7 +228,7 @@ def test_lines_that_cannot_be_aligned_are_refused(files, capsys):
     (files / "lines.txt").write_text("a b\nc d\ne f\n")
     assert cli.main(["score", "--references", str(files / "refs.txt"), str(files / "lines.txt")]) == 2
     assert "has 3 lines and" in (err := capsys.readouterr().err)
-    assert "a text may hold line ends of its own" in err
+    assert "a text may contain line breaks" in err
 
 
 def test_hostile_texts_are_texts(files, capsys):
@@ -254,7 +254,7 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
     ("arguments", "sentence"),
     [
         (["--metrics", "rogue"], "unknown metric 'rogue'"),
-        (["--metrics", " , "], "name at least one metric. Choose from rouge, bleu"),
+        (["--metrics", " , "], "give at least one metric. Choose from rouge, bleu"),
         (["--set", "bleu.tokenize=13a"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'bleu.tokenize=13a'"),
         (["--set", "rouge"], "--set takes METRIC.OPTION=VALUE"),
         (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'rouge.stemmer'"),
@@ -377,7 +377,7 @@ def test_a_metric_that_lacks_its_model_says_so_and_the_others_run(files, capsys)
     assert "bertscore was left out: needs --set bertscore.model=…" in out
     assert "wmd was left out: " in out
     assert "nowhere.txt" in out
-    assert "summac was left out: needs the documents: give them with --documents" in out
+    assert "summac was left out: needs the documents. Give them with --documents FILE" in out
     assert score(files, files / "good.jsonl", "--metrics", "factcc", "--documents", files / "docs.jsonl") == 1
     assert "factcc was left out: needs --set factcc.model=…" in capsys.readouterr().out
 

@@ -25,7 +25,7 @@ _FIELDS = {
 
 
 class Task(NamedTuple):
-    """What systems are judged by: references, one or more for each id, and documents where they are known."""
+    """The test set: ids, one or more references for each id, and documents if they are known."""
 
     ids: list[str]
     references: list[list[str]]
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """Systems with their texts in the order of the task's ids; ``folders`` has None for a system that is a file."""
+    """The systems with their texts in the order of the task's ids. ``folders`` has None for a system that is a file."""
 
     task: Task
     names: list[str]
@@ -43,16 +43,16 @@ class Aligned(NamedTuple):
 
 
 def align(references: Path | None, predictions: Sequence[Path], documents: Path | None = None) -> Aligned:
-    """Read and align everything. Missing, extra or duplicate ids are errors that name them.
+    """Read all files and align their texts by id. Missing, extra or repeated ids raise an error that names them.
 
     Args:
-        references: a file; None takes those that ``ngramloss generate`` wrote into the first folder, with their
-            documents. All folders must then have the same.
-        predictions: files, or folders with predictions in them.
+        references: a file. None uses the references, and the documents, in the first folder that has them, where
+            ``ngramloss generate`` wrote them. All folders must then have the same references.
+        predictions: files, or folders with predictions.
         documents: a file.
     """
     if not predictions:
-        raise UserError("there is nothing to score: name one or more files of predictions, or runs.")
+        raise UserError("there is nothing to score: give one or more files of predictions, or run folders.")
     folders = [path if path.is_dir() else None for path in predictions]
     files = [_predictions_in(path) if path.is_dir() else path for path in predictions]
     own = references is None
@@ -84,14 +84,14 @@ def _references_of(folders: Sequence[Path]) -> Path:
     paths = (RunFolder(folder).references for folder in folders)
     references = next((path for path in paths if path.is_file()), None)
     if references is None:
-        raise UserError("give --references FILE: only folders that ngramloss generate wrote bring their own.")
+        raise UserError("give --references FILE. It may be left out only for folders that `ngramloss generate` wrote.")
     return references
 
 
 def _has_documents(path: Path) -> bool:
     try:
         row = json.loads(next(lines(path), "{}") or "{}")
-    except (ValueError, RecursionError):   # told with the line's number where the references are read
+    except (ValueError, RecursionError):   # reported with its line number when the references are read
         return False
     return isinstance(row, dict) and any(field in row for field in _FIELDS["document"])
 
@@ -106,29 +106,29 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
         ids = [key for key in gold if other.get(key) != gold[key]]
         if ids:
             raise UserError(
-                f"{path} and {references} have other references for {len(ids)} ids ({listed(ids)}): the systems "
-                "were not judged by the same data. Generate them for the same data and split."
+                f"{path} and {references} have different references for {len(ids)} ids ({listed(ids)}): the systems "
+                "summarise different data. Generate all of them for the same data and split."
             )
 
 
 def _texts(
     path: Path, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str]
 ) -> list[str]:
-    """The texts of a file in the order of the ids."""
+    """The texts of a file, in the order of the ids."""
     texts, by_line = table(path, what)
     if by_line != numbered and (by_line or not set(ids) <= texts.keys()):
         raise UserError(
             f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
-            "cannot be aligned. Give both as JSONL with ids, or both as lines."
+            "cannot be aligned. Give both as JSONL with ids, or both as plain text."
         )
     if by_line and len(texts) != len(ids):
         trimmed = _without_blank_end(texts)
         if len(trimmed) != len(ids):
             raise UserError(
-                f"{path} has {len(texts)} lines and {references} {len(ids)}: a text may hold line ends of its own. "
-                "Write JSONL with ids instead."
+                f"{path} has {len(texts)} lines and {references} has {len(ids)}: a text may contain line breaks. "
+                "Use JSONL with ids instead."
             )
-        warnings.append(f"{path}: {len(texts) - len(trimmed)} empty lines at the end were left out.")
+        warnings.append(f"{path}: {len(texts) - len(trimmed)} empty lines at the end were ignored.")
         texts = trimmed
     known = set(ids)
     wrong = {"missing": [key for key in ids if key not in texts], "extra": [key for key in texts if key not in known]}
@@ -146,11 +146,11 @@ def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
-    """Texts by id, and whether the ids are the lines' numbers."""
+    """Texts by id, and whether the ids are line numbers."""
     if not path.exists():
-        raise MissingFileError(f"there is no {path}.")
+        raise MissingFileError(f"there is no file {path}.")
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file of {what}s in it.")
+        raise UserError(f"{path} is a folder; give a file of {what}s in it.")
     if _bare(path).suffix.lower() in (".jsonl", ".json", ".ndjson"):
         return _rows(path, what)
     texts = {str(number): line for number, line in enumerate(lines(path), 1)}
@@ -160,7 +160,7 @@ def table(path: Path, what: str) -> tuple[dict[str, Any], bool]:
 
 
 def _bare(path: Path) -> Path:
-    """A file's path without the ending of its compression."""
+    """A path without the suffix of its compression."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
@@ -174,21 +174,21 @@ def _rows(path: Path, what: str) -> tuple[dict[str, Any], bool]:
             row = json.loads(line)
         except json.JSONDecodeError as mistake:
             reason = mistake.msg.removesuffix(" at")
-            hint = " Write one object a line, not a list." if line.lstrip().startswith("[") else ""
+            hint = " Write one object per line, not a list." if line.lstrip().startswith("[") else ""
             raise UserError(f"{path}:{number} is not JSON: {reason} at character {mistake.pos + 1}.{hint}") from None
         except (ValueError, RecursionError):
-            raise UserError(f"{path}:{number} has JSON that is too deep, or numbers that are too long.") from None
+            raise UserError(f"{path}:{number}: the JSON is nested too deeply, or a number is too long.") from None
         if not isinstance(row, dict):
             raise UserError(f"{path}:{number} should be an object such as {{\"id\": …, \"{what}\": …}}.")
         field = next((field for field in _FIELDS[what] if field in row), None)
         if field is None:
             fields = ", ".join(map(escape.name, row)) or "nothing"
             read = ", ".join(_FIELDS[what])
-            raise UserError(f"{path}:{number} has no {what}: it has {fields}; one of {read} is read.")
+            raise UserError(f"{path}:{number} has no {what}: it has {fields}, but needs one of {read}.")
         if has_ids is None:
             has_ids = "id" in row
         if ("id" in row) != has_ids:
-            raise UserError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before.")
+            raise UserError(f"{path}:{number} has {'an' if 'id' in row else 'no'} id, unlike the lines before it.")
         key = _id(row["id"], path, number) if has_ids else str(len(texts) + 1)
         if key in texts:
             raise UserError(f"{path}:{number} repeats the id {key!r}.")
@@ -215,7 +215,7 @@ def _text_value(value: Any, path: Path, number: int, what: str) -> Any:
 
 
 def _without_halves(text: str) -> str:
-    """The text with U+FFFD for halves of characters, which JSON can write and UTF-8 cannot: an emoji cut in two.
+    """The text with U+FFFD for each half of a surrogate pair, which JSON allows and UTF-8 does not.
 
     >>> _without_halves(chr(0xD83D) + " cut")
     '\ufffd cut'
@@ -224,7 +224,7 @@ def _without_halves(text: str) -> str:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, compressed or not; a sentence for one that cannot be read."""
+    """The lines of a text file, compressed or not. Raises a ``UserError`` if it cannot be read."""
     try:
         compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
         with io.TextIOWrapper(opened(path, compression), encoding="utf-8-sig", newline="\n") as file:
@@ -233,18 +233,18 @@ def lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as mistake:
         raise UserError(f"{path} is not UTF-8: byte {mistake.object[mistake.start]:#x} cannot be read.") from None
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as mistake:
-        if isinstance(mistake, OSError) and mistake.errno is not None:   # the system's own, not of what was unpacked
+        if isinstance(mistake, OSError) and mistake.errno is not None:   # of the system, not of the data
             raise
-        raise UserError(f"{path} ends too early or is damaged: {mistake}.") from None
+        raise UserError(f"{path} is incomplete or damaged: {mistake}.") from None
 
 
 def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
-    """The stem of each file, the name of each folder; where two are alike, with the folder above."""
+    """The name of each folder and the stem of each file; with the parent folder where two are equal."""
     real = [os.path.realpath(file) for file in files]
     for index, path in enumerate(paths):
         before = real.index(real[index])
         if before < index:
-            raise UserError(f"{paths[before]} and {path} are the same file. Name each system once.")
+            raise UserError(f"{paths[before]} and {path} are the same file. Give each system once.")
     absolute = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
     stems = [path.name if path.is_dir() else _bare(path).stem for path in absolute]
     pairs = zip(absolute, stems, strict=True)
@@ -256,6 +256,6 @@ def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
 
 
 def listed(keys: Sequence[str]) -> str:
-    """The first few of these, quoted."""
+    """The first few keys, quoted."""
     shown = ", ".join(repr(key) for key in keys[:SHOWN])
     return shown + (", …" if len(keys) > SHOWN else "")
