@@ -320,16 +320,16 @@ def test_a_baseline_rescales_each_figure_by_its_own_column(bert, tmp_path, separ
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
-    ("LAYER,P,R,F\n1,0.5,0.5,0.5\n", r"has no baseline of layer 2; it has those of \[1\]"),
-    ("LAYER,P,R,F\n2,0.5,x,0.5\n", "is no baseline: it needs a first line LAYER,P,R,F"),
-    ("a,b\n1,2\n", "is no baseline"),
-    ("", r"has no baseline of layer 2; it has those of \[\]"),
-    ("LAYER,P,R,F\n2,0.5\n", "is no baseline"),
-    ("LAYER,P,R,F\n2,0.5,1.0,0.5\n", "a baseline is below 1"),
-    ("LAYER,P,R,F\n2,0.5,nan,0.5\n", "a baseline is below 1"),
-    ("LAYER,P,R,F\n2,0.5,-inf,0.5\n", "a baseline is below 1 and at least -1"),
-    (b"\xff\x00\xfe" * 9, "is no baseline"),
-    ("LAYER,P,R,F\n" + "x" * 200_000, "is no baseline"),
+    ("LAYER,P,R,F\n1,0.5,0.5,0.5\n", r"has no baseline for layer 2; it has layers \[1\]"),
+    ("LAYER,P,R,F\n2,0.5,x,0.5\n", "is not a baseline file: it needs a line LAYER,P,R,F"),
+    ("a,b\n1,2\n", "is not a baseline"),
+    ("", r"has no baseline for layer 2; it has layers \[\]"),
+    ("LAYER,P,R,F\n2,0.5\n", "is not a baseline"),
+    ("LAYER,P,R,F\n2,0.5,1.0,0.5\n", "a baseline must be at least -1 and below 1"),
+    ("LAYER,P,R,F\n2,0.5,nan,0.5\n", "a baseline must be at least -1 and below 1"),
+    ("LAYER,P,R,F\n2,0.5,-inf,0.5\n", "a baseline must be at least -1 and below 1"),
+    (b"\xff\x00\xfe" * 9, "is not a baseline"),
+    ("LAYER,P,R,F\n" + "x" * 200_000, "is not a baseline"),
 ])
 def test_a_baseline_that_does_not_serve_is_refused(bert, tmp_path, content, sentence):
     path = tmp_path / "baseline.tsv"
@@ -339,7 +339,7 @@ def test_a_baseline_that_does_not_serve_is_refused(bert, tmp_path, content, sent
 
 
 def test_an_absent_baseline_is_asked_for(bert, tmp_path):
-    with pytest.raises(Absent, match=r"there is no baseline .*LAYER,P,R,F, as the package bert-score has"):
+    with pytest.raises(Absent, match=r"there is no baseline file .*LAYER,P,R,F, such as those under rescale_baseline/ in the package bert-score"):
         bertscore([["a"]], ["a"], model=bert, layer=2, baseline=tmp_path / "none.tsv")
 
 
@@ -375,18 +375,18 @@ def test_the_layers_of_the_papers_models_are_the_published_ones():
 
 def test_the_layer_is_asked_for_before_anything_large_is_read(folders, tmp_path):
     shutil.copy(folders / "bert" / "config.json", tmp_path)
-    with pytest.raises(ValueError, match="no layer is known to be good"):
+    with pytest.raises(ValueError, match="there is no default layer"):
         bertscore([["a"]], ["a"], model=str(tmp_path))
 
 
 def test_an_unknown_name_asks_for_a_layer(bert):
-    with pytest.raises(ValueError, match=r"no layer is known to be good for 'bert': name one, from 1 to 3, with --set bertscore.layer=N"):
+    with pytest.raises(ValueError, match=r"there is no default layer for 'bert'. Choose one from 1 to 3 with --set bertscore.layer=N"):
         bertscore([["a"]], ["a"], model=bert)
 
 
 @pytest.mark.parametrize("layer", [0, 4, -1])
 def test_a_layer_that_is_not_there_is_refused(bert, layer):
-    with pytest.raises(ValueError, match=f"bert' has 3 layers, so `layer` is from 1 to 3, got {layer}") as caught:
+    with pytest.raises(ValueError, match=f"bert' has 3 layers: `layer` must be from 1 to 3, got {layer}") as caught:
         bertscore([["a"]], ["a"], model=bert, layer=layer)
     assert not isinstance(caught.value, Absent)
 
@@ -399,14 +399,14 @@ def test_weights_that_lack_the_encoder_are_refused(folders, tmp_path):
     kept = {name: tensor for name, tensor in weights.items() if ".layer.1." not in name}
     assert len(kept) < len(weights)
     save_file(kept, tmp_path / "bert" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lack 16 tensors of BertModel, encoder\.layer\.1\..* first: these would be random"):
+    with pytest.raises(ValueError, match=r"lack 16 tensors of BertModel, encoder\.layer\.1\..* first. They would be random"):
         bertscore([["a"]], ["a"], model=str(tmp_path / "bert"), layer=2)
 
 
 def test_a_tokenizer_of_another_model_is_refused(folders, tmp_path):
     shutil.copytree(folders / "bert", tmp_path / "bert")
     tiny_tokenizers.bart_like().save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match=r"has tokens that its model lacks \(it has \d+\); they are not of one model"):
+    with pytest.raises(ValueError, match=r"has tokens that its model lacks \(it has \d+\): they do not belong together"):
         bertscore([["the cat sat on the mat. Łódź"]], ["a"], model=str(tmp_path / "bert"), layer=2)
 
 
@@ -416,14 +416,14 @@ def test_values_that_are_not_finite_are_named(folders, tmp_path):
         model.encoder.layer[0].output.dense.bias[3] = math.nan
     model.save_pretrained(tmp_path / "bert")
     tiny_tokenizers.bert_like().save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match="gave values that are not finite for the text 'the cat'"):
+    with pytest.raises(ValueError, match="returned NaN or infinite values for the text 'the cat'"):
         bertscore([["the cat"]], ["the cat"], model=str(tmp_path / "bert"), layer=2)
 
 
 def test_layers_that_cannot_be_told_apart_are_refused(bert):
     model = torch.nn.Module()
     model.config = hf.BertConfig(num_hidden_layers=5)
-    with pytest.raises(ValueError, match=r"bertscore cannot tell the layers of Module apart. Choose an encoder of the BERT"):
+    with pytest.raises(ValueError, match=r"bertscore cannot find the layers of Module. Choose an encoder of the BERT"):
         module._cut(model, 2)
 
 
@@ -433,11 +433,11 @@ def test_a_model_that_does_not_count_its_layers_is_refused():
 
 
 def test_misuse_gets_a_sentence(bert):
-    with pytest.raises(ValueError, match="got 1 references, 2 predictions"):
+    with pytest.raises(ValueError, match="lengths differ: 1 references, 2 predictions"):
         bertscore([["a"]], ["a", "b"], model=bert, layer=2)
     with pytest.raises(TypeError, match=r"document 2 has the text 'abc'. Put it in a list"):
         bertscore([["a"], "abc"], ["a", "b"], model=bert, layer=2)
     with pytest.raises(ValueError, match="document 1 has no reference"):
         bertscore([[]], ["a"], model=bert, layer=2)
-    with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
         bertscore([["a"]], ["a"], model=bert, layer=2, batch_size=0)

@@ -149,7 +149,7 @@ def test_absences_say_what_to_fetch(tmp_path):
         factcc([], [], model=str(tmp_path))
     (tmp_path / "kept").rename(tmp_path / "vocab.txt")
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(Absent, match=r"holds neither model.safetensors nor pytorch_model.bin. docs/metrics.md says how"):
+    with pytest.raises(Absent, match=r"has neither model.safetensors nor pytorch_model.bin. docs/metrics.md says how"):
         factcc([], [], model=str(tmp_path))
 
 
@@ -165,7 +165,7 @@ def test_other_models_are_refused(tmp_path):
     (tmp_path / "broken" / "pytorch_model.bin").write_bytes(b"<html>")
     with pytest.raises(ValueError, match=r"pytorch_model.bin cannot be loaded"):
         factcc([], [], model=str(tmp_path / "broken"))
-    with pytest.raises(ValueError, match="got 1 documents, 0 predictions"):
+    with pytest.raises(ValueError, match="lengths differ: 1 documents, 0 predictions"):
         factcc(["a"], [], model=str(tmp_path / "three"))
 
 

@@ -114,8 +114,8 @@ def test_references_of_one_text_come_in_the_order_of_the_file_and_those_unlike_g
     assert (found["7"], found["8"]) == ("7 report of many", "8 report of many")
     assert (found["x"], found["y"]) == ("y report of many", "x report of many")
     err = capsys.readouterr().err
-    assert "2 released references are not written as ours" in err
-    assert "2 references share their text with another" in err
+    assert "2 released references differ from ours" in err
+    assert "2 references have the same text as another" in err
 
 
 def test_rows_with_ids_keep_them(folder):
@@ -138,7 +138,7 @@ def test_an_order_that_looks_wrong_is_told_of_where_there_are_enough(tmp_path, c
     assert bring(tmp_path, written(tmp_path / "right.txt", "\n".join(texts)))[0] == 0
     assert "order" not in capsys.readouterr().err
     assert bring(tmp_path, written(tmp_path / "wrong.txt", "\n".join(texts[9:] + texts[:9])))[0] == 0
-    told = "the order looks wrong: of a summary's words its own reference has 50%, the next one 50%." in capsys.readouterr().err
+    told = "the order looks wrong: a summary shares 50% of its words with its own reference and 50% with the next one." in capsys.readouterr().err
     assert told == (count == 30)
 
 
@@ -147,7 +147,7 @@ def test_empty_summaries_and_empty_lines_at_the_end_are_told_of(folder, capsys):
     assert (code, found["b"]) == (0, "")
     err = capsys.readouterr().err
     assert "1 summaries are empty ('b')" in err
-    assert "2 empty lines at the end were left out" in err
+    assert "2 empty lines at the end were ignored" in err
 
 
 # What does not fit
@@ -157,13 +157,13 @@ def test_empty_summaries_and_empty_lines_at_the_end_are_told_of(folder, capsys):
     ("lines", "more", "sentence"),
     [
         ("a\nb\n", {}, "has 2 summaries and"),
-        ("a\nb\nc\nd\n", {}, "sentences on lines of their own. Nothing was written."),
+        ("a\nb\nc\nd\n", {}, "or one sentence per line. Nothing was written."),
         ("a\nb\nc\n", {"--order": "a\nb\n"}, "has 3 summaries and"),
         ("a\nb\nc\n", {"--order": "a\nb\nd\n"}, "does not have the ids of"),
         ("a\nb\nc\n", {"--order": "a\nb\nd\n"}, "1 missing ('c'), 1 extra ('d')"),
-        ("a\nb\nc\n", {"--order": "a\nb\na\n"}, "has 1 ids more than once ('a')"),
+        ("a\nb\nc\n", {"--order": "a\nb\na\n"}, "repeats 1 ids ('a')"),
         ("a\nb\nc\n", {"--gold": "other\ntexts\nhere\n"}, "has 3 references, of which 0 are among the 3 of"),
-        ("a\nb\nc\n", {"--gold": "The cat sat. It slept.\n"}, "otherwise give the ids with --order"),
+        ("a\nb\nc\n", {"--gold": "The cat sat. It slept.\n"}, "give the ids with --order"),
     ],
 )
 def test_what_does_not_fit_gets_a_sentence_and_nothing_is_written(folder, capsys, lines, more, sentence):
@@ -235,14 +235,14 @@ def test_the_word_none_stands_for_no_mark_and_is_none_itself(folder):
 
 def test_an_empty_mark_and_a_missing_order_get_a_sentence(folder):
     (folder / "system.txt").write_text("".join("a summary\n" for _ in (folder / "refs.jsonl").read_text().splitlines()))
-    with pytest.raises(ValueError, match="a mark that parts sentences has a character at least; for no mark at all say none"):
+    with pytest.raises(ValueError, match=r"a sentence separator cannot be empty. To split at no separator, use --sentences none"):
         import_summaries.read_summaries(folder / "system.txt", folder / "refs.jsonl", marks=["<q>", ""])
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*nowhere\.txt with ids, one a line"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file of ids .*nowhere\.txt. It should have one id per line"):
         import_summaries.read_summaries(folder / "system.txt", folder / "refs.jsonl", order=folder / "nowhere.txt")
 
 
 def test_two_ways_to_say_the_order_are_refused(folder):
-    with pytest.raises(ValueError, match="order and gold both say whose summary a line is"):
+    with pytest.raises(ValueError, match="order and gold both give the ids of the summaries"):
         import_summaries.read_summaries(folder / "a", folder / "refs.jsonl", order=folder / "b", gold=folder / "c")
 
 

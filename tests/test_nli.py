@@ -191,7 +191,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     model = made(tmp_path)
     model.resize_token_embeddings(50)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has tokens that its model lacks \(it has 50\); they are not of one model"):
+    with pytest.raises(ValueError, match=r"has tokens that its model lacks \(it has 50\): they do not belong together"):
         probabilities(nli(str(tmp_path), metric="m"), PAIRS, batch_size=2)
 
 

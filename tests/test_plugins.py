@@ -119,7 +119,7 @@ def test_a_run_with_an_objective_from_outside_generates_and_scores_without_it(fi
     capsys.readouterr()
     assert main(two) == 2
     assert "unknown objective 'halves'." in (message := capsys.readouterr().err)
-    assert "If it is one of your own, load its file with --plugin FILE." in message
+    assert "If it is your own, load its file with --plugin FILE." in message
     assert main(["generate", "run", "--limit", "2"]) == 0
     assert main(["score", "run"]) == 0
     assert main(["report", "run", "-o", "page"]) == 0
@@ -223,7 +223,7 @@ def test_a_broken_package_breaks_only_what_needs_it(files, monkeypatch, capsys):
     assert main(["list", "metrics"]) == 0
     assert "cannot be imported" in capsys.readouterr().out
     assert main(["score", "--references", "refs.jsonl", "a.jsonl", "--metrics", "theirs"]) == 2
-    assert "Repair that package or uninstall it." in capsys.readouterr().err
+    assert "Fix or uninstall that package." in capsys.readouterr().err
 
 
 def test_written_objectives_lists_and_recipes_need_no_torch():

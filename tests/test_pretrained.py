@@ -124,8 +124,8 @@ def test_a_cache_with_all_parts_of_the_weights_counts(originals, cache, no_netwo
 @every_metric
 def test_without_a_network_an_absent_model_is_told_of_at_once(metric, cache, no_network):
     begun = time.monotonic()
-    with pytest.raises(Absent, match=rf"{metric} needs the model 'some/absent': it is no folder here, the hub's cache .*"
-                       rf"\(.*Name or service not known\)\. Give the path .*--set {metric}\.model=FOLDER_OR_HUB_ID, in Python model="):
+    with pytest.raises(Absent, match=rf"{metric} needs the model 'some/absent': there is no folder of that name, the hub's cache .*"
+                       rf"\(.*Name or service not known\)\. Give a folder .*--set {metric}\.model=FOLDER_OR_HUB_ID \(in Python model="):
         METRICS[metric]("some/absent")
     assert time.monotonic() - begun < 2
     assert no_network   # it was asked
@@ -160,7 +160,7 @@ def test_pickled_weights_serve_where_there_are_no_others(metric, folder, origina
 
 @every_metric
 @pytest.mark.parametrize(("lost", "sentence"), [
-    ("model.safetensors", "lacks files of its model|holds neither model.safetensors nor pytorch_model.bin"),
+    ("model.safetensors", "lacks files of its model|has neither model.safetensors nor pytorch_model.bin"),
     ("config.json", "lacks files of its model|cannot be loaded"),
     ("tokenizer.json", "lacks its tokenizer's vocabulary|lacks files of its model|cannot be loaded"),
 ])
@@ -186,8 +186,8 @@ def test_weights_that_lack_tensors_are_refused(metric, folder):
     weights = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if ".layer.1." not in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=rf"^{metric}: the weights in {folder} lack 16 tensors of Bert\w+, .*encoder\.layer\.1\..* first: "
-                       "these would be random, and the figures noise. Give a model that was trained for this metric"):
+    with pytest.raises(ValueError, match=rf"^{metric}: the weights in {folder} lack 16 tensors of Bert\w+, .*encoder\.layer\.1\..* first. "
+                       "They would be random, and the scores meaningless. Give a model that was trained for this metric"):
         METRICS[metric](folder)
 
 
@@ -285,7 +285,7 @@ def test_nothing_but_tensors_is_read_from_a_pickle(tmp_path):
         pretrained.read_state(tmp_path / "evil.bin")
     for other in ([torch.zeros(1)], {"model": {"weight": torch.zeros(1)}}):
         torch.save(other, tmp_path / "other.bin")
-        with pytest.raises(ValueError, match="holds no tensors by name"):
+        with pytest.raises(ValueError, match="it is not a dictionary of tensors"):
             pretrained.read_state(tmp_path / "other.bin")
 
 
@@ -305,7 +305,7 @@ def test_out_of_memory_names_the_way_out(metric, folder, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(transformers.BertModel, "forward", full)
-    with pytest.raises(ValueError, match=rf"{metric} ran out of memory with batch_size 12: give less \(--set {metric}\.batch_size=3\)"):
+    with pytest.raises(ValueError, match=rf"{metric} ran out of memory with batch_size 12: lower it \(--set {metric}\.batch_size=3\)"):
         METRICS[metric](folder, batch_size=12)
 
 

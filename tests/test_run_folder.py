@@ -249,7 +249,7 @@ def test_a_run_that_starts_over_while_it_is_scored_changes_no_label_and_gets_no_
     assert score(ours, "--metrics", "slow") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["systems"][0]["label"] == "ce + matches(2,3,4)"
-    assert f"warning: the figures of documents are not kept in {ours}: its predictions are others by now.\n" in err
+    assert f"warning: scores were not saved in {ours}: its predictions changed in the meantime.\n" in err
     assert not (ours / "scores.json").exists()
 
 
@@ -302,7 +302,7 @@ def test_a_scoring_beside_a_training_prints_its_table_and_warns(ours, capsys, mo
         assert time.monotonic() - began < 20
     out, err = capsys.readouterr()
     assert "rouge1" in out
-    assert err == f"warning: the figures of documents are not kept in {ours}: another process works in it.\n"
+    assert err == f"warning: scores were not saved in {ours}: another process is using it.\n"
     assert not (ours / "scores.json").exists()
 
 

@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written_to_costs_a_warning_alone(tmp_path, caps
     assert cli.main(["score", str(folder), str(other)]) == 0
     out, err = capsys.readouterr()
     assert "rouge1" in out
-    assert err == f"warning: the figures of documents are not kept in {folder}: Is a directory.\n"
+    assert err == f"warning: scores were not saved in {folder}: Is a directory.\n"
     assert not (folder / "scores.json").exists()
     assert (other / "scores.json").exists()
 
@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, capsys):
     folder = run(tmp_path / "a", {str(place): "x y" for place in range(400)}, {str(place): "x y z" for place in range(400)})
     program = f"ulimit -f 8; '{sys.executable}' -m ngramloss score '{folder}'"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, f"warning: the figures of documents are not kept in {folder}: File too large.\n")
+    assert (done.returncode, done.stderr) == (0, f"warning: scores were not saved in {folder}: File too large.\n")
     assert "rouge1" in done.stdout
     assert not list(folder.glob("scores*"))
 
@@ -300,7 +300,7 @@ def test_a_folder_without_predictions_says_how_to_make_them(tmp_path, capsys):
 def test_runs_for_other_references_are_not_compared(tmp_path, capsys):
     other = run(tmp_path / "b", references=dict(REFERENCES, b="it was dry"))
     code, said = score(capsys, run(tmp_path / "a"), other)
-    assert (code, "have other references for 1 ids ('b')" in said) == (2, True)
+    assert (code, "have different references for 1 ids ('b')" in said) == (2, True)
 
 
 def test_files_alone_need_references(tmp_path, capsys):
@@ -360,20 +360,20 @@ def test_runs_and_files_are_scored_together(tmp_path, capsys):
 
 def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
     folder = run(tmp_path / "a", tokens={"a": 9, "b": 4, "c": 12}, limits=(5, 12))
-    assert score(capsys, folder)["systems"][0]["audit"] == ["1 shorter than the 5 tokens allowed", "1 that fill the 12 tokens allowed, and may be cut off"]
-    assert score(capsys, folder, "--limits", ":8")["systems"][0]["audit"] == ["2 longer than the 8 tokens allowed"]
+    assert score(capsys, folder)["systems"][0]["audit"] == ["1 text with fewer than 5 tokens", "1 text with exactly the maximum of 12 tokens, which may be cut off"]
+    assert score(capsys, folder, "--limits", ":8")["systems"][0]["audit"] == ["2 texts with more than 8 tokens"]
 
 
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
     texts = systems.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
     found = results.score_systems(texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those))
-    assert found.audit == [["3 longer than the 20 tokens allowed"]]
+    assert found.audit == [["3 texts with more than 20 tokens"]]
 
 
 def test_without_tokens_words_are_counted_and_said_to_be(tmp_path, capsys):
     folder = run(tmp_path / "a", limits=(5, 20))   # of tokens: words are not held against them
     assert score(capsys, folder)["systems"][0]["audit"] == []
-    assert score(capsys, folder, "--limits", "5:20")["systems"][0]["audit"] == ["1 shorter than the 5 words allowed (words are counted: a text has more tokens)"]
+    assert score(capsys, folder, "--limits", "5:20")["systems"][0]["audit"] == ["1 text with fewer than 5 words (words were counted; a text has more tokens)"]
 
 
 def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
@@ -382,9 +382,9 @@ def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
     tiny_tokenizers.ours().save_pretrained(tmp_path / "tokenizer")
     counts = sorted(len(ids) for ids in tiny_tokenizers.ours()(list(TEXTS.values()))["input_ids"])
     found = score(capsys, run(tmp_path / "a"), "--limits", f"{counts[0] + 1}:999", "--tokenizer", tmp_path / "tokenizer")
-    assert found["systems"][0]["audit"] == [f"1 shorter than the {counts[0] + 1} tokens allowed"]
+    assert found["systems"][0]["audit"] == [f"1 text with fewer than {counts[0] + 1} tokens"]
     code, said = score(capsys, tmp_path / "a", "--tokenizer", tmp_path / "nowhere")
-    assert (code, "there is no tokenizer" in said) == (2, True)
+    assert (code, "cannot load the tokenizer" in said) == (2, True)
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 5), st.integers(5, 9))
@@ -395,12 +395,12 @@ def test_the_audit_counts_what_a_loop_counts(lengths, least, most):
 
 
 def test_empty_and_repeated_texts_are_counted_apart():
-    assert oddities(["", "", " ", "a", "a", "a", "b"]) == ["3 empty", "2 that another document has word for word"]
+    assert oddities(["", "", " ", "a", "a", "a", "b"]) == ["3 empty", "2 texts identical to another document's"]
 
 
 def test_words_say_nothing_of_texts_that_were_cut_off():
     assert oddities(["a b"], None, Limits(0, 2)) == []
-    assert oddities(["a b"], [2], Limits(0, 2)) == ["1 that fill the 2 tokens allowed, and may be cut off"]
+    assert oddities(["a b"], [2], Limits(0, 2)) == ["1 text with exactly the maximum of 2 tokens, which may be cut off"]
 
 
 def test_limits_may_be_one_number_or_open():
@@ -410,7 +410,7 @@ def test_limits_may_be_one_number_or_open():
 
 @pytest.mark.parametrize("wrong", ["5", "a:b", ":", "9:3", "-1:5", "1:2:3"])
 def test_limits_that_cannot_be_read_get_a_sentence(wrong):
-    with pytest.raises(ValueError, match="limits are written MIN:MAX"):
+    with pytest.raises(ValueError, match="limits must be written MIN:MAX"):
         limits(wrong)
 
 

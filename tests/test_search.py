@@ -161,7 +161,7 @@ def test_rouge_scores_each_document_by_itself():
 
 
 def test_rouge_needs_a_prediction_for_each_reference():
-    with pytest.raises(ValueError, match=r"one for each document: got 2 references, 1 predictions"):
+    with pytest.raises(ValueError, match=r"lengths differ: 2 references, 1 predictions"):
         rouge(["a", "b"], ["a"])
 
 

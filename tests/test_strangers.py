@@ -31,7 +31,7 @@ class MineTokenizer(PreTrainedTokenizerFast):
 """
 SMALL = Model(name="scratch", width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, vocabulary=400, dropout=0.0)
 CONSENT = (r"asks to run code that comes with the model \(model\.trust_remote_code\)\. A setting cannot give that consent: if you trust the model, "
-           r"leave the key out and say --trust-remote-code on the command line\.")
+           r"remove the key and use --trust-remote-code on the command line\.")
 ASKED = CONSENT.replace("\\", "")
 
 

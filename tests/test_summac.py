@@ -227,17 +227,17 @@ def test_progress_counts_documents(small, monkeypatch):
 
 
 def test_without_weights_conv_is_absent(small, tmp_path):
-    said = r"Fetch summac_conv_vitc_sent_perc_e.bin from the repository tingofurro/summac on GitHub and point to it with --set summac.weights=FILE, in Python weights=; or choose .*--set summac.form=zs"
+    said = r"Download summac_conv_vitc_sent_perc_e.bin from the repository tingofurro/summac on GitHub and give it with --set summac.weights=FILE \(in Python weights=\), or use .*--set summac.form=zs"
     with pytest.raises(Absent, match=said):
         summac([], [], model=small[0])
-    with pytest.raises(Absent, match=rf"and {tmp_path}/no.bin is no file. {said}"):
+    with pytest.raises(Absent, match=rf"there is no file {tmp_path}/no.bin. {said}"):
         summac([], [], model=small[0], weights=tmp_path / "no.bin")
 
 
 def test_weights_of_another_shape_are_refused(small, tmp_path):
     wrong = dict(small[2], **{"mlp.weight": torch.zeros(1, 50)})
     torch.save(wrong, tmp_path / "wrong.bin")
-    with pytest.raises(ValueError, match=r"wrong.bin holds .*'mlp.weight': \(1, 50\).*; SummaC-Conv's weights are .*'mlp.weight': \(1, 23\)"):
+    with pytest.raises(ValueError, match=r"wrong.bin contains .*'mlp.weight': \(1, 50\).*; SummaC-Conv's weights are .*'mlp.weight': \(1, 23\)"):
         summac([], [], model=small[0], weights=tmp_path / "wrong.bin")
     (tmp_path / "text.bin").write_text("<html>")
     with pytest.raises(ValueError, match=r"text.bin cannot be loaded"):
@@ -246,14 +246,14 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
 
 def test_weights_that_are_not_finite_are_refused(small, tmp_path):
     torch.save(dict(small[2], **{"layer_final.bias": torch.tensor([0.0, math.nan])}), tmp_path / "nan.bin")
-    with pytest.raises(ValueError, match=r"nan.bin holds values that are not finite; it is damaged. Fetch it again"):
+    with pytest.raises(ValueError, match=r"nan.bin contains NaN or infinite values: it is damaged. Download it again"):
         summac([], [], model=small[0], weights=tmp_path / "nan.bin")
 
 
 def test_mistakes_get_sentences(small):
     with pytest.raises(ValueError, match=r"unknown form of SummaC 'Conv'; choose from \['conv', 'zs'\]"):
         summac([], [], model=small[0], form="Conv")
-    with pytest.raises(ValueError, match="got 1 documents, 2 predictions"):
+    with pytest.raises(ValueError, match="lengths differ: 1 documents, 2 predictions"):
         summac(["a"], ["b", "c"], model=small[0], form="zs")
 
 

@@ -225,7 +225,7 @@ def test_a_file_is_missed_only_as_far_as_the_limit(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("9 2\na 1 2\nb 3 4\n")
     assert set(read_vectors(path, {"a", "b"}, limit=2)[0]) == {"a", "b"}
-    with pytest.raises(ValueError, match="announces 9 vectors and holds 2"):
+    with pytest.raises(ValueError, match="announces 9 vectors and contains 2"):
         read_vectors(path, {"a", "b"}, limit=3)
 
 
@@ -272,10 +272,10 @@ def test_words_that_do_not_occur_are_not_held(tmp_path):
     (b"cat 1 2\ndog 1  2\n", "line 2: 2 numbers expected, got more after 'dog'"),
     (b"2 300\ncat 1 2\ndog 1 2\n", "line 2: a word and 300 numbers expected, with spaces between, got 2 after 'cat'"),
     (b"9" * 5000 + b" 2\ncat 1 2\n", "line 2: 1 numbers expected, got more after 'cat'"),
-    (b"cat 1 2\n" + b"x" * (1 << 24), r"a\.txt, line 2: longer than 16,777,216 bytes. It is no text with vectors"),
+    (b"cat 1 2\n" + b"x" * (1 << 24), r"a\.txt, line 2: longer than 16,777,216 bytes. It is not a text file of vectors"),
     (b"\x00\x01\x02\xff\n" * 9, "line 1: a word and its numbers expected"),
-    (b"3 2\ncat 1 2\ndog 1 2\n", r"a\.txt announces 3 vectors and holds 2: it is not whole. Fetch it again"),
-    (b"", r"a\.txt holds no vectors"),
+    (b"3 2\ncat 1 2\ndog 1 2\n", r"a\.txt announces 3 vectors and contains 2: it is incomplete. Download it again"),
+    (b"", r"a\.txt contains no vectors"),
 ])
 def test_a_damaged_text_file_is_refused_with_its_place(tmp_path, content, sentence):
     (tmp_path / "a.txt").write_bytes(content)
@@ -287,16 +287,16 @@ WHOLE = b"2 2\ncat " + struct.pack("<2f", 1, 2) + b"\ndog " + struct.pack("<2f",
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
-    (WHOLE[:-3], r"a\.bin announces 2 vectors and ends within number 2: it is not whole. Fetch it again"),
+    (WHOLE[:-3], r"a\.bin announces 2 vectors and ends within number 2: it is incomplete. Download it again"),
     (WHOLE.replace(b"2 2", b"3 2"), "announces 3 vectors and ends within number 3"),
-    (WHOLE[4:], "does not begin with the line `count dimensions`.* Of a fastText model take the .vec file"),
+    (WHOLE[4:], "does not begin with the line `count dimensions`.* For a fastText model use the .vec file"),
     (b"2 0\n", "does not begin with the line `count dimensions`"),
     (b"2 99999999999999\ncat ", "does not begin with the line `count dimensions`"),
     (b"", "does not begin with the line `count dimensions`"),
     (WHOLE.replace(struct.pack("<2f", 3, 4), struct.pack("<2f", 3, math.nan)), "vector 2: 2 finite numbers expected after 'dog'"),
     (b"2 2\n" + b"x" * 70_000, "vector 1: a word and 2 numbers of 4 bytes expected, got no word. It is not a binary file of word2vec"),
     (b"2 2\n" + b"x" * 70_000 + WHOLE, "vector 1: a word and 2 numbers of 4 bytes expected, got no word"),
-    (b"0 2\n", "holds no vectors"),
+    (b"0 2\n", "contains no vectors"),
 ])
 def test_a_damaged_binary_file_is_refused_with_its_place(tmp_path, content, sentence):
     (tmp_path / "a.bin").write_bytes(content)
@@ -308,7 +308,7 @@ def test_a_damaged_binary_file_is_refused_with_its_place(tmp_path, content, sent
 def test_a_damaged_archive_is_refused(tmp_path, damage):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(damage(gzip.compress(b"cat 1 2\ndog 1 2\n" * 9)))
-    with pytest.raises(ValueError, match=r"a\.txt\.gz is damaged or not whole \(.*\). Fetch it again"):
+    with pytest.raises(ValueError, match=r"a\.txt\.gz is damaged or incomplete \(.*\). Download it again"):
         wmd([["cat"]], ["dog"], vectors=path)
 
 
@@ -319,7 +319,7 @@ def test_a_mark_of_utf_8_before_the_first_line_is_no_part_of_it(tmp_path):
 
 
 def test_an_absent_file_is_asked_for(tmp_path):
-    with pytest.raises(Absent, match=r"wmd needs word vectors, and there is no file .*none\.txt. Point to word2vec, GloVe or fastText vectors, such as .*--set wmd\.vectors=FILE"):
+    with pytest.raises(Absent, match=r"wmd needs word vectors, and there is no file .*none\.txt. Give word2vec, GloVe or fastText vectors, such as .*--set wmd\.vectors=FILE"):
         wmd([["cat"]], ["dog"], vectors=tmp_path / "none.txt")
 
 
@@ -328,11 +328,11 @@ def test_misuse_gets_a_sentence(square, tmp_path):
         wmd([["cat"]], ["dog"], vectors=tmp_path / "a.model.gz")
     with pytest.raises(ValueError, match=r"unknown stop words 'German'; choose from \['english', 'none'\]"):
         wmd([["cat"]], ["dog"], vectors=square, stop_words="German")
-    with pytest.raises(ValueError, match="limit is a number of vectors, 0 for all, got -1"):
+    with pytest.raises(ValueError, match=r"limit must be 0 .* or more, got -1"):
         wmd([["cat"]], ["dog"], vectors=square, limit=-1)
-    with pytest.raises(ValueError, match="got 1 references, 2 predictions"):
+    with pytest.raises(ValueError, match="lengths differ: 1 references, 2 predictions"):
         wmd([["cat"]], ["dog", "cat"], vectors=square)
-    with pytest.raises(TypeError, match=r"references of a document are a list of texts; document 1 has the text 'cat'. Put it in a list"):
+    with pytest.raises(TypeError, match=r"the references of a document must be a list of texts; document 1 has the text 'cat'. Put it in a list"):
         wmd(["cat"], ["dog"], vectors=square)
     with pytest.raises(ValueError, match="document 2 has no reference"):
         wmd([["cat"], []], ["dog", "cat"], vectors=square)

@@ -61,7 +61,7 @@ __all__ = ["__version__", *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, so that ``ngramloss --help`` needs no torch (PEP 562)."""
+    """Import a public name on first use (PEP 562), so that ``ngramloss --help`` does not load torch."""
     if name not in _ROOMS:
         raise AttributeError(f"module 'ngramloss' has no attribute {name!r}")
     try:

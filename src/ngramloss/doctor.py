@@ -1,4 +1,4 @@
-"""this machine → what is installed, which backend is used and why, which metrics can run."""
+"""this machine → its packages, the backend it uses and why, and the metrics that can run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report() -> Iterator[str]:
         devices.append(torch.device("cuda"))
         yield f"GPU: {torch.cuda.get_device_name()}"
     else:
-        yield "GPU: none that torch can use"
+        yield "GPU: none found by torch"
     for device in devices:
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             backend, reason = chosen_backend(device, dtype)
@@ -48,7 +48,7 @@ def report() -> Iterator[str]:
 
 
 def _state(name: str, registry: Registry[Any], state: Callable[[str], str]) -> str:
-    """Whether an entry can be used, and where it comes from if it is not ours."""
+    """Whether an entry can be used, and where it comes from if it is not built in."""
     if problem := registry.problem(name):
         return problem
     origin = registry.origin(name)
@@ -56,7 +56,7 @@ def _state(name: str, registry: Registry[Any], state: Callable[[str], str]) -> s
 
 
 def _readiness(name: str) -> str:
-    """Whether a metric can run, or what it needs."""
+    """What a metric needs before it can run; ``ready`` if nothing."""
     metric = METRICS[name]
     if missing := metric.missing_packages:
         wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(missing)

@@ -1,8 +1,8 @@
 """names of objectives and metrics → their entries: built in, added by a program, or found in installed packages.
 
-An entry is added by ``ng.OBJECTIVES["mine"] = ng.Objective(...)`` or ``ng.METRICS["mine"] = ng.Metric(...)``: in a
-program, or in a file that is given to the command line with ``--plugin FILE``. An installed package names its entries
-as entry points in the groups ``ngramloss.objectives`` and ``ngramloss.metrics``.
+To add an entry, write ``ng.OBJECTIVES["mine"] = ng.Objective(...)`` or ``ng.METRICS["mine"] = ng.Metric(...)`` in a
+program, or in a file for the option ``--plugin FILE``. An installed package declares its entries as entry points in the
+groups ``ngramloss.objectives`` and ``ngramloss.metrics``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Entry = TypeVar("Entry")
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
-    """Entries by name. Those of installed packages are imported when they are first asked for.
+    """Entries by name. Those of installed packages are imported on first use.
 
     Args:
         noun: what an entry is called in messages, such as "objective".
         kind: the class of the entries.
-        builtin: the entries that come with ngramloss. No other may take their names.
+        builtin: the entries of ngramloss itself. Their names cannot be reused.
     """
 
     def __init__(self, noun: str, kind: type[Entry], builtin: Mapping[str, Entry]) -> None:
@@ -77,14 +77,14 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         return f"<{self.noun}s: {', '.join(self)}>"
 
     def entry(self, name: str) -> Entry:
-        """The entry of that name, or an error that names the nearest one."""
+        """The entry of that name. Raises an error that suggests the closest name."""
         if name not in self:
             raise UserError(f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {', '.join(self)}. "
-                            f"If it is one of your own, load its file with --plugin FILE.")
+                            f"If it is your own, load its file with --plugin FILE.")
         return self[name]
 
     def origin(self, name: str) -> str:
-        """Where an entry comes from: empty if it is built in, else a package or a program."""
+        """Where an entry comes from: a package or a plugin; empty if it is built in."""
         if name in self._builtin:
             return ""
         point = self._installed.get(name)
@@ -104,11 +104,11 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             return point.load()
         except Exception as error:   # another package's code may raise anything
             raise UserError(f"the {self.noun} {point.name!r} of the installed package {package} cannot be imported: "
-                            f"{type(error).__name__}: {error}. Repair that package or uninstall it.") from error
+                            f"{type(error).__name__}: {error}. Fix or uninstall that package.") from error
 
 
 def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """A function, or the one that ``module:name`` stands for."""
+    """The function itself, or the one that ``module:name`` refers to."""
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
@@ -127,7 +127,7 @@ def load_file(path: Path) -> None:
     if spec is None or spec.loader is None:
         raise UserError(f"a plugin is a Python file, got {path}.")
     module = module_from_spec(spec)
-    sys.modules[name] = module   # classes of the file can be pickled
+    sys.modules[name] = module   # so that classes of the file can be pickled
     try:
         spec.loader.exec_module(module)
     except UserError:
@@ -142,7 +142,7 @@ def load_file(path: Path) -> None:
 
 
 def source_hash(function: str | Callable[..., Any]) -> str:
-    """A hash of the file that a function of another program stands in; empty for one of ours or one without a file."""
+    """A hash of the file that defines a user's function; empty for a function of ngramloss or without a file."""
     if isinstance(function, str) and function.startswith("ngramloss."):
         return ""
     module = sys.modules.get(getattr(load_function(function), "__module__", ""))

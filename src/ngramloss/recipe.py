@@ -21,36 +21,37 @@ from ngramloss.settings import Setting, setting, settings_of, toml_value
 
 @dataclass(frozen=True)
 class Data:
-    """What is read, and how it becomes tokens."""
+    """The data set, and how it becomes tokens."""
 
     name: str = "newswire"
-    """A built-in or known data set, a hub id, a file, a folder of splits, or ``train=a.jsonl,validation=b.jsonl``."""
+    """A built-in or known data set, a hub id, a file, a folder with one file per split, or
+    ``train=a.jsonl,validation=b.jsonl``."""
     source: str = ""
-    """The column of documents; found where this is empty."""
+    """The column with the documents; empty: detect it."""
     target: str = ""
-    """The column of summaries; found where this is empty."""
+    """The column with the summaries; empty: detect it. Several, with commas, are several references."""
     id: str = ""
-    """The column of ids. If empty, it is detected; ``none`` numbers the rows."""
+    """The column with the ids; empty: detect it; ``none``: number the rows."""
     validation_fraction: float = setting(0.0, least=0, below=1)
     """If the data have no validation split: the part of the training split that is held out for validation, chosen by
     the ids, so that the same rows are held out every time."""
     separator: str = "auto"
-    """Put before every source sentence: ``auto`` (the tokenizer's own separator), ``none``, or a token such as <s>."""
+    """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
     splitter: str = setting("pysbd", choices=("pysbd", "newline", "period"))
-    """What a sentence is, for the separator."""
+    """How sources are split into sentences, for the separator."""
     prefix: str = ""
     """Text before every source, such as ``summarize: `` for T5."""
     max_source: int = setting(1024, least=4)
     max_target: int = setting(128, least=2)
     limit: int = setting(0, least=0)
-    """At most so many training examples; 0 takes all. The built-in corpus can make more than its default."""
+    """The most training examples; 0 uses all. The built-in corpus can generate more than its default number."""
     validation_limit: int = setting(0, least=0)
     on_bad_row: str = setting("error", choices=("error", "skip"))
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained. Everything from ``architecture`` on is for ``name = "scratch"`` only."""
+    """The model to train. All fields from ``architecture`` on apply only to ``name = "scratch"``."""
 
     name: str = "facebook/bart-base"
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
@@ -65,19 +66,19 @@ class Model:
     vocabulary: int = setting(8000, least=300, most=2**24)
     init_std: float = setting(0.02, least=0)
     copying: bool = False
-    """Build a path for copying in: cross-attention's value and output projections start at the identity, positions as
-    sinusoids. Everything is trained from there."""
+    """Make copying easy to learn: the value and output projections of cross-attention start as the identity, positions
+    as sinusoids. All of them are trained."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """How it is trained."""
+    """How to train the model."""
 
     epochs: float = setting(10.0, least=0, most=10**9)
     max_steps: int = setting(0, least=0)
-    """Optimiser steps; 0 lets ``epochs`` decide."""
+    """Optimiser steps; 0 trains for ``epochs``."""
     batch_size: int = setting(16, least=1)
-    """Sequences in a micro-batch over all processes together."""
+    """Sequences in a micro-batch, all processes together."""
     accumulate: int = setting(2, least=1)
     learning_rate: float = setting(3e-5, least=0)
     warmup_steps: int = setting(1000, least=0)
@@ -89,35 +90,35 @@ class Train:
     beta2: float = setting(0.999, least=0, below=1)
     epsilon: float = setting(1e-8, least=0)
     clip: float = setting(1.0, least=0)
-    """Largest gradient norm; 0 does not clip."""
+    """The largest gradient norm; 0 disables clipping."""
     precision: str = setting("auto", choices=("auto", "bf16", "fp16", "fp32"))
-    """``bf16``, ``fp16`` or ``fp32``; ``auto`` is bf16 on a GPU that has it, fp16 on another, fp32 on a CPU."""
+    """``bf16``, ``fp16`` or ``fp32``; ``auto`` is bf16 on a GPU that supports it, fp16 on other GPUs, fp32 on a CPU."""
     log_every: int = setting(100, least=1)
     eval_every: int = setting(1000, least=0)
-    """Steps between validations; 0 never validates."""
+    """Steps between validations; 0 disables validation."""
     save_every: int = setting(1000, least=1)
     keep: int = setting(2, least=1)
-    """Newest checkpoints that are kept, besides the best."""
+    """The number of newest checkpoints to keep, besides the best."""
     best: str = "ce"
-    """The term whose lowest validation value makes the best checkpoint; ``loss`` is the whole objective."""
+    """The term whose lowest validation value selects the best checkpoint; ``loss`` is the whole objective."""
     early_stopping: int = setting(0, least=0)
-    """Validations without a new best before training ends; 0 never ends it."""
+    """Stop after this many validations without a new best; 0 disables early stopping."""
     eval_batch_size: int = setting(0, least=0)
-    """Sequences in a validation batch over all processes; 0 takes ``batch_size``."""
+    """Sequences in a validation batch, all processes together; 0 uses ``batch_size``."""
     group_by_length: bool = True
     gradient_checkpointing: bool = False
     compile: bool = False
     fsdp: bool = False
     """Shard parameters and optimiser over the processes of torchrun."""
     memory: str = setting("fast", choices=("fast", "lean"))
-    """``fast`` or ``lean``: how the head's logits are kept, see docs/performance.md."""
+    """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
     seed: int = setting(42, least=0)
     report_to: list[str] = setting([], choices=("tensorboard", "trackio", "wandb"))
 
 
 @dataclass(frozen=True)
 class Generation:
-    """How summaries are written; saved with the model as its ``generation_config``."""
+    """How to generate summaries; saved with the model as its ``generation_config``."""
 
     num_beams: int = setting(4, least=1, most=2**12)
     length_penalty: float = 1.0
@@ -140,9 +141,9 @@ class Recipe:
 
     @property
     def slug(self) -> str:
-        """The run's name: the recipe's, and its objective's short form, another for every objective.
+        """The run's name: the recipe's name and a short form of the objective, different for every objective.
 
-        Cross-entropy goes without saying where it stands first and not alone; ``only`` says that there is none.
+        A first term ``ce`` is omitted if others follow; ``only`` means that there is no cross-entropy.
 
         >>> Recipe("xsum", objective="ce + matches(2,3,4)").slug
         'xsum-matches234'
@@ -158,7 +159,7 @@ class Recipe:
 
 
 def _short(term: str) -> str:
-    """A term in characters that any file system takes: ``0.5matches23`` for ``0.5*matches(2,3)``."""
+    """A term in characters that every file system allows: ``0.5matches23`` for ``0.5*matches(2,3)``."""
     joint = "" if re.search(r"\((\d,)*\d\)", term) else "_"   # (2,3) is 23, but (2,13) is _2_13 and (23) is _23
     return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
 
@@ -173,7 +174,7 @@ def builtin() -> list[str]:
 
 
 def about(name: str) -> str:
-    """The first sentence of a built-in recipe's comment."""
+    """The first sentence of the comment at the top of a built-in recipe."""
     lines = files("ngramloss").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8").splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     text = " ".join(line.removeprefix("#").strip() for line in comment)
@@ -181,14 +182,15 @@ def about(name: str) -> str:
 
 
 def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) -> Recipe:
-    """The recipe of this name or in this file, with ``key=value`` overrides.
+    """Load a recipe by name or from a file, and apply ``key=value`` overrides.
 
-    A file may begin with ``base = "xsum"`` and say only what differs. Every mistake in it is reported at once.
+    A file may begin with ``base = "xsum"`` and contain only what differs. All mistakes are reported at once.
 
     Args:
-        name: of a recipe that comes with the package, or a file.
-        overrides: each ``key=value``.
-        objective: check the objective. A finished run can be read without the plugin that its objective came from.
+        name: a built-in recipe, or a file.
+        overrides: settings to change, each ``key=value``.
+        objective: whether to check the objective. Without the check, a run can be read without the plugin that defines
+            its objective.
     """
     settings = _read(name, ())
     for override in overrides:
@@ -214,7 +216,7 @@ def dump(recipe: Recipe) -> str:
 
 
 def differences(recipe: Recipe, other: Recipe) -> list[str]:
-    """Keys in which two recipes differ, as ``train.seed: 1 → 2``."""
+    """The settings in which two recipes differ, as ``train.seed: 1 → 2``."""
     pairs = zip(_flat(recipe), _flat(other), strict=True)
     return [f"{key}: {before!r} → {after!r}" for (key, before), (_, after) in pairs if before != after]
 
@@ -231,11 +233,11 @@ def _name(name: str) -> str:
 
 
 def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of a recipe and of those it is based on, the nearest last.
+    """The settings of a recipe, merged over those of its bases.
 
     Args:
-        name: of a recipe that comes with the package, or a file.
-        above: the files that are based on this one, the nearest last.
+        name: a built-in recipe, or a file.
+        above: the files that are based on this one, the closest last.
     """
     path = Path(name)
     if name in builtin():
@@ -251,7 +253,7 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         )
     try:
         settings = tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as mistake:   # not TOML, not UTF-8, too deep, a number of thousands of digits
+    except (ValueError, RecursionError) as mistake:   # not TOML, not UTF-8, too deep, an enormous number
         raise UserError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
     _drop_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
@@ -260,10 +262,10 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(base, str) or not base:
         raise UserError(f"{where}: base must be the name of another recipe, got {base!r}.")
     if base not in builtin() and (path.parent / base).is_file():
-        base = str(path.parent / base)   # beside the file that names it
+        base = str(path.parent / base)   # in the folder of the file that names it
     chain = (*above, where)
     if Path(base).resolve() in [Path(file).resolve() for file in chain]:
-        raise UserError(f"{where}: base goes round in a circle, {' → '.join([*chain, base])}.")
+        raise UserError(f"{where}: recipes are based on each other in a circle: {' → '.join([*chain, base])}.")
     return _merge(_read(base, chain), settings)
 
 
@@ -290,12 +292,12 @@ def _override(settings: dict[str, Any], override: str) -> None:
 
 
 def _drop_consent(settings: dict[str, Any], where: str) -> None:
-    """Refuse settings that ask to run a model's code. Recipes of earlier versions write out that they do not."""
+    """Raise if settings ask to run a model's code. Drop the key if it is false, as in recipes of earlier versions."""
     model = settings.get("model")
     if isinstance(model, dict) and model.pop("trust_remote_code", False) is not False:
         raise UserError(
             f"{where} asks to run code that comes with the model (model.trust_remote_code). A setting cannot give that "
-            "consent: if you trust the model, leave the key out and say --trust-remote-code on the command line."
+            "consent: if you trust the model, remove the key and use --trust-remote-code on the command line."
         )
 
 
@@ -310,7 +312,7 @@ def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = T
             values |= {f"{key}.{inner}": entry for inner, entry in value.items()}
         else:
             example = next(iter(settings_of(SECTIONS[key])))
-            mistakes.append(f"{key}: is a section of settings, such as {key}.{example}, got {value!r}.")
+            mistakes.append(f"{key}: must be a section of settings, such as {key}.{example}, got {value!r}.")
     mistakes += [_unknown(escape.name(key), known) for key in values if key not in known]
     typed: dict[str, Any] = {}
     for key, described in known.items():
@@ -336,7 +338,7 @@ def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = T
 
 
 def _with_objective(recipe: Recipe) -> Recipe:
-    """The recipe with its objective as we write it; ``train.best`` must be a term that validation computes."""
+    """The recipe with its objective in standard spelling. Raises unless validation computes ``train.best``."""
     from ngramloss.objectives.parser import parse
     from ngramloss.objectives.term import check_names
 
@@ -351,7 +353,7 @@ def _with_objective(recipe: Recipe) -> Recipe:
 
 
 def _settings() -> dict[str, Setting]:
-    """Every key and what it may hold."""
+    """Every key and its setting."""
     sections = {f"{section}.{key}": described for section, fields in SECTIONS.items()
                 for key, described in settings_of(fields).items()}
     return {"objective": Setting("ce"), **sections}
@@ -365,21 +367,22 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
     rules: list[tuple[bool, str]] = [
-        (recipe.train.epochs > 0 or recipe.train.max_steps > 0, "train.epochs: or train.max_steps must be above 0."),
+        (recipe.train.epochs > 0 or recipe.train.max_steps > 0,
+         "train.epochs: this or train.max_steps must be above 0."),
         (recipe.model.width % recipe.model.heads == 0, "model.width: must be a multiple of model.heads."),
         (recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
-         "train.early_stopping: counts validations, and train.eval_every is 0."),
+         "train.early_stopping: needs validations, but train.eval_every is 0."),
         (recipe.generation.min_length <= recipe.generation.max_length,
-         "generation.min_length: is above generation.max_length."),
-        (bool(recipe.data.name), "data.name: is empty."),
-        (bool(recipe.model.name), "model.name: is empty."),
+         "generation.min_length: must not be above generation.max_length."),
+        (bool(recipe.data.name), "data.name: must not be empty."),
+        (bool(recipe.model.name), "model.name: must not be empty."),
     ]
     yield from (text for holds, text in rules if not holds)
 
 
 def _toml(value: Any) -> str:
-    """TOML's numbers, booleans and lists are written as JSON's, and so are strings, but for one control character.
+    """A value as TOML, which is written like JSON, except for one control character.
 
-    JSON's escapes of characters beyond 16 bits are no TOML, so that characters stand as they are.
+    JSON's escapes of characters beyond 16 bits are not valid TOML, so such characters are not escaped.
     """
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

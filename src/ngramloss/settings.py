@@ -1,4 +1,4 @@
-"""a value that a person wrote → the value in its type and bounds, or a sentence that says what is wrong.
+"""a value from a user → the value in its type and within its bounds, or an error that says what is wrong.
 
 Recipe keys, options of metrics and options of objectives are all checked here.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from ngramloss.errors import UserError
 
 REQUIRED: Any = object()
-"""The default of a setting that has none."""
+"""Marks a setting without a default."""
 LARGEST = 2**32
 """Whole numbers must be below this: products of steps, rows and tokens then fit into 64 bits."""
 
@@ -39,7 +39,7 @@ class Setting:
     """
 
     default: Any = REQUIRED
-    """Its value where nothing is given. Without a default it must be given."""
+    """Its value if none is given. A setting without a default is required."""
     kind: type = None  # type: ignore[assignment]
     """``bool``, ``int``, ``float``, ``str``, ``Path`` or ``list`` (of texts); by default the type of the default."""
     least: float | None = None
@@ -51,26 +51,26 @@ class Setting:
     choices: tuple[str, ...] = ()
     """The texts allowed; for a list, the texts allowed in it."""
     help: str = ""
-    """What it does, in one line."""
+    """A one-line description."""
 
     def __post_init__(self) -> None:
         if self.kind is None:
             object.__setattr__(self, "kind", type(self.default))
         if self.kind not in _KINDS:
-            raise TypeError(f"a setting needs a default or a kind out of {[kind.__name__ for kind in _KINDS]}.")
+            raise TypeError(f"a setting needs a default or a kind: one of {[kind.__name__ for kind in _KINDS]}.")
 
     @property
     def required(self) -> bool:
-        """Whether it must be given."""
+        """Whether a value must be given."""
         return self.default is REQUIRED
 
     def read(self, text: str) -> Any:
-        """The value written after ``=`` on the command line, in TOML or as plain text. It is not checked yet."""
+        """Read the text after ``=`` on the command line, as TOML or as plain text. :meth:`check` checks it."""
         value = toml_value(text.lstrip())
         return text.lstrip() if self.kind in (str, Path) and not isinstance(value, str) else value   # a file named 2024
 
     def check(self, key: str, value: Any) -> Any:
-        """The value in its type, or a :class:`UserError` that begins with the key."""
+        """The value in its type. Raises a :class:`UserError` that begins with the key."""
         value = self._typed(key, value)
         if self.kind in (int, float):
             self._check_bounds(key, value)
@@ -118,13 +118,13 @@ def setting(
 
 
 def settings_of(section: type) -> dict[str, Setting]:
-    """The settings of a dataclass by the names of its fields."""
+    """The settings of a dataclass: name of a field → its setting."""
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(section)
     return {field.name: field.metadata.get("setting") or Setting(field.default) for field in fields}
 
 
 def toml_value(text: str) -> Any:
-    """What is written after ``=``: a TOML value, or plain text where it is none."""
+    """The text after ``=`` as a TOML value, or as plain text if it is not TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -1,10 +1,10 @@
-"""The version, and those of other packages, in a file so small that reading it costs nothing."""
+"""name of a package → its version, and the extra of ngramloss that installs it. Imports nothing else."""
 
 __version__ = "0.1.0"
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """The version of a package; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -18,11 +18,11 @@ EXTRAS = {
     "datasets": "hf", "safetensors": "hf", "rouge_score_rs": "score", "sacrebleu": "score", "numpy": "score",
     "scipy": "score", "pysbd": "score", "tqdm": "score", "ot": "metrics", "jinja2": "report", "matplotlib": "report",
 }  # fmt: skip
-"""Package → the extra that brings it."""
+"""Package → the extra that installs it."""
 
 
 def lacking(error: ModuleNotFoundError) -> str:
-    """What is not installed and how to get it, as a sentence.
+    """Which package is missing and how to install it.
 
     >>> lacking(ModuleNotFoundError(name="torch"))
     "this needs the package torch: pip install 'ngramloss[torch]'"

@@ -122,8 +122,8 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     )  # fmt: skip
     if show:
         show_progress("")
-    for sentence in result.unkept:
-        tell(f"warning: {sentence}")
+    for warning in result.cache_warnings:
+        tell(f"warning: {warning}")
     return result, texts
 
 

@@ -1,4 +1,4 @@
-"""references and predictions → BERTScore of each document: how well tokens find one like them on the other side."""
+"""references and predictions → BERTScore of each document, 0 to 100."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Ids = tuple[int, ...]
 
 
 class Match(NamedTuple):
-    """Of one prediction with one reference. F first, so that the best match is the greatest tuple."""
+    """The scores of one prediction and one reference. F comes first, so that the best match is the greatest tuple."""
 
     f: float
     precision: float
@@ -45,13 +45,13 @@ class Match(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """A model cut at a layer, how it reads texts, and where it came from."""
+    """A model cut at a layer, its tokenizer and limits, and its source."""
 
     model: Any
     tokenizer: Any
     layer: int
-    longest: int | None   # tokens it takes, special ones included
-    spaced: bool          # whether a text begins with a space: in byte-level vocabularies words do
+    longest: int | None   # the most tokens it accepts, special ones included
+    spaced: bool          # whether to put a space before a text, as byte-level vocabularies expect
     source: pretrained.Source
 
 
@@ -68,33 +68,36 @@ def bertscore(
         F = \frac{2PR}{P+R}
 
     for the prediction's token states x and the reference's y at one layer of the encoder. Tokens weigh 1, the model's
-    CLS and SEP 0; these two can still be the best match of a token, as in the package. With ``idf`` a token of df
-    among all N references (each reference counts, its tokens once) weighs log((N + 1) / (df + 1)), one in none of
-    them log(N + 1); CLS and SEP, in all, again 0.
+    CLS and SEP 0; these two can still be the best match of a token, as in the package. With ``idf``, a token that
+    occurs in df of all N references weighs log((N + 1) / (df + 1)). CLS and SEP occur in all of them and weigh 0.
 
     A text is cut at the longest input of model and tokenizer (``cut`` in the signature). Spaces around it are
-    dropped, and a byte-level vocabulary such as RoBERTa's reads it after one space (``space``), as the package had
-    it when its numbers were published. If either text has no token, all three are 0; so is a side all of whose
-    weights are 0. With several references P, R and F are those of the reference with the best F.
+    dropped. For a byte-level vocabulary such as RoBERTa's, one space is put before it (``space``), as the package did
+    when its numbers were published. If either text has no token, all three scores are 0. If all weights of one side
+    are 0, its P or R is 0. With several references, P, R and F are those of the reference with the best F.
 
-    Departures from the package: it takes the best P, R and F of several references each on its own, so that its P
-    and R may be higher; it lets the zeros of padding be a token's best match where all cosines are negative, so that
-    a batch decides; and it takes two tokens for an empty text whatever the model adds, so that with T5, which adds
-    one, texts of one token score 0 and empty ones do not.
+    Departures from the package:
 
-    Figures do not depend on the order of the documents, and on the batches only by what fp32 leaves (1e-6).
+    * With several references, the package takes the best P, the best R and the best F, each from any reference, so
+      its P and R may be higher.
+    * In the package, the zeros of padding can be a token's best match if all cosines are negative. Its scores then
+      depend on the batch.
+    * The package treats a text of two tokens, special ones included, as empty. With T5, which adds only one, texts of
+      one token score 0 there and empty texts do not.
+
+    Scores do not depend on the order of the documents. Batches change them only by fp32 rounding (1e-6).
 
     Args:
-        references: of each document, one text or more.
-        predictions: one text of each document.
-        model: a folder that ``save_pretrained`` wrote, or a hub id. A model that the hub's cache holds is taken from
-            there. No code that comes with a model is run.
-        layer: counted from 1. Left out, the layer that the authors chose for a model of that name.
+        references: one or more texts for each document.
+        predictions: one text for each document.
+        model: a folder that ``save_pretrained`` wrote, or a hub id. A model in the hub's cache is not fetched again.
+            Code that comes with a model is never run.
+        layer: counted from 1. By default the layer that the authors chose for a model of that name.
         idf: whether rare tokens weigh more.
-        baseline: a file of the package's (columns LAYER, P, R, F). A figure x becomes (x - b) / (1 - b): 0 is then
-            what unrelated sentences score, less is possible, and empty texts score -b / (1 - b).
+        baseline: a file of the package bert-score (columns LAYER, P, R, F). A score x becomes (x - b) / (1 - b):
+            unrelated sentences then score about 0, lower scores are possible, and empty texts score -b / (1 - b).
         batch_size: texts encoded at a time.
-        device: as torch names it. Left out, the GPU where there is one.
+        device: a name of torch, such as ``cpu``. By default the GPU, if there is one.
         progress: called with the number of documents done since the last call.
 
     Returns:
@@ -103,7 +106,7 @@ def bertscore(
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)
     if batch_size < 1:
-        raise UserError(f"batch_size is at least 1, got {batch_size}.")
+        raise UserError(f"batch_size must be 1 or more, got {batch_size}.")
     encoder = _encoder(model, layer, device)
     rescaled = None if baseline is None else _baseline(Path(baseline), encoder.layer)
     ids = _token_ids(encoder, {text for texts in references for text in texts} | set(predictions))
@@ -123,12 +126,12 @@ def _best_matches(
     encoder: Encoder, documents: Sequence[tuple[Ids, list[Ids]]], weights: Callable[[int], float], batch_size: int,
     progress: Callable[[int], None],
 ) -> list[Match]:
-    """A text is encoded once, and its states are let go after the last document that has it."""
+    """The best match of each document. A text is encoded once; its states are freed after the last use."""
     special = encoder.tokenizer.num_special_tokens_to_add()
     nothing = Match(0.0, 0.0, 0.0)
     pairs = [[(prediction, reference) for reference in references if min(len(prediction), len(reference)) > special]
              for prediction, references in documents]
-    awaited = Counter(text for of_one in pairs for pair in of_one for text in pair)
+    uses_left = Counter(text for of_one in pairs for pair in of_one for text in pair)
     states: dict[Ids, Tensor] = {}
     best = [nothing] * len(documents)
     for block in _blocks(documents):
@@ -136,14 +139,14 @@ def _best_matches(
         states |= _states(encoder, texts - states.keys(), batch_size)
         for number in block:
             best[number] = max((_match(*pair, states, weights) for pair in pairs[number]), default=nothing)
-            awaited.subtract(text for pair in pairs[number] for text in pair)
-        states = {text: held for text, held in states.items() if awaited[text]}
+            uses_left.subtract(text for pair in pairs[number] for text in pair)
+        states = {text: held for text, held in states.items() if uses_left[text]}
         progress(len(block))
     return best
 
 
 def _blocks(documents: Sequence[tuple[Ids, list[Ids]]]) -> Iterator[list[int]]:
-    """Documents by length, as many at a time as can be held. Their own order plays no part."""
+    """Indices of documents, sorted by length, in blocks of at most ``BLOCK`` tokens."""
     sizes = [len(prediction) + sum(map(len, references)) for prediction, references in documents]
     block: list[int] = []
     held = 0
@@ -175,7 +178,7 @@ def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids
             states[ids] = rows[: len(ids)].clone()                                                # [T, D]
             if not states[ids].isfinite().all():
                 text = encoder.tokenizer.decode(ids, skip_special_tokens=True)
-                raise UserError(f"bertscore's model gave values that are not finite for the text {text[:80]!r}; its "
+                raise UserError(f"bertscore's model returned NaN or infinite values for the text {text[:80]!r}. Its "
                                  "weights are damaged, or this device computes it wrongly.")
     return states
 
@@ -208,7 +211,7 @@ def _inverse_frequencies(references: Sequence[Ids]) -> Callable[[int], float]:
 
 
 def _token_ids(encoder: Encoder, texts: Iterable[str]) -> dict[str, Ids]:
-    """Ids of each text. Half a surrogate pair, which no tokenizer takes, is read as a question mark."""
+    """Token ids of each text. Half a surrogate pair, which tokenizers reject, is read as a question mark."""
     ordered = sorted(texts)
     clean = [pretrained.readable(text.strip()) for text in ordered]
     read = [" " + text if encoder.spaced and text else text for text in clean]
@@ -246,19 +249,19 @@ def _chosen_layer(name: str, layer: int | None, config: Any) -> int:
     if layer is None:
         layer = LAYERS.get(Path(name).name)
         if layer is None:
-            raise UserError(f"no layer is known to be good for {name!r}: name one, from 1 to {layers}, with --set "
-                             "bertscore.layer=N, in Python layer=, and report it with the figures.")
+            raise UserError(f"there is no default layer for {name!r}. Choose one from 1 to {layers} with --set "
+                             "bertscore.layer=N (in Python layer=N), and report it with the scores.")
     if not 1 <= layer <= layers:
-        raise UserError(f"{name!r} has {layers} layers, so `layer` is from 1 to {layers}, got {layer}.")
+        raise UserError(f"{name!r} has {layers} layers: `layer` must be from 1 to {layers}, got {layer}.")
     return layer
 
 
 def _cut(model: Any, layer: int) -> None:
-    """Leave the first layers; a norm after the last one, where there is one, then follows these, as in the package."""
+    """Keep only the first layers. A norm after the last layer, if any, then follows these, as in the package."""
     from torch.nn import ModuleList
 
     total = model.config.num_hidden_layers
-    if model.config.model_type == "albert":   # one layer, applied again and again
+    if model.config.model_type == "albert":   # one layer, applied repeatedly
         model.config.num_hidden_layers = layer
         return
     for module in model.modules():
@@ -266,25 +269,25 @@ def _cut(model: Any, layer: int) -> None:
             if isinstance(child, ModuleList) and len(child) == total:
                 setattr(module, name, child[:layer])
                 return
-    raise UserError(f"bertscore cannot tell the layers of {type(model).__name__} apart. {FAMILIES}")
+    raise UserError(f"bertscore cannot find the layers of {type(model).__name__}. {FAMILIES}")
 
 
 def _baseline(path: Path, layer: int) -> Mapping[str, float]:
-    """What unrelated sentences score at this layer. The package's .tsv files have commas; tabs are read too."""
+    """The scores of unrelated sentences at this layer. The package's .tsv files have commas; tabs are read too."""
     if not path.is_file():
-        raise Absent(f"there is no baseline {path}. Point to a file with the columns LAYER,P,R,F, as the package "
-                     "bert-score has under rescale_baseline/, with --set bertscore.baseline=FILE, or leave it out.")
+        raise Absent(f"there is no baseline file {path}. Give one with the columns LAYER,P,R,F, such as those under "
+                     "rescale_baseline/ in the package bert-score, with --set bertscore.baseline=FILE, or give none.")
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
         rows = csv.DictReader(lines, delimiter="\t" if lines and "\t" in lines[0] else ",")
         of_layer = {int(row["LAYER"]): {"precision": float(row["P"]), "recall": float(row["R"]), "f": float(row["F"])}
                     for row in rows}
     except (KeyError, TypeError, ValueError, csv.Error):
-        raise UserError(f"{path} is no baseline: it needs a first line LAYER,P,R,F and numbers below it.") from None
+        raise UserError(f"{path} is not a baseline file: it needs a line LAYER,P,R,F with numbers below it.") from None
     if layer not in of_layer:
-        raise UserError(f"{path} has no baseline of layer {layer}; it has those of {sorted(of_layer)}.")
+        raise UserError(f"{path} has no baseline for layer {layer}; it has layers {sorted(of_layer)}.")
     if not all(-1 <= value < 1 for value in of_layer[layer].values()):
-        raise UserError(f"a baseline is below 1 and at least -1; {path} has {of_layer[layer]} at layer {layer}.")
+        raise UserError(f"a baseline must be at least -1 and below 1; {path} has {of_layer[layer]} at layer {layer}.")
     return of_layer[layer]
 
 

@@ -1,4 +1,4 @@
-"""documents and summaries → FactCCX of each: how likely its sentences are correct, given the document."""
+"""documents and summaries → FactCCX of each summary: how likely its sentences are correct, given the document."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ngramloss.metrics.scores import Scores, check_lengths, signature
 from ngramloss.version import __version__
 
 LONGEST = 512
-"""Tokens of a document and a sentence."""
+"""The most tokens of a document and a sentence together."""
 
 WINDOW = 64
-"""Documents at a time."""
+"""Documents scored together."""
 
 WORDS = {"correct": ("correct", "consistent"), "incorrect": ("incorrect", "inconsistent")}
-"""How configurations call the two outputs. The released one does not: CORRECT is 0 there, INCORRECT 1."""
+"""Names of the two outputs in model configurations. The released one has none: there CORRECT is 0, INCORRECT 1."""
 
 RENAMED = {"label_classifier.weight": "classifier.weight", "label_classifier.bias": "classifier.bias"}
-"""Names of the released FactCCX checkpoint → those of transformers."""
+"""Names of tensors in the released FactCCX checkpoint → their names in transformers."""
 
 SPANS = tuple(f"{part}_{end}_classifier.weight" for part in ("ext", "aug") for end in ("start", "end"))
 """FactCCX's heads that point at spans. Scores do not need them."""
@@ -44,20 +44,20 @@ def factcc(
         \qquad
         \text{factcc\_share} = \frac{100}{S} \,\big|\{ j : p(\text{CORRECT}) \ge p(\text{INCORRECT}) \}\big|
 
-    * Both are from 0 to 100. The paper classifies single sentences and reports accuracy; an average over a summary's
-      sentences is what later work reports, as probability or as share.
-    * The document is the first text, the sentence the second, 512 tokens together as in the released code: the longer
-      one loses its end. So of a long document only the beginning is read, however long it is. Where both are longer
-      than half, which no real sentence is, the odd token may go to the other text than there.
-    * A summary without sentences scores 0. A document without text is read as it is.
+    * Both are from 0 to 100. The paper classifies single sentences and reports accuracy. Later work reports an average
+      over a summary's sentences, of probabilities or of decisions.
+    * As in the released code, the document is the first text, the sentence the second, and both together have at most
+      512 tokens: the end of the longer text is cut. So only the beginning of a long document is read. If both texts
+      are longer than 256 tokens, which no real sentence is, the cut may differ from the released code by one token.
+    * A summary without sentences scores 0. An empty document is scored like any other.
 
     Args:
-        documents: the texts summarised.
+        documents: the source texts.
         predictions: their summaries.
-        model: a folder or a name on the hub with a BERT of two outputs: FactCC, or FactCCX as it was released.
+        model: a folder or hub id of a BERT with two outputs: FactCC, or FactCCX as it was released.
         splitter: see ``ngramloss.data.sentences``.
-        batch_size: sentences at a time.
-        device: None takes the first GPU, where there is one.
+        batch_size: sentences per batch.
+        device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
         progress: called with the number of documents done since the last call.
     """
     check_lengths(documents=documents, predictions=predictions)

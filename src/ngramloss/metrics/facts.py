@@ -1,4 +1,4 @@
-"""ids of built-in documents and predictions → per cent of each summary's names and figures that are right."""
+"""ids of built-in documents and predictions → percentage of each summary's names and numbers that are right."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
 
 
 def facts(ids: Sequence[str], predictions: Sequence[str]) -> Scores:
-    """Of the names, and of the figures, in each document's summary, those that the prediction has, in per cent.
+    """The percentage of the reference's names, and of its numbers, that the prediction contains.
 
-    On text made of templates a model may earn much ROUGE for the wording alone; this asks whether it says what
-    happened. A document whose summary has no names has no figure for them. The built-in corpus alone knows its facts.
+    On text made from templates, a high ROUGE may come from the wording alone. These scores check the content. A
+    document whose reference has no names has no score for names (NaN). Only the built-in corpus has these facts.
 
     Example:
         >>> item = newswire.items("test", 1)[0]
@@ -24,7 +24,7 @@ def facts(ids: Sequence[str], predictions: Sequence[str]) -> Scores:
     check_lengths(ids=ids, predictions=predictions)
     matches = [re.fullmatch(rf"newswire-({'|'.join(newswire.SPLITS)})-(\d+)", key) for key in ids]
     if not all(matches):
-        raise Absent("facts are known of the built-in corpus newswire alone.")
+        raise Absent("facts works only on the built-in corpus newswire, whose facts are known.")
     items = [newswire.item(match[1], int(match[2]), seed=0) for match in matches if match]
     pairs = list(zip(items, predictions, strict=True))
     return Scores({

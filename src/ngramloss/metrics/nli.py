@@ -1,4 +1,4 @@
-"""pairs of premise and hypothesis → what a classifier believes of each, by batches of like length."""
+"""pairs of premise and hypothesis → the probabilities that a classifier gives each pair."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ngramloss.metrics import pretrained
 Pair = tuple[str, str]
 
 RELATIONS = ("entailment", "contradiction", "neutral")
-"""What a hypothesis may be to its premise; the order of a row of ``probabilities``."""
+"""The relations of a hypothesis to its premise, in the order of a row of ``probabilities``."""
 
 PUBLISHED = {
     "vitc": ("tals/albert-xlarge-vitaminc-mnli", ("entailment", "contradiction", "neutral")),
     "mnli": ("roberta-large-mnli", ("contradiction", "neutral", "entailment")),
     "anli": ("ynie/roberta-large-snli_mnli_fever_anli_R1_R2_R3-nli", ("entailment", "neutral", "contradiction")),
 }
-"""Short name → name on the hub, and what its outputs mean, in order, as SummaC's authors use them."""
+"""Short name → hub id, and the meanings of its outputs in order, as SummaC's authors use them."""
 
 WORDS = {
     "entailment": ("entailment", "entails", "entailed", "supports", "supported"),
     "contradiction": ("contradiction", "contradicts", "contradictory", "refutes", "refuted"),
     "neutral": ("neutral", "not enough info", "nei"),
 }
-"""How configurations call the relations, in small letters. The last two lists begin with FEVER's words."""
+"""Names of the relations in model configurations, in lower case."""
 
 LONG = 1 << 14
-"""Characters of an enormous text. Only where both texts of a pair have more are they shortened before they are read."""
+"""Characters. If both texts of a pair are longer, they are shortened before they are tokenised."""
 
 
 class Classifier(NamedTuple):
-    """A model that reads two texts, and which of its outputs are wanted, in which order."""
+    """A model that reads two texts, and the columns of its outputs that are used, in order."""
 
     model: Any
     tokenizer: Any
@@ -51,15 +51,16 @@ def nli(
 ) -> Classifier:
     """A model of natural language inference in fp32, its columns in the order of ``RELATIONS``.
 
-    What its outputs mean is taken from ``labels``; else, for a published name, a folder called like one included, from
-    ``PUBLISHED``; else from the configuration's own names (``id2label``, then ``label2id``).
+    The meanings of its outputs are ``labels`` if given. A published model, or a folder of that name, has those in
+    ``PUBLISHED``. Otherwise they are read from the configuration (``id2label``, then ``label2id``).
 
     Args:
-        name: of ``PUBLISHED``, of a repository on the hub, or the path of a folder.
-        metric: for whom, as the command line calls it.
-        labels: the outputs' meanings in order, words of ``RELATIONS``.
-        longest: tokens of a pair, special ones included; SummaC's 500. A model with fewer positions reads fewer.
-        device: None takes the first GPU, where there is one.
+        name: a name in ``PUBLISHED``, a hub id, or a folder.
+        metric: the metric that uses the model, for messages.
+        labels: the meanings of the outputs in order, words of ``RELATIONS``.
+        longest: the most tokens of a pair, special ones included; SummaC's 500. A model with fewer positions reads
+            fewer.
+        device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
     """
     hub, known = _published_model(name)
     source = pretrained.find(hub, metric=metric)
@@ -72,7 +73,7 @@ def nli(
 def classifier(
     source: pretrained.Source, model: Any, tokenizer: Any, columns: tuple[int, ...], *, longest: int, device: str | None
 ) -> Classifier:
-    """The parts put together, on the device."""
+    """A classifier on its device, from a loaded model and tokenizer."""
     read = min(longest, pretrained.longest_input(model, tokenizer) or longest)
     model = pretrained.placed(model, device, source.metric)
     return Classifier(model, tokenizer, columns, read, source.name, source.metric, pretrained.files_hash(source))
@@ -82,17 +83,16 @@ def probabilities(
     classifier: Classifier, pairs: Sequence[Pair], *, batch_size: int,
     known: dict[Pair, tuple[float, ...]] | None = None,
 ) -> list[tuple[float, ...]]:
-    """The probabilities of each pair's wanted outputs, ``softmax(logits)[columns]``, in the pairs' order.
+    """``softmax(logits)[columns]`` of each pair, in the order of the pairs.
 
-    A pair that comes twice is computed once. Pairs of like length go together, padded after the text. A pair longer
-    than ``classifier.longest`` loses tokens at the end of its longer text, one at a time, which is of the premise
-    until it is as short as the hypothesis.
+    Repeated pairs are computed once. Pairs of similar length share a batch, padded on the right. A pair longer than
+    ``classifier.longest`` loses tokens from the end of its longer text, one at a time.
 
     Args:
         classifier: the model.
         pairs: premise and hypothesis; either may be empty.
-        batch_size: pairs at a time. It changes figures only by rounding, 1e-7 or so.
-        known: pairs that need not be computed. The new ones are added.
+        batch_size: pairs per batch. It changes scores only by rounding, about 1e-7.
+        known: pairs that are already computed. New pairs are added to it.
     """
     import torch
 
@@ -113,11 +113,11 @@ def probabilities(
 
 
 def check_finite(rows: Sequence[Sequence[float]], *, metric: str, document: int) -> None:
-    """Raise if the model gave anything but numbers for a document, counted from 0."""
+    """Raise if the model gave NaN or infinite values for a document, counted from 0."""
     if not all(isfinite(value) for row in rows for value in row):
         raise UserError(
-            f"{metric}: the model gave NaN for document {document} (the first is 0). Its weights are damaged, or "
-            "overflow; obtain them again."
+            f"{metric}: the model gave NaN for document {document} (the first is 0). Its weights are damaged or "
+            "overflow. Download them again."
         )
 
 
@@ -142,13 +142,13 @@ def _columns(config: Any, labels: Sequence[str] | None, name: str) -> tuple[int,
 
 
 def named_outputs(config: Any, words: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """The meanings that the configuration's own names of outputs give, by ``id2label``, else by ``label2id``."""
+    """Meaning → output, from the names in a configuration: ``id2label``, else ``label2id``."""
     for names in (
         {int(at): str(label) for at, label in (config.id2label or {}).items()},
         {int(at): str(label) for label, at in (config.label2id or {}).items()},
     ):
-        heard = {at: label.lower().replace("_", " ").replace("-", " ").strip() for at, label in names.items()}
-        outputs = {meaning: at for meaning, aliases in words.items() for at, label in heard.items() if label in aliases}
+        lower = {at: label.lower().replace("_", " ").replace("-", " ").strip() for at, label in names.items()}
+        outputs = {meaning: at for meaning, aliases in words.items() for at, label in lower.items() if label in aliases}
         if outputs:
             return outputs
     return {}
@@ -158,18 +158,18 @@ def _encode(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, lis
     if not pairs:
         return []
     premises, hypotheses = zip(*(_shortened(classifier, pair) for pair in pairs), strict=True)
-    # Asked for by name: since transformers 5 ALBERT's tokenizer leaves segments out; the model then takes them for 0.
+    # Requested explicitly: since transformers 5 ALBERT's tokenizer omits segments, and the model then assumes 0.
     segments = (getattr(classifier.model.config, "type_vocab_size", None) or 0) > 1
-    made = classifier.tokenizer(
+    encoded = classifier.tokenizer(
         list(premises), list(hypotheses), truncation="longest_first", max_length=classifier.longest,
         return_token_type_ids=segments,
     )
-    pretrained.check_tokens(made["input_ids"], classifier.model, classifier.name)
-    return [{name: made[name][index] for name in made} for index in range(len(pairs))]
+    pretrained.check_tokens(encoded["input_ids"], classifier.model, classifier.name)
+    return [{name: encoded[name][index] for name in encoded} for index in range(len(pairs))]
 
 
 def _shortened(classifier: Classifier, pair: Pair) -> list[str]:
-    """Both texts, less of what would be cut: tokenizers take each piece cut off one together with each of the other."""
+    """Both texts, shortened if both are enormous: a tokenizer takes quadratic time to cut such a pair."""
     texts = [pretrained.readable(text) for text in pair]
     return texts if min(map(len, texts)) <= LONG else [_beginning(classifier, text) for text in texts]
 

@@ -1,4 +1,4 @@
-"""references and predictions → BLEU and chrF of the corpus, through sacreBLEU, with what each document adds."""
+"""references and predictions → BLEU and chrF of the corpus and of each document, by sacreBLEU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ngramloss.metrics.scores import Absent, Pooled, Scores, check_lengths
 
 
 def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = "13a") -> Scores:
-    """Corpus BLEU; a document's own value is its sentence BLEU with sacreBLEU's smoothing.
+    """Corpus BLEU. A document's score is its sentence BLEU with sacreBLEU's smoothing.
 
     Example:
         >>> bleu([["the cat sat on the mat"]], ["the cat sat on the mat"]).values
@@ -39,9 +39,9 @@ def _sacrebleu(kind: str, **options: Any) -> Any:
         raise UserError(f"unknown tokenizer {options['tokenize']!r} for BLEU; choose from {', '.join(known)}.")
     try:
         return getattr(metrics, kind)(**options)
-    except (ImportError, RuntimeError, OSError) as reason:   # a tokenizer's own package, or a file that it fetches
+    except (ImportError, RuntimeError, OSError) as reason:   # a tokenizer lacks its package or a file to download
         message = " ".join(str(reason).split())
-        raise Absent(f"sacreBLEU's tokenizer {options['tokenize']} cannot be had: {message}") from None
+        raise Absent(f"sacreBLEU's tokenizer {options['tokenize']} cannot be loaded: {message}") from None
 
 
 def _pooled_scores(
@@ -50,8 +50,8 @@ def _pooled_scores(
     import numpy as np
 
     check_lengths(references=references, predictions=predictions)
-    added = metric._extract_corpus_statistics(list(predictions), _streams(references))   # and counts references
-    statistics = np.array(added, dtype=np.float64)                       # [N, k]
+    extracted = metric._extract_corpus_statistics(list(predictions), _streams(references))   # counts references too
+    statistics = np.array(extracted, dtype=np.float64)                       # [N, k]
     pairs = zip(predictions, references, strict=True)
     values = [sentence.sentence_score(text, list(golds)).score for text, golds in pairs]
 
@@ -64,6 +64,6 @@ def _pooled_scores(
 
 
 def _streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
-    """SacreBLEU's turn of a table: the first reference of all, the second of all; None where there is no second."""
+    """References as sacreBLEU expects them: the first of every document, then the second; None where there is none."""
     most = max((len(golds) for golds in references), default=1)
     return [[golds[index] if index < len(golds) else None for golds in references] for index in range(most)]

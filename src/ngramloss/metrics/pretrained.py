@@ -1,4 +1,4 @@
-"""a model's name → its folder here, and what metrics read from it: tokenizer, weights on a device, fingerprint."""
+"""a model's name → its folder on this machine, its tokenizer, its weights on a device, and their hash."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ngramloss.metrics.scores import Absent, fingerprint
 
 SAFE = ("*.json", "*.txt", "*.model", "*.safetensors")
 PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
-"""Files of a repository on the hub. Pickled ones are fetched only where there are no others."""
+"""Files to download from the hub. Pickled weights are downloaded only if there are no others."""
 
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-"""Files of weights. Where there are any of the first kind the second is not read."""
+"""Files of weights. If there are safetensors, pickled weights are not read."""
 
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
 READ = ("config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
-"""Files beside the weights that change figures."""
+"""Other files that can change scores."""
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 PATIENCE = 5.0
-"""Seconds that the hub has for its first answer. Where there is no network a name is not found at once."""
+"""Seconds to wait for the hub's first answer."""
 
 
 class Source(NamedTuple):
-    """Where a model lies, as what it is signed, and the metric that reads it, as the command line calls it."""
+    """A model's folder, its name in signatures, and the name of the metric that uses it."""
 
     folder: Path
     name: str
@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 
 def packages(metric: str) -> Any:
-    """The package transformers, imported when it is wanted."""
+    """The package transformers, imported when it is needed."""
     try:
         import torch  # noqa: F401
         import transformers
@@ -48,10 +48,10 @@ def packages(metric: str) -> Any:
 
 
 def find(name: str, *, metric: str) -> Source:
-    """A model's folder: the one named; else the hub's, from its cache where it lies there whole, or fetched.
+    """The folder of a model: the folder of that name, else a complete copy in the hub's cache, else a download.
 
-    A model of the cache is taken as it is, so figures do not change because a repository did. The hub is asked once:
-    where there is no network the answer comes in seconds.
+    A cached model is used as it is, so scores do not change when its repository does. The hub is asked once, so
+    without a network the error comes within seconds.
     """
     packages(metric)
     name = str(name)
@@ -61,19 +61,19 @@ def find(name: str, *, metric: str) -> Source:
     if folder is None:
         try:
             folder = _fetch(name)
-        except Exception as error:   # the hub's client has had other kinds of errors in each of its versions
+        except Exception as error:   # the hub's client raises other errors in each version
             raise Absent(
-                f"{metric} needs the model {name!r}: it is no folder here, the hub's cache does not hold it whole, and "
-                f"it did not come from the hub ({first_line(error)}). {_pointing(metric)}"
+                f"{metric} needs the model {name!r}: there is no folder of that name, the hub's cache has no complete "
+                f"copy, and the download failed ({first_line(error)}). {_model_hint(metric)}"
             ) from error
     return Source(folder, name, metric)
 
 
 def load_tokenizer(source: Source, kind: str = "AutoTokenizer") -> Any:
-    """The tokenizer, by the class of transformers that reads it."""
+    """The tokenizer, loaded by this class of transformers."""
     with reading(source.folder, source.metric):
         tokenizer = getattr(packages(source.metric), kind).from_pretrained(source.folder, **LOCAL)
-    if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # what comes of a config alone
+    if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # transformers made it from a config alone
         raise Absent(
             f"{source.metric}: {source.folder} lacks its tokenizer's vocabulary (tokenizer.json or vocab.txt). Copy it "
             "there from the model that was fine-tuned; docs/metrics.md says which."
@@ -82,7 +82,7 @@ def load_tokenizer(source: Source, kind: str = "AutoTokenizer") -> Any:
 
 
 def load_config(source: Source, kind: str = "AutoConfig") -> Any:
-    """The configuration, by the class of transformers that reads it."""
+    """The configuration, loaded by this class of transformers."""
     with reading(source.folder, source.metric):
         return getattr(packages(source.metric), kind).from_pretrained(source.folder, **LOCAL)
 
@@ -90,14 +90,14 @@ def load_config(source: Source, kind: str = "AutoConfig") -> Any:
 def load_model(
     source: Source, kind: str, config: Any, *, state: dict[str, Any] | None = None, needless: Sequence[str] = ()
 ) -> Any:
-    """The model in fp32, without dropout, by the class of transformers that reads it; all its weights are read.
+    """The model in fp32, without dropout. Raises if weights are missing.
 
     Args:
-        source: where it lies.
-        kind: the class.
-        config: as ``load_config`` gave it.
-        state: its tensors, where the files do not have them under the class's names.
-        needless: patterns of tensors that may be missing, since they change no figure.
+        source: the model's folder.
+        kind: the name of the class in transformers.
+        config: what ``load_config`` returned.
+        state: its tensors, if the names in the files are not those of the class.
+        needless: patterns of tensors that may be missing, because they do not affect scores.
     """
     with reading(source.folder, source.metric):
         model, report = getattr(packages(source.metric), kind).from_pretrained(
@@ -108,8 +108,8 @@ def load_model(
     if lost:
         raise UserError(
             f"{source.metric}: the weights in {source.folder} lack {len(lost)} tensors of {type(model).__name__}, "
-            f"{lost[0]} first: these would be random, and the figures noise. Give a model that was trained for this "
-            "metric, saved with save_pretrained."
+            f"{lost[0]} first. They would be random, and the scores meaningless. Give a model that was trained for "
+            "this metric, saved with save_pretrained."
         )
     return model
 
@@ -119,7 +119,7 @@ def load_state(source: Source) -> dict[str, Any]:
     files = weight_files(source.folder)
     if not files:
         raise Absent(
-            f"{source.metric}: {source.folder} holds neither model.safetensors nor pytorch_model.bin. docs/metrics.md "
+            f"{source.metric}: {source.folder} has neither model.safetensors nor pytorch_model.bin. docs/metrics.md "
             "says how to obtain one."
         )
     state: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def load_state(source: Source) -> dict[str, Any]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The tensors of a file, .safetensors or pickled by torch. Of a pickle nothing but tensors is let in."""
+    """The tensors of a .safetensors file or of a torch pickle. A pickle may contain only tensors."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -139,23 +139,23 @@ def read_state(path: Path) -> dict[str, Any]:
 
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise UserError("it holds no tensors by name")
+        raise UserError("it is not a dictionary of tensors")
     return dict(state)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of weights that are read."""
+    """The files of weights to read."""
     return next((paths for pattern in WEIGHTS if (paths := sorted(folder.glob(pattern)))), [])
 
 
 def files_hash(source: Source) -> str:
-    """A hash of the files that can change a figure, for signatures. Others beside them do not count."""
+    """A hash of the files that can change a score, for signatures. Other files do not count."""
     beside = {path for pattern in READ for path in source.folder.glob(pattern) if path.is_file()}
     return fingerprint([*beside, *weight_files(source.folder)])
 
 
 def placed(model: Any, device: str | None, metric: str) -> Any:
-    """The model on a device; None takes the first GPU, where there is one."""
+    """The model on a device; None means the first GPU, if there is one."""
     import torch
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -163,16 +163,16 @@ def placed(model: Any, device: str | None, metric: str) -> Any:
         return model.to(chosen)
     except (RuntimeError, AssertionError) as error:
         raise UserError(
-            f"{metric}: device {chosen!r} cannot be used ({first_line(error)}). Leave it out, or give the CPU: --set "
-            f"{metric}.device=cpu, in Python device='cpu'."
+            f"{metric}: device {chosen!r} cannot be used ({first_line(error)}). Leave it out, or use the CPU: --set "
+            f"{metric}.device=cpu (in Python device='cpu')."
         ) from error
 
 
 def longest_input(model: Any, tokenizer: Any) -> int | None:
-    """Tokens that positions are there for, or the tokenizer's own limit. None where neither knows any."""
+    """The most tokens of an input, by the model's positions and the tokenizer's limit. None if there is no limit."""
     tables = [module for name, module in model.named_modules()
               if name.endswith(("position_embeddings", "embed_positions")) and hasattr(module, "num_embeddings")]
-    # RoBERTa's positions begin after its padding's id, BART's after an offset.
+    # RoBERTa's positions start after the id of its padding, BART's after an offset.
     rows = [table.num_embeddings - (getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1)
             for table in tables] or [getattr(model.config, "max_position_embeddings", None)]
     limits = [limit for limit in (*rows, tokenizer.model_max_length) if limit and 0 < limit < 10**9]
@@ -180,7 +180,7 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
 
 
 def readable(text: str) -> str:
-    """The text with a question mark for half a surrogate pair, which no tokenizer takes.
+    """The text with a question mark for half a surrogate pair, which tokenizers reject.
 
     >>> readable("a\\ud83d")
     'a?'
@@ -189,18 +189,18 @@ def readable(text: str) -> str:
 
 
 def check_tokens(ids: Iterable[Iterable[int]], model: Any, name: str) -> None:
-    """Raise if the tokenizer gives ids that the model has no embedding for."""
+    """Raise if the tokenizer gives ids for which the model has no embedding."""
     rows = model.get_input_embeddings().num_embeddings
     if max((token for text in ids for token in text), default=0) >= rows:
         raise UserError(
-            f"the tokenizer of {name} has tokens that its model lacks (it has {rows}); they are not of one model. Save "
-            "both of one model with save_pretrained."
+            f"the tokenizer of {name} has tokens that its model lacks (it has {rows}): they do not belong together. "
+            "Save tokenizer and model of one source with save_pretrained."
         )
 
 
 @contextmanager
 def computing(metric: str, batch_size: int) -> Iterator[None]:
-    """Out of memory → a sentence with the way out."""
+    """Turn an out-of-memory error into a message that says what to lower."""
     import torch
 
     try:
@@ -209,14 +209,14 @@ def computing(metric: str, batch_size: int) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise UserError(
-            f"{metric} ran out of memory with batch_size {batch_size}: give less (--set {metric}.batch_size="
-            f"{max(1, batch_size // 4)}), shorter texts, or the device 'cpu'. ({first_line(error)}.)"
+            f"{metric} ran out of memory with batch_size {batch_size}: lower it (--set {metric}.batch_size="
+            f"{max(1, batch_size // 4)}), shorten the texts, or use the device 'cpu'. ({first_line(error)}.)"
         ) from error
 
 
 @contextmanager
 def reading(path: Path, metric: str) -> Iterator[None]:
-    """What goes wrong while a folder or a file is read → a sentence with its path. Nothing is printed."""
+    """Turn an error in reading a folder or file into a message with its path. Loading prints nothing."""
     try:
         with _quiet(packages(metric)):
             yield
@@ -225,37 +225,37 @@ def reading(path: Path, metric: str) -> Iterator[None]:
             f"{metric}: {path} lacks files of its model, or they are damaged ({first_line(error)}). docs/metrics.md "
             "says which it needs."
         ) from error
-    except Exception as error:    # damaged files and foreign formats: anything may come of them
+    except Exception as error:    # damaged files and other formats can raise anything
         raise UserError(f"{metric}: {path} cannot be loaded: {first_line(error)}.") from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, as part of a sentence."""
+    """The first line of another library's error message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")[:300]
 
 
-def _pointing(metric: str) -> str:
+def _model_hint(metric: str) -> str:
     return (
-        "Give the path of a folder with config.json, model.safetensors and the tokenizer's files, or the name of a "
-        f"model on the hub, where it can be reached: --set {metric}.model=FOLDER_OR_HUB_ID, in Python model=. "
-        "docs/metrics.md says which."
+        "Give a folder with config.json, model.safetensors and the tokenizer's files, or the id of a model on the hub "
+        f"if it can be reached: --set {metric}.model=FOLDER_OR_HUB_ID (in Python model=). docs/metrics.md says which "
+        "models fit."
     )
 
 
 def cached(name: str) -> Path | None:
-    """The hub's snapshot, if all is there. By its name even a cached model would be asked for on the hub."""
+    """The model's folder in the hub's cache, if it is complete. Loading by name would ask the hub even then."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         config = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:   # a path, and there is nothing
+    except HFValidationError:   # a path that does not exist
         return None
     return Path(config).parent if isinstance(config, str) and _is_whole(Path(config).parent) else None
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether weights, all parts of them, and a vocabulary are there."""
+    """Whether a folder has all parts of the weights and a vocabulary."""
     files = weight_files(folder)
     parts = {int(match[1]) for path in files if (match := re.search(r"-of-(\d+)$", path.stem))}
     return bool(files) and parts <= {len(files)} and any(any(folder.glob(pattern)) for pattern in VOCABULARIES)
@@ -264,14 +264,14 @@ def _is_whole(folder: Path) -> bool:
 def _fetch(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
-    listed = HfApi().model_info(name, timeout=PATIENCE).siblings or ()    # once; a download would try for 20 seconds
+    listed = HfApi().model_info(name, timeout=PATIENCE).siblings or ()    # a download would retry for 20 seconds
     safe = any(file.rfilename.endswith(".safetensors") for file in listed)
     return Path(snapshot_download(name, allow_patterns=[*SAFE, *(() if safe else PICKLED)]))
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without the bar and the table of unused weights that loading prints: what matters of it is checked here."""
+    """Hide the progress bar and the table of unused weights. Missing weights are checked here instead."""
     logging = transformers.utils.logging
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -17,54 +17,55 @@ from ngramloss.version import installed
 
 @dataclass(frozen=True)
 class Score:
-    """How one score of a metric is shown."""
+    """How one score of a metric is displayed."""
 
     label: str
-    """The head of its column."""
+    """The heading of its column."""
     help: str = ""
-    """What it is, in one line."""
+    """A one-line description."""
     better: Literal["higher", "lower", "neither"] = "higher"
-    """Which scores are better; a length, for example, only describes a text."""
+    """Which values are better: "neither" for scores that only describe a text, such as its length."""
     decimals: int = 2
-    """Digits after the point."""
+    """Digits after the decimal point."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: a function of texts, and all that other rooms need to know about it."""
+    """One metric: a function of texts, and everything that scoring and reports need to know about it."""
 
     function: str | Callable[..., Scores]
-    """Called with the texts in ``reads``, in that order, and options by name; or ``module:name`` of it. If it has a
-    parameter ``progress``, that is called with the number of documents done since the last call."""
+    """The function, or ``module:name``. It is called with the texts in ``reads``, in that order, and with options as
+    keywords. It may have a parameter ``progress``, which it calls with the number of documents done since the last
+    call."""
     reads: tuple[str, ...] = ("references", "predictions")
-    """Out of ``ids``, ``references`` (a list for each document), ``documents`` and ``predictions``."""
+    """The texts it takes: ``ids``, ``references`` (a list for each document), ``documents`` or ``predictions``."""
     scores: Mapping[str, Score] = field(default_factory=dict)
-    """The names under which the function may return scores; by default one, called like the metric."""
+    """The scores that the function may return; by default one with the name of the metric."""
     about: str = ""
-    """What it measures, in one line; by default the function's docstring says."""
+    """A one-line description; by default the first line of the function's docstring."""
     optional: tuple[str, ...] = ()
-    """Those of ``reads`` that may be None."""
+    """The texts in ``reads`` that may be None."""
     packages: tuple[str, ...] = ()
-    """Packages that it needs, as pip calls them."""
+    """Packages that it needs, by their names on PyPI."""
     extra: str = ""
-    """The extra of ngramloss that brings them."""
+    """The extra of ngramloss that installs them."""
     options: Mapping[str, Setting] = field(default_factory=dict)
-    """What ``--set METRIC.OPTION=VALUE`` may set."""
+    """The options that ``--set METRIC.OPTION=VALUE`` accepts."""
     usual: str = ""
     """The model that most published scores were computed with."""
 
     def load(self) -> Callable[..., Scores]:
-        """The function, imported now if the entry only says where it is."""
+        """The function; imported if the entry gives ``module:name``."""
         return load_function(self.function)
 
     @property
     def description(self) -> str:
-        """What it measures, in one line."""
+        """A one-line description."""
         return self.about or (getdoc(self.load()) or "").partition("\n")[0]
 
     @property
     def missing_packages(self) -> list[str]:
-        """The packages that it needs and that are not installed."""
+        """Packages that it needs and that are not installed."""
         return [package for package in self.packages if installed(package) is None]
 
     @property
@@ -75,13 +76,13 @@ class Metric:
 
 _HERE = "ngramloss.metrics"
 
-_BATCH = Setting(32, least=1, most=2**16, help="texts or pairs of texts at a time")
-_DEVICE = Setting(None, kind=str, help="as torch names it; by default the GPU if there is one")
+_BATCH = Setting(32, least=1, most=2**16, help="texts or pairs of texts per batch")
+_DEVICE = Setting(None, kind=str, help="device, such as cpu or cuda:1; by default the GPU if there is one")
 _SPLITTER = Setting("pysbd", choices=("pysbd", "newline", "period"), help="how texts are split into sentences")
 
 _BUILTIN = {
     "rouge": Metric(
-        f"{_HERE}.rouge:rouge", about="ROUGE-1, 2, L and Lsum: F-measures, the numbers of Google's rouge-score.",
+        f"{_HERE}.rouge:rouge", about="ROUGE-1, 2, L and Lsum: F-measures, the same values as Google's rouge-score.",
         scores={
             "rouge1": Score("R-1", "words shared with the reference"),
             "rouge2": Score("R-2", "pairs of words shared with the reference"),
@@ -91,34 +92,34 @@ _BUILTIN = {
         },
         packages=("rouge-score-rs",), extra="score",
         options={
-            "stemmer": Setting(True, help="compare Porter's stems, as most published scores do"),
-            "sentences": Setting("newline", choices=("newline", "pysbd", "period"), help="what splits sentences, for "
-                                                                                         "Lsum"),
+            "stemmer": Setting(True, help="compare Porter stems, as most published scores do"),
+            "sentences": Setting("newline", choices=("newline", "pysbd", "period"), help="how Lsum splits "
+                                                                                         "sentences"),
             "tokenizer": Setting("default", choices=("default", "unicode", "characters"),
-                                 help="default knows a to z and 0 to 9 only"),
+                                 help="how texts are split into words; default keeps only a to z and 0 to 9"),
         },
     ),
     "bleu": Metric(
-        f"{_HERE}.overlap:bleu", about="Corpus BLEU by sacreBLEU; of one document, sacreBLEU's sentence BLEU.",
+        f"{_HERE}.overlap:bleu", about="Corpus BLEU by sacreBLEU; for one document, sacreBLEU's sentence BLEU.",
         scores={"bleu": Score("BLEU", "n-grams of the prediction that are in the reference")},
         packages=("sacrebleu",), extra="score",
-        options={"tokenize": Setting("13a", help="one of sacreBLEU's tokenizers, such as 13a, intl, zh, ja-mecab")},
+        options={"tokenize": Setting("13a", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab")},
     ),
     "chrf": Metric(
         f"{_HERE}.overlap:chrf", about="Corpus chrF by sacreBLEU; with chrf.word_order=2 it is chrF++.",
         scores={"chrf": Score("chrF", "character n-grams shared with the reference")},
         packages=("sacrebleu",), extra="score",
-        options={"word_order": Setting(0, least=0, most=10, help="n-grams of words that count too; 2 is chrF++")},
+        options={"word_order": Setting(0, least=0, most=10, help="longest word n-grams that also count; 2 is chrF++")},
     ),
     "shape": Metric(
         f"{_HERE}.shape:shape", reads=("predictions", "documents"), optional=("documents",),
-        about="Length, repetition, and with documents compression, novelty, coverage and density.",
+        about="Length and repetition; with documents also compression, novelty, coverage and density.",
         scores={
             "words": Score("Words", "words of the summary", "neither"),
-            "repeated3": Score("Repeated 3-grams %", "trigrams of the summary that it already has further up",
+            "repeated3": Score("Repeated 3-grams %", "trigrams of the summary that repeat an earlier one",
                                "neither"),
-            "compression": Score("Compression", "words of the document for one word of the summary", "neither"),
-            **{f"novel{n}": Score(f"Novel {n}-grams %", f"{n}-grams of the summary that the document lacks", "neither")
+            "compression": Score("Compression", "words of the document per word of the summary", "neither"),
+            **{f"novel{n}": Score(f"Novel {n}-grams %", f"{n}-grams of the summary not in the document", "neither")
                for n in (1, 2, 3, 4)},
             "coverage": Score("Coverage %", "words of the summary in fragments copied from the document", "neither"),
             "density": Score("Density", "mean length of the copied fragment that a word is in", "neither"),
@@ -129,34 +130,34 @@ _BUILTIN = {
         f"{_HERE}.bertscore:bertscore",
         about="BERTScore: precision, recall and F as Zhang et al. (2020) and bert-score 0.3.13 define them.",
         scores={
-            "bertscore_precision": Score("BERTScore P", "tokens of the prediction, each with its closest in the "
-                                                        "reference"),
-            "bertscore_recall": Score("BERTScore R", "tokens of the reference, each with its closest in the "
-                                                     "prediction"),
-            "bertscore": Score("BERTScore", "F of BERTScore's precision and recall"),
+            "bertscore_precision": Score("BERTScore P", "similarity of the prediction's tokens to the closest in "
+                                                        "the reference"),
+            "bertscore_recall": Score("BERTScore R", "similarity of the reference's tokens to the closest in "
+                                                     "the prediction"),
+            "bertscore": Score("BERTScore", "harmonic mean of BERTScore's precision and recall"),
         },
         packages=("transformers",), extra="hf", usual="roberta-large",
         options={
-            "model": Setting(kind=str, help="a folder or hub id"),
-            "layer": Setting(None, kind=int, least=1, help="counted from 1; by default the authors' choice"),
-            "idf": Setting(False, help="rare tokens weigh more"),
-            "baseline": Setting(None, kind=Path, help="a file of bert-score to rescale with"),
-            "batch_size": Setting(64, least=1, most=2**16, help="texts at a time"),
+            "model": Setting(kind=str, help="folder or hub id of the model"),
+            "layer": Setting(None, kind=int, least=1, help="layer, counted from 1; by default the authors' choice"),
+            "idf": Setting(False, help="give rare tokens more weight"),
+            "baseline": Setting(None, kind=Path, help="baseline file of bert-score, to rescale scores"),
+            "batch_size": Setting(64, least=1, most=2**16, help="texts per batch"),
             "device": _DEVICE,
         },
     ),
     "wmd": Metric(
         f"{_HERE}.wmd:wmd", about="Word Mover's Distance (Kusner et al., 2015): 0 is best, lower is better.",
         scores={
-            "wmd": Score("WMD", "Word Mover's Distance to the reference: lower is nearer", "lower", 3),
+            "wmd": Score("WMD", "Word Mover's Distance to the reference; lower is closer", "lower", 3),
             "wmd_known": Score("WMD words known %", "words that have a vector", "neither"),
         },
         packages=("POT",), extra="metrics",
         options={
-            "vectors": Setting(kind=Path, help="a file of word2vec, GloVe or fastText"),
-            "stop_words": Setting("none", choices=("none", "english"), help="words to leave out"),
+            "vectors": Setting(kind=Path, help="file of word2vec, GloVe or fastText vectors"),
+            "stop_words": Setting("none", choices=("none", "english"), help="words to ignore"),
             "normalise": Setting(True, help="divide each vector by its length"),
-            "limit": Setting(0, least=0, help="read only so many vectors; 0 reads all"),
+            "limit": Setting(0, least=0, help="read only the first vectors of the file, this many; 0 reads all"),
         },
     ),
     "summac": Metric(
@@ -164,17 +165,17 @@ _BUILTIN = {
         about="SummaC (Laban et al., 2022): how consistent each summary is with its document.",
         scores={
             "summac_conv": Score("SummaC-Conv", "probability that the summary is consistent with its document"),
-            "summac_zs": Score("SummaC-ZS", "entailment of the summary's sentences, less their contradiction"),
+            "summac_zs": Score("SummaC-ZS", "entailment of the summary's sentences minus their contradiction"),
         },
         packages=("transformers",), extra="hf", usual="tals/albert-xlarge-vitaminc-mnli",
         options={
-            "model": Setting("vitc", help="vitc, mnli, anli, a folder or a hub id"),
-            "form": Setting("conv", choices=("conv", "zs"), help="zs needs no weights"),
-            "weights": Setting(None, kind=Path, help="SummaC-Conv's published weights"),
+            "model": Setting("vitc", help="NLI model: vitc, mnli, anli, a folder or a hub id"),
+            "form": Setting("conv", choices=("conv", "zs"), help="variant of SummaC; zs needs no weights"),
+            "weights": Setting(None, kind=Path, help="file of SummaC-Conv's published weights"),
             "splitter": _SPLITTER,
-            "document_sentences": Setting(100, least=1, help="how many sentences of a document are read"),
-            "contradiction": Setting(True, help="subtract contradiction in zs"),
-            "labels": Setting(None, kind=list, help="meanings of the model's outputs, if it does not say them"),
+            "document_sentences": Setting(100, least=1, help="most sentences read of a document"),
+            "contradiction": Setting(True, help="whether zs subtracts contradiction"),
+            "labels": Setting(None, kind=list, help="meanings of the model's outputs, if its config lacks them"),
             "batch_size": _BATCH, "device": _DEVICE,
         },
     ),
@@ -187,22 +188,22 @@ _BUILTIN = {
         },
         packages=("transformers",), extra="hf",
         options={
-            "model": Setting(kind=str, help="a folder or hub id of FactCC or FactCCX"), "splitter": _SPLITTER,
-            "batch_size": Setting(16, least=1, most=2**16, help="sentences at a time"), "device": _DEVICE,
+            "model": Setting(kind=str, help="folder or hub id of FactCC or FactCCX"), "splitter": _SPLITTER,
+            "batch_size": Setting(16, least=1, most=2**16, help="sentences per batch"), "device": _DEVICE,
         },
     ),
     "facts": Metric(
         f"{_HERE}.facts:facts", reads=("ids", "predictions"),
-        about="Names and numbers of the reference that the prediction has; of the built-in corpus newswire only.",
+        about="Names and numbers of the reference that the prediction contains; for the built-in corpus newswire only.",
         scores={
-            "names_right": Score("Names right %", "names of the reference that the summary has"),
-            "figures_right": Score("Numbers right %", "numbers of the reference that the summary has"),
+            "names_right": Score("Names right %", "names of the reference that the summary contains"),
+            "figures_right": Score("Numbers right %", "numbers of the reference that the summary contains"),
         },
     ),
 }
 
 METRICS: Registry[Metric] = Registry("metric", Metric, _BUILTIN)
-"""All metrics by name. A new one is a file with its function and an entry here, or in your own program."""
+"""All metrics by name. To add one, write its function and an entry, here or in your own program."""
 
 
 def scores_of(name: str) -> Mapping[str, Score]:
@@ -211,7 +212,7 @@ def scores_of(name: str) -> Mapping[str, Score]:
 
 
 def score_owners(metrics: Iterable[str]) -> dict[str, str]:
-    """Score → which of these metrics returns it. Two of them may not share a score's name."""
+    """Score → the metric that returns it. Raises if two metrics use the same name."""
     owners: dict[str, str] = {}
     for metric in metrics:
         for score in scores_of(metric):
@@ -223,7 +224,7 @@ def score_owners(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A metric's options in their types, or an error that names what is wrong."""
+    """A metric's options, checked and converted to their types."""
     known = METRICS.entry(name).options
     for option in given:
         if option not in known:
@@ -233,6 +234,6 @@ def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_options(name: str, given: Mapping[str, Any]) -> list[str]:
-    """The options that a metric needs and was not given."""
+    """The required options of a metric that are not given."""
     return [option for option, described in METRICS.entry(name).options.items()
             if described.required and option not in given]

@@ -14,9 +14,9 @@ from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_co
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 TOKENIZERS = {"default": re.compile("[a-z0-9]+", re.IGNORECASE), "unicode": re.compile(r"\w+"),
               "characters": re.compile(r"\S")}
-"""Name → about what counts as a token, to see whether two texts are too long."""
+"""Name → approximately what a token is, to estimate memory."""
 LARGEST = 500_000_000
-"""Tokens of a prediction times those of a reference: the longest common subsequence takes 4 bytes for each."""
+"""The most tokens of a prediction times tokens of a reference: ROUGE-L needs 4 bytes for each pair."""
 
 
 def rouge(
@@ -25,16 +25,16 @@ def rouge(
 ) -> Scores:
     """F-measures of each document, the numbers of Google's ``rouge-score``.
 
-    L compares whole texts; Lsum compares sentence by sentence. With several references each figure is that of the
-    reference with the highest F.
+    L compares whole texts, Lsum sentence by sentence. With several references, each score is the highest over the
+    references.
 
     Args:
         references: one or more for each document.
         predictions: one for each document.
-        stemmer: Porter's, as most published figures have it.
-        sentences: what parts sentences for Lsum: ``newline``, or a splitter such as ``pysbd``.
-        tokenizer: ``default`` knows a–z and 0–9 alone; ``unicode`` takes letters of any script, ``characters`` each
-            character, for scripts without spaces.
+        stemmer: compare Porter stems, as most published scores do.
+        sentences: how Lsum splits sentences: ``newline``, or a splitter such as ``pysbd``.
+        tokenizer: ``default`` keeps only a–z and 0–9; ``unicode`` keeps letters of any script; ``characters`` makes
+            each character a token, for scripts without spaces.
 
     Example:
         >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]
@@ -52,8 +52,8 @@ def rouge(
     if lines:
         flat = [text for golds in references for text in golds]
         split = iter("\n".join(parts) for parts in split_many([*flat, *predictions], sentences))
-        parted = [[next(split) for _ in golds] for golds in references]
-        values |= _f_measures(parted, list(split), lines, stemmer, tokenizer)
+        split_references = [[next(split) for _ in golds] for golds in references]
+        values |= _f_measures(split_references, list(split), lines, stemmer, tokenizer)
     return Scores(values, signature(
         "rouge", refs=several, stemmer=stemmer, lsum=sentences, tokens=tokenizer,
         rouge_score_rs=version("rouge-score-rs"),
@@ -61,7 +61,7 @@ def rouge(
 
 
 def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str], token: re.Pattern[str]) -> None:
-    """Raise where a table of two texts would not fit the memory: the scorer would end the program."""
+    """Raise if ROUGE-L would need too much memory: the scorer would abort the program."""
     for number, (golds, prediction) in enumerate(zip(references, predictions, strict=True), 1):
         for reference in golds:
             if len(reference) * len(prediction) <= LARGEST:
@@ -70,7 +70,7 @@ def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str]
             if gold_words * text_words > LARGEST:
                 raise UserError(
                     f"ROUGE-L of document {number} would need {4 * gold_words * text_words / 1e9:.0f} GB: its "
-                    f"reference has {gold_words:,} words and the prediction {text_words:,}. Cut one of them."
+                    f"reference has {gold_words:,} words and the prediction {text_words:,}. Shorten one of them."
                 )
 
 
@@ -81,8 +81,8 @@ def _f_measures(
         from rouge_score_rs import RougeScorer, tokenizers
     except ImportError:
         raise Absent("ROUGE needs the package rouge-score-rs: pip install 'ngramloss[score]'.") from None
-    made: Any = {"default": None, "unicode": "UnicodeTokenizer", "characters": "CharacterTokenizer"}[tokenizer]
-    options = {"tokenizer": getattr(tokenizers, made)()} if made else {}
+    class_name: Any = {"default": None, "unicode": "UnicodeTokenizer", "characters": "CharacterTokenizer"}[tokenizer]
+    options = {"tokenizer": getattr(tokenizers, class_name)()} if class_name else {}
     kind: Any = RougeScorer
     scorer = kind(names, use_stemmer=stemmer, **options)
     if all(len(golds) == 1 for golds in references):

@@ -1,4 +1,4 @@
-"""what every metric gives: figures of each document → and the signature that says how they came about."""
+"""texts → what every metric returns: scores of each document, and a signature that says how they were computed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Pooled(NamedTuple):
-    """A figure of the whole corpus that is no mean of its documents' figures, such as BLEU.
+    """A score of the whole corpus that is not the mean of its documents' scores, such as BLEU.
 
     Attributes:
-        statistics: what each document adds, [documents, k].
-        combine: sums of statistics [..., k] → figures [...]; scaling the sums must not change it.
+        statistics: the counts of each document, [documents, k].
+        combine: sums of statistics [..., k] → scores [...]. Scaling the sums must not change the score.
     """
 
     statistics: Numbers
@@ -27,9 +27,9 @@ class Pooled(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Figures of each document by name, 0 to 100 unless the metric says otherwise, and what could change them.
+    """The scores of each document by name, 0 to 100 unless the metric says otherwise, and their signature.
 
-    The figure of a corpus is the mean of its documents', but for the names in ``pooled``.
+    A corpus score is the mean of its documents' scores, except for the names in ``pooled``.
     """
 
     values: dict[str, list[float]]
@@ -38,11 +38,11 @@ class Scores(NamedTuple):
 
 
 class Absent(ValueError):
-    """A metric lacks a model or a package. The sentence says what, and how to point to it; other metrics still run."""
+    """A metric lacks a model or a package. The message says which, and how to provide it. Other metrics still run."""
 
 
 def signature(metric: str, **facts: object) -> str:
-    """What could change a figure, to be pasted into a paper.
+    """Everything that can change a score, as one line for a paper.
 
     >>> signature("rouge1", refs=1, stemmer=True, version="0.2.1")
     'rouge1|refs:1|stemmer:yes|version:0.2.1'
@@ -53,21 +53,21 @@ def signature(metric: str, **facts: object) -> str:
 
 
 def check_lengths(**texts: Sequence[object]) -> None:
-    """Raise unless there are as many of one as of the other."""
+    """Raise unless all sequences have the same length."""
     counts = {name: len(values) for name, values in texts.items()}
     if len(set(counts.values())) > 1:
-        raise ValueError("one for each document: got " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+        raise ValueError(f"lengths differ: {', '.join(f'{count} {name}' for name, count in counts.items())}.")
 
 
 def reference_count(references: Sequence[Sequence[str]]) -> str:
-    """How many references documents have, for a signature: a number, or "var". Raises unless each has one or more.
+    """The number of references per document, for a signature; "var" if it varies. Raises if a document has none.
 
     >>> reference_count([["a", "b"], ["c"]])
     'var'
     """
     for number, golds in enumerate(references, 1):
         if isinstance(golds, str):
-            raise TypeError(f"references of a document are a list of texts; document {number} has the text "
+            raise TypeError(f"the references of a document must be a list of texts; document {number} has the text "
                             f"{golds[:40]!r}. Put it in a list.")
         if not golds:
             raise ValueError(f"document {number} has no reference.")

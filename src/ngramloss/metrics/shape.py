@@ -1,4 +1,4 @@
-"""predictions, and documents where there are some → how long, how new and how repetitive each text is."""
+"""predictions, and documents if given → length, repetition and novelty of each text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ngramloss.metrics.scores import Scores, check_lengths, signature
 
 
 def shape(predictions: Sequence[str], documents: Sequence[str] | None = None) -> Scores:
-    """Lengths, repetition, and against the documents compression, novelty, coverage and density, of each document.
+    """Length and repetition of each summary; with documents also compression, novelty, coverage and density.
 
-    * ``words``: words of the summary; ``repeated3``: per cent of its trigrams that stood before in it.
-    * ``compression``: words of the document for one of the summary.
-    * ``novel1`` … ``novel4``: per cent of the summary's distinct n-grams that the document lacks.
-    * ``coverage``: per cent of the summary's words in fragments copied from the document; ``density``: mean length of
-      the fragment that a word stands in (Grusky et al. 2018, their greedy fragments).
+    * ``words``: words of the summary; ``repeated3``: percentage of its trigrams that repeat an earlier one.
+    * ``compression``: words of the document per word of the summary.
+    * ``novel1`` … ``novel4``: percentage of the summary's distinct n-grams that are not in the document.
+    * ``coverage``: percentage of the summary's words in fragments copied from the document; ``density``: the mean,
+      over the summary's words, of the length of their fragment (Grusky et al. 2018, with their greedy fragments).
 
-    A summary without such n-grams has 0. Words are those of ``ngramloss data stats``.
+    A summary without such n-grams scores 0. Words are counted as in ``ngramloss data stats``.
     """
     written = [words_of(text) for text in predictions]
     values: dict[str, list[float]] = {
@@ -55,7 +55,7 @@ def fragments(document: Sequence[str], text: Sequence[str]) -> list[int]:
         for position in positions.get(text[at], ()):
             if position + longest >= len(document) or at + longest >= len(text):
                 break   # no later position has a longer one
-            if document[position + longest] == text[at + longest]:   # else it is no longer than the longest so far
+            if document[position + longest] == text[at + longest]:   # otherwise it is not longer
                 longest = max(longest, _shared_length(document, position, text, at))
         if longest:
             lengths.append(longest)
@@ -64,7 +64,7 @@ def fragments(document: Sequence[str], text: Sequence[str]) -> list[int]:
 
 
 def _shared_length(document: Sequence[str], position: int, text: Sequence[str], at: int) -> int:
-    """How many words are alike from these places on."""
+    """The number of equal words from these positions on."""
     length, most = 0, min(len(document) - position, len(text) - at)
     while length < most and document[position + length] == text[at + length]:
         length += 1
@@ -76,8 +76,8 @@ def _ngrams(text: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def _novelty(document: Sequence[str], text: Sequence[str], n: int) -> float:
-    kinds = set(_ngrams(text, n))
-    return 100 * len(kinds.difference(_ngrams(document, n))) / len(kinds) if kinds else 0.0
+    distinct = set(_ngrams(text, n))
+    return 100 * len(distinct.difference(_ngrams(document, n))) / len(distinct) if distinct else 0.0
 
 
 def _repetition(text: Sequence[str], n: int) -> float:

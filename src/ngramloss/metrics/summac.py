@@ -1,4 +1,4 @@
-"""documents and summaries → SummaC-ZS or SummaC-Conv of each: how far the document's sentences entail the summary's."""
+"""documents and summaries → SummaC-ZS or SummaC-Conv of each summary: how far its document entails it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ EDGES = (
     0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.90, 0.91, 0.92, 0.93,
     0.94, 0.95, 0.955, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 1.0,
 )
-"""The bins that the published weights were trained with ("percentile"): each holds its lower edge, the last both."""
+"""The edges of the bins that the published weights were trained with ("percentile"). Each bin includes its lower
+edge, the last one both edges."""
 
 SHORTEST = 11
-"""Characters of a sentence. Shorter ones are left out, of documents and summaries."""
+"""Fewest characters of a sentence. Shorter sentences of documents and summaries are ignored."""
 
 SUMMARY_SENTENCES = 10
-"""Conv looks at no more of a summary."""
+"""The most sentences of a summary that Conv reads."""
 
 WINDOW = 64
-"""Documents at a time: pairs of like length are sought among theirs."""
+"""Documents scored together: their pairs of sentences are sorted by length into batches."""
 
 WEIGHTS = "summac_conv_vitc_sent_perc_e.bin"
 SHAPES = {
     "mlp.weight": (1, len(EDGES) - 1), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,),
 }
-"""The published file of SummaC-Conv's own weights, and what it holds."""
+"""The tensors in the published file ``WEIGHTS`` of SummaC-Conv, and their shapes."""
 
 FORMS = ("conv", "zs")
 
@@ -66,8 +67,8 @@ def summac(
 ) -> Scores:
     r"""How consistent each summary is with its document (Laban et al., 2022), under ``summac_conv`` or ``summac_zs``.
 
-    With :math:`e_{ij}` and :math:`c_{ij}` the probabilities that sentence i of the document entails or contradicts
-    sentence j of the summary, of which there are S:
+    Let :math:`e_{ij}` and :math:`c_{ij}` be the probabilities that sentence i of the document entails or contradicts
+    sentence j of the summary, which has S sentences:
 
     .. math::
         \text{zs} = \frac{1}{S} \sum_j \left( \max_i e_{ij} - \max_i c_{ij} \right)
@@ -75,29 +76,30 @@ def summac(
         \text{conv} = \operatorname{softmax}\Big( A \, [r, r, r] + a \Big)_1,\quad
         r = \frac{1}{S} \sum_j w \cdot \operatorname{histogram}_i(e_{ij}) + b
 
-    * Conv is shown times 100, from 0 to 100. ZS is shown times 100 too, which is from −100 to 100.
-    * As in the released package: sentences of 10 characters or fewer are left out; of a document the first 100 that
-      remain are read; of a summary Conv reads the first 10, ZS all; a pair is cut to 500 tokens; histograms have the 23
-      bins ``EDGES``. The package asks for truncation of the premise only, but its other arguments overrule that: the
+    * Both are multiplied by 100: Conv is from 0 to 100, ZS from −100 to 100.
+    * As in the released package, sentences of 10 characters or fewer are ignored, and the first 100 of the others are
+      read of a document. Of a summary Conv reads the first 10, ZS all. A pair is cut to 500 tokens. The histograms have
+      the 23 bins of ``EDGES``. The package asks to cut only the premise, but its other arguments override that: the
       longer text is cut.
-    * As there, a document or summary without sentences counts as one pair of which the model believes nothing: ZS is 0,
-      and Conv what its weights make of a single entailment of 0. One word is such a summary.
-    * Unlike there: sentences come from ``splitter``, not from NLTK's punkt; on a GPU the model runs in fp32, not fp16.
-    * A probability within rounding of a bin's edge may change bins with the batch size or the device. Conv then moves
-      by what one sentence weighs; nothing else does.
+    * As in the package, a document or summary without sentences, such as a summary of one word, counts as one pair with
+      probabilities of 0. Its ZS is 0, and its Conv is what the weights give for a single entailment of 0.
+    * Unlike the package, sentences come from ``splitter``, not from NLTK's punkt, and the model runs in fp32 on a GPU,
+      not in fp16.
+    * A probability very close to a bin's edge may change bins with the batch size or the device. This changes Conv by
+      the weight of one sentence. Nothing else depends on them beyond rounding.
 
     Args:
-        documents: the texts summarised.
+        documents: the source texts.
         predictions: their summaries.
-        model: ``vitc``, ``mnli``, ``anli``, a name on the hub, or a folder. The published weights fit ``vitc``.
+        model: ``vitc``, ``mnli``, ``anli``, a hub id, or a folder. The published weights are for ``vitc``.
         form: ``conv``, or ``zs``, which needs no weights.
         weights: for Conv, the published ``summac_conv_vitc_sent_perc_e.bin``, or .safetensors with the same names.
         splitter: see ``ngramloss.data.sentences``.
-        document_sentences: how many of a document are read.
-        contradiction: False leaves :math:`c_{ij}` out of ZS, which then is from 0 to 100. Conv has none.
-        labels: the meanings of the model's outputs in order, where its configuration does not tell.
-        batch_size: pairs of sentences at a time.
-        device: None takes the first GPU, where there is one.
+        document_sentences: the most sentences of a document that are read.
+        contradiction: whether ZS subtracts :math:`c_{ij}`. Without it ZS is from 0 to 100. Conv never uses it.
+        labels: the meanings of the model's outputs in order, if its configuration lacks them.
+        batch_size: pairs of sentences per batch.
+        device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
         progress: called with the number of documents done since the last call.
     """
     check_lengths(documents=documents, predictions=predictions)
@@ -112,22 +114,22 @@ def summac(
     sources = [split[:document_sentences] for split in _sentences(documents, splitter)]
     summaries = _sentences(predictions, splitter)
     images = _images(judge, sources, summaries, metric, batch_size, progress)
-    figures = [convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction) for image in images]
+    scores = [convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction) for image in images]
     own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
     signed = signature(
         metric, model=judge.name, files=judge.files, **own, splitter=splitter, shortest=SHORTEST,
         sentences=document_sentences, tokens=judge.longest, precision="fp32", transformers=transformers.__version__,
         version=__version__,
     )
-    return Scores({metric: [100 * figure for figure in figures]}, signed)
+    return Scores({metric: [100 * score for score in scores]}, signed)
 
 
 def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
-    """The mean over summary sentences of the best entailment, less the worst contradiction: −1 to 1.
+    """The mean over summary sentences of the highest entailment minus the highest contradiction, −1 to 1.
 
     Args:
         image: probabilities in the order of ``RELATIONS``, [document sentences, summary sentences, 3].
-        contradiction: whether to subtract it.
+        contradiction: whether to subtract the contradiction.
     """
     highest = image.amax(0)                                             # [S, 3]
     against = highest[:, 1] if contradiction else 0.0
@@ -135,7 +137,7 @@ def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
 
 
 def convolved(image: Tensor, conv: Conv) -> float:
-    """The probability of consistency that Conv's weights give to the histograms of entailment, 0 to 1."""
+    """The probability of consistency by SummaC-Conv, from the histograms of entailment, 0 to 1."""
     counts = histograms(image[..., 0])[:SUMMARY_SENTENCES].double()     # [S, bins]
     mean = (counts @ conv.weight.T + conv.bias).mean()
     logits = conv.final_weight @ mean.expand(3) + conv.final_bias       # [2]
@@ -143,7 +145,7 @@ def convolved(image: Tensor, conv: Conv) -> float:
 
 
 def histograms(entailment: Tensor) -> Tensor:
-    """How many document sentences fall into each bin of ``EDGES``, for each summary sentence.
+    """The number of document sentences in each bin of ``EDGES``, for each summary sentence.
 
     ``numpy.histogram(entailment[:, j], bins=EDGES)[0]``, for every j.
 
@@ -165,7 +167,7 @@ def _images(
     judge: Classifier, sources: Sequence[Sequence[str]], summaries: Sequence[Sequence[str]], metric: str,
     batch_size: int, progress: Callable[[int], None] | None,
 ) -> Iterator[Tensor]:
-    """Probabilities of each document's pairs, [document sentences, summary sentences, 3], all 0 where there is none."""
+    """Probabilities of each document's pairs, [document sentences, summary sentences, 3], 0 if there are none."""
     import torch
 
     known: dict[Pair, tuple[float, ...]] = {}
@@ -185,15 +187,15 @@ def _images(
 def _weights(path: Path | None) -> Conv:
     if path is None or not Path(path).is_file():
         raise Absent(
-            f"summac_conv needs the weights that its authors released{f', and {path} is no file' if path else ''}. "
-            f"Fetch {WEIGHTS} from the repository tingofurro/summac on GitHub and point to it with --set "
-            "summac.weights=FILE, in Python weights=; or choose the form that needs none, --set summac.form=zs."
+            f"summac_conv needs the weights that its authors released{f'; there is no file {path}' if path else ''}. "
+            f"Download {WEIGHTS} from the repository tingofurro/summac on GitHub and give it with --set "
+            "summac.weights=FILE (in Python weights=), or use the variant without weights: --set summac.form=zs."
         )
     with pretrained.reading(Path(path), "summac"):
         state = pretrained.read_state(Path(path))
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     if shapes != SHAPES:
-        raise UserError(f"{path} holds {shapes}; SummaC-Conv's weights are {SHAPES}.")
+        raise UserError(f"{path} contains {shapes}; SummaC-Conv's weights are {SHAPES}.")
     if not all(bool(value.isfinite().all()) for value in state.values()):
-        raise UserError(f"{path} holds values that are not finite; it is damaged. Fetch it again.")
+        raise UserError(f"{path} contains NaN or infinite values: it is damaged. Download it again.")
     return Conv(*(state[name].double() for name in SHAPES))

@@ -1,4 +1,4 @@
-"""references and predictions → Word Mover's Distance of each document: how far words travel to become the others."""
+"""references and predictions → Word Mover's Distance of each document, 0 and up; lower is better."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     Vector = NDArray[Any]
 
-# English words that hold sentences together: articles, pronouns, prepositions, conjunctions, auxiliaries, and what is
-# left of contractions and possessives at their apostrophe. Shorter than the SMART list (571) of Kusner et al.
+# English function words: articles, pronouns, prepositions, conjunctions, auxiliaries, and the parts of contractions and
+# possessives at their apostrophe. Shorter than the SMART list (571 words) of Kusner et al.
 ENGLISH = frozenset(re.findall(
     r"\w+",
     "a about above after again against all also although am an and any are as at be because been before being below "
@@ -39,17 +39,17 @@ ENGLISH = frozenset(re.findall(
 ))
 STOP_WORDS: Mapping[str, frozenset[str]] = {"none": frozenset(), "english": ENGLISH}
 FORMATS = (".txt", ".vec", ".bin")
-LONGEST_WORD = 1 << 16   # bytes. No word of a vector file is as long; a file of another kind soon is
+LONGEST_WORD = 1 << 16   # bytes; a longer word means that the file is not a vector file
 LONGEST_LINE = 1 << 24   # bytes, likewise
 MOST_DIMENSIONS = 1 << 16
-MOST_PAIRS = 10**8   # of words. A tenth of it took 5 seconds and half a gigabyte
+MOST_PAIRS = 10**8   # of words; a tenth of it took 5 seconds and half a gigabyte
 BACKENDS = {"torch": "PYTORCH", "jax": "JAX", "cupy": "CUPY", "tensorflow": "TENSORFLOW"}   # package → POT's switch
 CHUNK = 1 << 20
 Bag = Mapping[str, int]
 
 
 class Entry(NamedTuple):
-    """One vector of a file: the bytes of its word and of its numbers, and where it stands."""
+    """One vector of a file: the bytes of its word and of its numbers, and its position for messages."""
 
     word: bytes
     numbers: bytes
@@ -60,45 +60,46 @@ def wmd(
     references: Sequence[Sequence[str]], predictions: Sequence[str], *, vectors: Path, stop_words: str = "none",
     normalise: bool = True, limit: int = 0, progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    r"""Word Mover's Distance of each document (Kusner et al., 2015, eq. 1), a distance: 0 is best, less is better.
+    r"""Word Mover's Distance of each document (Kusner et al., 2015, eq. 1). 0 is best, lower is better.
 
     .. math::
         \min_{T \ge 0} \sum_{ij} T_{ij} \lVert x_i - x_j \rVert_2
         \quad\text{with}\quad \sum_j T_{ij} = d_i, \quad \sum_i T_{ij} = d'_j
 
-    where d and d' are the shares of each word among the words of prediction and reference that have a vector x.
-    Solved exactly (network simplex). Weight that a word has on both sides stays where it is, which in a metric is
-    always among the optima: equal bags of words are exactly 0 apart, and only the rest is transported. Cost grows
-    a little faster than the square of the number of different words.
+    where d and d' are the relative frequencies of the words of prediction and reference that have a vector x. It is
+    solved exactly (network simplex). Weight that a word has on both sides is not moved: for a metric this is always
+    optimal. So equal bags of words have a distance of exactly 0, and only the rest is transported. Cost grows a little
+    faster than the square of the number of different words.
 
-    Words are runs of letters, digits and marks in lower case, so ``Don't`` is two words, ``don`` and ``t``. Scripts
-    without spaces need spaces between words. Words without a vector are left out; where that leaves no word on a
-    side, the distance is ``nan``, and a mean is to skip such a document and to say so. With several references the
-    smallest distance is kept.
+    Words are runs of letters, digits and marks in lower case, so ``Don't`` is two words, ``don`` and ``t``. Texts in
+    scripts without spaces must be split into words first. Words without a vector are ignored. If a side has no words
+    left, the distance is ``nan``; leave such a document out of a mean, and say so. With several references, the
+    smallest distance counts.
 
-    Departures from the paper: words are not stopped by default, and vectors have unit length by default, as in
-    gensim, so that distances lie between 0 and 2.
+    Departures from the paper: stop words are not removed by default, and vectors are scaled to unit length by default,
+    as in gensim, so distances are between 0 and 2.
 
     Args:
-        references: of each document, one text or more.
-        predictions: one text of each document.
-        vectors: word2vec's text (``.txt``, ``.vec``: GloVe and fastText too, with or without the line ``count
-            dimensions``) or binary (``.bin``), each also with ``.gz``. It is streamed: only words that occur are held.
-        stop_words: left out before counting: "none", or "english", the list in this file.
-        normalise: whether each vector is first divided by its length.
-        limit: read only so many of the file's vectors, which are sorted by frequency as a rule. 0 is all.
+        references: one or more texts for each document.
+        predictions: one text for each document.
+        vectors: a file in word2vec's text format (``.txt``, ``.vec``; also GloVe and fastText, with or without the line
+            ``count dimensions``) or binary format (``.bin``), optionally with ``.gz``. The file is streamed: only
+            vectors of words that occur are kept.
+        stop_words: words to ignore: "none", or "english", the list in this file.
+        normalise: whether to divide each vector by its length.
+        limit: read only this many vectors of the file, which are usually sorted by frequency. 0 reads all.
         progress: called with the number of documents done since the last call.
 
     Returns:
-        ``wmd``, and ``wmd_known``: per cent of the words of prediction and references that have a vector, after
-        stop words; 0 where there are no words.
+        ``wmd``, and ``wmd_known``: the percentage of the words of prediction and references that have a vector, stop
+        words not counted; 0 if there are no words.
     """
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)
     if stop_words not in STOP_WORDS:
         raise UserError(f"unknown stop words {stop_words!r}; choose from {sorted(STOP_WORDS)}.")
     if limit < 0:
-        raise UserError(f"limit is a number of vectors, 0 for all, got {limit}.")
+        raise UserError(f"limit must be 0 (read all vectors) or more, got {limit}.")
     ot = _transport()
     stopped = STOP_WORDS[stop_words]
     documents = [(_bag(prediction, stopped), [_bag(text, stopped) for text in texts])
@@ -142,7 +143,7 @@ def _bag(text: str, stopped: frozenset[str]) -> Bag:
 
 
 def _transport() -> Any:
-    """The package POT, which would import every array library there is: its switches spare those not in use yet."""
+    """The package POT. Its environment switches keep it from importing every installed array library."""
     switches = {f"POT_BACKEND_DISABLE_{name}": "1" for package, name in BACKENDS.items() if package not in sys.modules}
     before = {switch: os.environ.get(switch) for switch in switches}
     os.environ.update(switches)
@@ -160,26 +161,26 @@ def _transport() -> Any:
 
 
 def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot: Any, place: str) -> float:
-    """The distance of two bags. Shares are compared as whole numbers, so that equal ones cancel exactly."""
+    """The distance of two bags of words. Frequencies are compared as integers, so that equal ones cancel exactly."""
     import numpy
     from scipy.spatial.distance import cdist
 
     size, other_size = sum(prediction.values()), sum(reference.values())
     surplus = {word: prediction.get(word, 0) * other_size - reference.get(word, 0) * size
                for word in sorted({*prediction, *reference})}
-    given = [word for word, count in surplus.items() if count > 0]
-    taken = [word for word, count in surplus.items() if count < 0]
-    if not given:
+    sources = [word for word, count in surplus.items() if count > 0]
+    targets = [word for word, count in surplus.items() if count < 0]
+    if not sources:
         return 0.0
-    if len(given) * len(taken) > MOST_PAIRS:
-        raise UserError(f"wmd: {place} would move {len(given):,} different words to {len(taken):,}, more than "
+    if len(sources) * len(targets) > MOST_PAIRS:
+        raise UserError(f"wmd: {place} would move {len(sources):,} different words to {len(targets):,}, more than "
                          f"{MOST_PAIRS:,} pairs. Shorten its texts.")
-    moved = sum(surplus[word] for word in given)
-    costs = cdist(numpy.stack([vectors[word] for word in given]), numpy.stack([vectors[word] for word in taken]))
-    shares = [numpy.array([abs(surplus[word]) / moved for word in side]) for side in (given, taken)]
+    moved = sum(surplus[word] for word in sources)
+    costs = cdist(numpy.stack([vectors[word] for word in sources]), numpy.stack([vectors[word] for word in targets]))
+    shares = [numpy.array([abs(surplus[word]) / moved for word in side]) for side in (sources, targets)]
     cost, report = ot.emd2(*shares, costs, numItermax=100_000_000, log=True)
     if report["warning"] or not math.isfinite(cost):
-        raise UserError(f"wmd: {place}: optimal transport of {len(given)} to {len(taken)} words was not solved: "
+        raise UserError(f"wmd: {place}: optimal transport of {len(sources)} to {len(targets)} words was not solved: "
                          f"{report['warning'] or cost}.")
     return float(cost) * moved / (size * other_size)
 
@@ -187,19 +188,19 @@ def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot
 def read_vectors(
     path: Path, wanted: set[str], *, normalise: bool = False, limit: int = 0
 ) -> tuple[dict[str, Vector], int]:
-    """Vectors of the wanted words that the file has, in fp64, and their dimensions. A word's first vector counts.
+    """The vectors of the wanted words in fp64, and their dimensions. If a word occurs twice, its first vector counts.
 
-    A damaged file is refused with its place: a line with too few or too many numbers, one that is not a number, fewer
-    vectors than announced. Numbers of words that are not wanted are counted, not read.
+    A damaged file raises an error with the line or vector: too few or too many numbers, a value that is not a number,
+    or fewer vectors than announced. Numbers of other words are counted, not parsed.
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in FORMATS:
         raise UserError(f"vectors are read from {', '.join(FORMATS)} files (word2vec, GloVe, fastText), also with "
                          f".gz, got {path.name!r}. Save them in one of these formats, or rename the file.")
     if not path.is_file():
-        raise Absent(f"wmd needs word vectors, and there is no file {path}. Point to word2vec, GloVe or fastText "
+        raise Absent(f"wmd needs word vectors, and there is no file {path}. Give word2vec, GloVe or fastText "
                      "vectors, such as GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt, with --set "
-                     "wmd.vectors=FILE, in Python vectors=.")
+                     "wmd.vectors=FILE (in Python vectors=).")
     import numpy
 
     sought = {word.encode("utf-8", "replace"): word for word in wanted}
@@ -215,9 +216,9 @@ def read_vectors(
                 length = float(numpy.linalg.norm(vector))
                 vectors[word] = vector / length if normalise and length else vector
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UserError(f"{path} is damaged or not whole ({error}). Fetch it again.") from error
+            raise UserError(f"{path} is damaged or incomplete ({error}). Download it again.") from error
     if not dimensions:
-        raise UserError(f"{path} holds no vectors.")
+        raise UserError(f"{path} contains no vectors.")
     return vectors, dimensions
 
 
@@ -227,9 +228,10 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
         if limit and read == limit:
             return
         if len(line) == LONGEST_LINE:
-            raise UserError(f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is no text with vectors.")
+            raise UserError(f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is not a text file of "
+                            "vectors.")
         line = line.removeprefix(BOM_UTF8) if number == 1 else line
-        fields = line.strip()   # fastText ends lines with a space. Bytes have no other spaces, such as words may hold
+        fields = line.strip()   # fastText ends lines with a space
         if number == 1 and re.fullmatch(rb"\d{1,18} \d{1,18}", fields):
             announced, dimensions = map(int, fields.split())
             continue
@@ -245,11 +247,12 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
         word, numbers = fields.split(b" ", 1) if gaps == dimensions else _phrase(fields, dimensions, place)
         yield Entry(word, numbers, place), dimensions
     if read < min(announced, limit or announced):
-        raise UserError(f"{path} announces {announced} vectors and holds {read}: it is not whole. Fetch it again.")
+        raise UserError(f"{path} announces {announced} vectors and contains {read}: it is incomplete. "
+                        "Download it again.")
 
 
 def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
-    """A word with spaces (``at name@domain.com``), of which GloVe's largest file has some; not a number too many."""
+    """Split after a word with spaces, such as ``at name@domain.com`` in GloVe; raise if there are too many numbers."""
     word, *numbers = fields.rsplit(b" ", dimensions)
     if all(_is_number(part) for part in word.split(b" ")[1:]):
         raise UserError(f"{place}: {dimensions} numbers expected, got more after {_shown(word.split(b' ')[0])}.")
@@ -259,8 +262,8 @@ def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
 def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
     header = re.fullmatch(rb"(\d+) (\d+)\s*", file.readline(100))
     if header is None or not 0 < int(header[2]) <= MOST_DIMENSIONS:
-        raise UserError(f"{path} does not begin with the line `count dimensions` of word2vec's binary files. Of a "
-                         "fastText model take the .vec file instead.")
+        raise UserError(f"{path} does not begin with the line `count dimensions` of word2vec's binary files. For a "
+                         "fastText model use the .vec file instead.")
     announced, dimensions = int(header[1]), int(header[2])
     width = 4 * dimensions
     held, start = b"", 0
@@ -269,8 +272,8 @@ def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[
         while space < 0 or len(held) < space + 1 + width:
             more = file.read(CHUNK + width)
             if not more:
-                raise UserError(f"{path} announces {announced} vectors and ends within number {number}: it is not "
-                                 "whole. Fetch it again.")
+                raise UserError(f"{path} announces {announced} vectors and ends within number {number}: it is "
+                                 "incomplete. Download it again.")
             held, start = held[start:] + more, 0
             space = held.find(b" ")
             if space > LONGEST_WORD or (space < 0 and len(held) > LONGEST_WORD):
@@ -290,7 +293,7 @@ def _numbers(entry: Entry, dimensions: int, *, binary: bool) -> Vector:
         vector = numpy.array([math.nan])
     vector = vector.astype("f8")
     with numpy.errstate(all="ignore"):
-        squared_length = vector @ vector   # of NaN, infinite and enormous numbers not finite
+        squared_length = vector @ vector   # not finite for NaN, infinite and enormous numbers
     if not numpy.isfinite(squared_length):
         raise UserError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
     return vector

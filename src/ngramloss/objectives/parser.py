@@ -21,8 +21,7 @@ class _Token(NamedTuple):
 def parse(written: str) -> list[Term]:
     """Read a joint objective.
 
-    A sum of terms; a term is a name, with ``weight*`` before it, ``(n, …)`` or ``(option=share)`` after it, and
-    ``:variant`` last, each where wanted.
+    An objective is a sum of terms: ``weight*name(n, …, option=value):variant``. Everything but the name is optional.
 
     Example:
         >>> parse("ce(smoothing=0.1) + 0.5*matches(2, 3) + bag(2):original")[1]
@@ -61,7 +60,7 @@ class _Reader:
             weight *= float(self.tokens.pop(0).text)
             self.take("*") or self.expected("'*' after a weight")
         if self.tokens[0].text == "(":
-            self.expected("an objective (a weight goes before each term by itself)")
+            self.expected("an objective (write a weight before each single term)")
         name = self.word("an objective")
         n, options = self.arguments() if self.take("(") else ((), {})
         variant = self.word("a variant") if self.take(":") else None
@@ -94,7 +93,7 @@ class _Reader:
         sign = -1 if self.take("-") else 1
         if not self.tokens[0].text.isdecimal():
             self.expected("a whole number for n")
-        if len(self.tokens[0].text) > 1000:   # Python refuses to read numbers of thousands of digits
+        if len(self.tokens[0].text) > 1000:   # Python rejects numbers of thousands of digits
             self.expected(f"n of at most {MOST_N:,}")
         return sign * int(self.tokens.pop(0).text)
 
@@ -124,5 +123,5 @@ class _Reader:
 
 
 def _as_number(text: str) -> float:
-    """A whole number where it is written as one."""
+    """An int if the text is a whole number, otherwise a float."""
     return int(text) if text.isdecimal() and len(text) < 1000 else float(text)

@@ -1,4 +1,4 @@
-"""name of an objective → its entry: where its formula is, and how it may be written. Needs no torch."""
+"""name of an objective → its entry: formula, variants, options. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """One formula, and what the written form may say of it."""
+    """One formula, and the ways to write it."""
 
     function: str | Formula
-    """``(stats, labels, *, n) → [B]``, or ``module:name`` of it; without ``n`` if ``least_n`` is None."""
+    """A function ``(stats, labels, *, n) → [B]``, or ``module:name``. It has no ``n`` if ``least_n`` is None."""
     variants: Mapping[str, str | Formula] = field(default_factory=dict)
-    """Other functions of the same form, written after a colon."""
+    """Name → another function with the same arguments, written after a colon: ``bag(2):original``."""
     least_n: int | None = 1
-    """The smallest n that makes sense; None for an objective that takes none."""
+    """The smallest n allowed; None for an objective without n."""
     why_least: str = "an n-gram has at least one token. Raise n."
-    """Why not less, and what to write instead."""
+    """Why a smaller n is not allowed, and what to write instead."""
     joint: bool = False
-    """Whether several n make one value (``function`` takes a tuple) and not one value each."""
+    """Whether several n give one value (``function`` takes a tuple) instead of one value each."""
     options: Mapping[str, Setting] = field(default_factory=dict)
-    """Numbers that may be given by name, such as ``ce(smoothing=0.1)``."""
+    """Options that are numbers, such as in ``ce(smoothing=0.1)``."""
     option_needs: Mapping[str, str] = field(default_factory=dict)
     """Option → the optional statistic that the formula reads when the option is not 0."""
     needs: tuple[str, ...] = ()
     """The optional statistics that the formula always reads."""
     per: Literal["sequence", "token"] = "sequence"
-    """What the joint loss divides the sum over the batch by."""
+    """Whether the joint loss divides the sum over the batch by the number of sequences or of tokens."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Variant, or "" for the formula itself → ``module:name`` of a kernel that computes the same on a GPU. A kernel
-    is called as the function is, and says by ``serves(stats, n=n)`` whether it can be."""
+    takes the arguments of the function; its ``serves(stats, n=n)`` says whether it can be used."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """Variant, or "" for the formula itself → what it is, in one line; by default the function's docstring says."""
+    """Variant, or "" for the formula itself → a description; by default the first line of the function's docstring."""
 
     def formula(self, variant: str | None = None) -> Formula:
-        """The function, imported now if the entry only says where it is."""
+        """The function; imported if the entry gives ``module:name``."""
         return load_function(self.variants[variant] if variant else self.function)
 
     def description(self, variant: str | None = None) -> str:
-        """What it is, in one line."""
+        """A one-line description."""
         written = self.about.get(variant or "")
         return written if written is not None else (getdoc(self.formula(variant)) or "").partition("\n")[0]
 
@@ -64,7 +64,7 @@ _FORMULAS, _KERNELS = "ngramloss.objectives", "ngramloss.gpu.kernels"
 _BUILTIN = {
     "ce": Objective(
         f"{_FORMULAS}.ce:ce", least_n=None, per="token",
-        options={"smoothing": Setting(0.0, least=0, most=1, help="share of the label smoothing")},
+        options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
         option_needs={"smoothing": "mean_logp"},
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
@@ -78,13 +78,13 @@ _BUILTIN = {
     ),
     "rewards": Objective(
         f"{_FORMULAS}.rewards:rewards", least_n=2, why_least=ONE_TOKEN, kernels={"": f"{_KERNELS}:rewards"},
-        about={"": "One minus the mean probability of n-grams at their own place in the reference."},
+        about={"": "One minus the mean probability of n-grams at their own position in the reference."},
     ),
     "precision": Objective(
         f"{_FORMULAS}.precision:precision", {"released": f"{_FORMULAS}.precision:precision_released"},
         kernels={"": f"{_KERNELS}:precision", "released": f"{_KERNELS}:precision_released"},
         about={
-            "": "P-P2: minus the share of probabilistic n-gram counts that the reference covers.",
+            "": "P-P2: minus the share of the predicted n-grams, counted by probability, that the reference covers.",
             "released": "As precision, but an n-gram's count is its probability at its last occurrence only.",
         },
     ),
@@ -108,9 +108,9 @@ _BUILTIN = {
     ),
     "eisl": Objective(
         f"{_FORMULAS}.eisl:eisl", needs=("cross_logp",),
-        about={"": "Negative log-likelihood of each reference n-gram at the place that the model prefers."},
+        about={"": "Negative log-likelihood of each reference n-gram at the position that the model prefers."},
     ),
 }
 
 OBJECTIVES: Registry[Objective] = Registry("objective", Objective, _BUILTIN)
-"""All objectives by name. A new one is a file with its formula and an entry here, or in your own program."""
+"""All objectives by name. To add one, write its formula and an entry, here or in your own program."""

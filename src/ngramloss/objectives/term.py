@@ -21,7 +21,7 @@ FP32_MAX, FP32_TINY = (2 - 2**-23) * 2.0**127, 2.0**-126
 
 @dataclass(frozen=True)
 class Part:
-    """One value of a joint loss, as it is logged."""
+    """One value of a joint loss, with its name in the log."""
 
     name: str
     function: Callable[..., Tensor]
@@ -83,7 +83,7 @@ class Term:
 
     @property
     def parts(self) -> list[Part]:
-        """The values it computes: one for each n, or one in all."""
+        """The values it computes: one for each n, or a single one."""
         spec = OBJECTIVES.entry(self.name)
         function = partial(spec.formula(self.variant), **self.options)
         if spec.least_n is None:
@@ -103,13 +103,13 @@ class Term:
         if not 0 <= self.weight < float("inf"):
             raise UserError(
                 f"the weight of {self.name} must be finite and not negative, got {self.weight!r}: "
-                "every objective here is one to minimise. Leave the term out, or give it a positive weight."
+                "every objective is minimised. Leave the term out, or give it a positive weight."
             )
         if self.weight > FP32_MAX or 0 < self.weight < FP32_TINY:
             becomes = "becomes infinite" if self.weight > 1 else "loses its digits or becomes 0"
             raise UserError(
                 f"the weight of {self.name} must be 0 or from {FP32_TINY:.3g} to {FP32_MAX:.3g}, got {self.weight!r}: "
-                f"in fp32, in which losses are added, it {becomes}. Give the terms weights of like size."
+                f"in fp32, in which losses are added, it {becomes}. Give the terms weights of similar size."
             )
 
     def _check_n(self, spec: Objective) -> None:
@@ -130,10 +130,10 @@ class Term:
             if length > MOST_N:
                 raise UserError(
                     f"{self.name} takes n of at most {MOST_N:,}, got {_short(length)}: so long an n-gram is never "
-                    "predicted as a whole and gives no gradient. Lower n; the paper uses 2, 3 and 4."
+                    "predicted completely and gives no gradient. Lower n; the paper uses 2, 3 and 4."
                 )
         if len(set(self.n)) < len(self.n):
-            raise UserError(f"{self.name}({_listed(self.n)}) names an n twice. Name each n once.")
+            raise UserError(f"{self.name}({_listed(self.n)}) has an n twice. Write each n once.")
 
     def _check_options(self, spec: Objective) -> None:
         checked: dict[str, float] = {}
@@ -152,7 +152,7 @@ class Term:
 
 
 def check_names(terms: Sequence[Term]) -> list[str]:
-    """The names of all parts, or an error if one of them stands there twice."""
+    """The names of all parts. Raises if a name occurs twice."""
     names = [name for term in terms for name in term.names]
     for name in names:
         if names.count(name) > 1:
@@ -162,7 +162,7 @@ def check_names(terms: Sequence[Term]) -> list[str]:
 
 
 def plugin_sources(terms: Sequence[Term]) -> dict[str, str]:
-    """The objectives that come from a plugin, each with a hash of the file that its formula is in."""
+    """Objectives that come from a plugin → a hash of the file with their formula."""
     return {term.name: source_hash(OBJECTIVES.entry(term.name).formula(term.variant))
             for term in terms if OBJECTIVES.origin(term.name)}
 

@@ -1,1 +1,1 @@
-"""Texts aligned by id → scores, tests and tables."""
+"""Texts aligned by id → scores, significance tests and tables."""

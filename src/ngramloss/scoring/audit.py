@@ -1,4 +1,4 @@
-"""a system's texts, and the limits it was to keep → what is odd about them, as sentences."""
+"""a system's texts, and limits of their length → notes on suspicious texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ngramloss.errors import UserError
 
 
 class Limits(NamedTuple):
-    """Fewest and most tokens that a text was to have; 0 is no limit."""
+    """The fewest and most tokens that a text may have; 0 means no limit."""
 
     least: int = 0
     most: int = 0
@@ -24,20 +24,21 @@ def limits(written: str) -> Limits:
     """
     least, colon, most = written.partition(":")
     if not colon or not all(part == "" or part.isdecimal() for part in (least, most)) or not least + most:
-        raise UserError(f"limits are written MIN:MAX, such as 56:142, got {written!r}.")
+        raise UserError(f"limits must be written MIN:MAX, such as 56:142, got {written!r}.")
     parsed = Limits(int(least or 0), int(most or 0))
     if parsed.most and parsed.least > parsed.most:
-        raise UserError(f"limits are written MIN:MAX, and {parsed.least} is above {parsed.most}.")
+        raise UserError(f"limits must be written MIN:MAX, but {parsed.least} is above {parsed.most}.")
     return parsed
 
 
 def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed: Limits | None = None) -> list[str]:
-    """Empty texts, the same text for several documents, and those outside their limits.
+    """Count empty texts, the same text for several documents, and texts outside the limits.
 
     Args:
-        texts: of the system.
-        lengths: tokens of each; without them words are counted, and said to be: a text has at least as many tokens.
-        allowed: fewest and most tokens.
+        texts: the system's texts.
+        lengths: the number of tokens of each text. Without them words are counted, and the note says so: a text has at
+            least as many tokens as words.
+        allowed: the limits.
     """
     notes = []
     empty = sum(not text.strip() for text in texts)
@@ -45,7 +46,7 @@ def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed
         notes.append(f"{empty} empty")
     shared = sum(count - 1 for text, count in Counter(texts).items() if text.strip())
     if shared:
-        notes.append(f"{shared} that another document has word for word")
+        notes.append(f"{_texts(shared)} identical to another document's")
     if allowed is None:
         return notes
     unit = "words" if lengths is None else "tokens"
@@ -53,18 +54,22 @@ def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed
     short = sum(count < allowed.least for count in counts)
     long = sum(count > allowed.most for count in counts) if allowed.most else 0
     full = sum(count == allowed.most for count in counts) if allowed.most and lengths is not None else 0
-    note = " (words are counted: a text has more tokens)" if lengths is None else ""
+    note = " (words were counted; a text has more tokens)" if lengths is None else ""
     if short:
-        notes.append(f"{short} shorter than the {allowed.least} {unit} allowed{note}")
+        notes.append(f"{_texts(short)} with fewer than {allowed.least} {unit}{note}")
     if long:
-        notes.append(f"{long} longer than the {allowed.most} {unit} allowed")
+        notes.append(f"{_texts(long)} with more than {allowed.most} {unit}")
     if full:
-        notes.append(f"{full} that fill the {allowed.most} tokens allowed, and may be cut off")
+        notes.append(f"{_texts(full)} with exactly the maximum of {allowed.most} tokens, which may be cut off")
     return notes
 
 
+def _texts(count: int) -> str:
+    return f"{count} text" if count == 1 else f"{count} texts"
+
+
 def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:
-    """Texts → their tokens' numbers with special tokens, by a tokenizer of Hugging Face: a folder or hub id."""
+    """A function: texts → number of tokens of each, special ones included. ``tokenizer`` is a folder or hub id."""
     from ngramloss.data.rows import needed
 
     package = needed("transformers", "counting tokens", "hf")
@@ -72,5 +77,5 @@ def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:
         loaded = package.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"there is no tokenizer {tokenizer}: {reason} Give a folder or a hub id.") from None
+        raise UserError(f"cannot load the tokenizer {tokenizer}: {reason} Give a folder or a hub id.") from None
     return lambda texts: [len(ids) for ids in loaded(list(texts))["input_ids"]]

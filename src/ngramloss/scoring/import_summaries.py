@@ -1,4 +1,4 @@
-"""a file or folder of summaries that others released → predictions with the references' ids, one sentence a line."""
+"""a file or folder of summaries that others released → predictions with the references' ids, one sentence per line."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ngramloss.scoring.systems import listed
 from ngramloss.scoring.texts import lines, read_texts
 
 MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
-"""What parts sentences in released files: BertSum, UniLM and ProphetNet, Pegasus; the last is a backslash and an n."""
+"""Sentence separators in released files of BertSum, UniLM, ProphetNet and Pegasus. The last is a backslash and n."""
 
 UNLIKE = 0.01
-"""Of released references, the share that may lack a text of the same letters and digits among ours."""
+"""The share of released references that may differ from ours in letters or digits."""
 
 LOOKED_AT = 20
-"""From so many summaries on, their words are compared with the references', to see whether the order can be right."""
+"""The fewest summaries for which the order is checked, by comparing words with the references."""
 
 _BRACKETS = {"lrb": "(", "rrb": ")", "lsb": "[", "rsb": "]", "lcb": "{", "rcb": "}"}
 _BRACKET = re.compile(rf"-({'|'.join(_BRACKETS)})-", re.IGNORECASE)
 _REWRITTEN = [
     (re.compile(r"\s+([,.;:!?%]+)(?!\S)"), r"\1"),
-    (re.compile(r"(?<!\S)``(?:\s+|$)"), '"'),                           # opens, so it stands at the next word
+    (re.compile(r"(?<!\S)``(?:\s+|$)"), '"'),                           # opening: join it to the next word
     (re.compile(r"(?<!\S)`(?:\s+|$)"), "'"),
-    (re.compile(r"(?:\s+|^)''(?![^\s,.;:!?%)\]}])"), '"'),              # closes, so it stands at the last one
-    (re.compile(r"\s+'(?![^\s,.;:!?%)\]}])"), "'"),                     # closes too, or the players ' union
+    (re.compile(r"(?:\s+|^)''(?![^\s,.;:!?%)\]}])"), '"'),              # closing: join it to the last word
+    (re.compile(r"\s+'(?![^\s,.;:!?%)\]}])"), "'"),                     # closing too, or the players ' union
     (re.compile(r"\s+(n't|'(?:s|m|d|re|ve|ll))\b", re.IGNORECASE), r"\1"),
     (re.compile(r"\b(can) (not)\b", re.IGNORECASE), r"\1\2"),
     (re.compile(r"([(\[{])\s+"), r"\1"),
@@ -42,7 +42,7 @@ _REWRITTEN = [
 
 
 class Imported(NamedTuple):
-    """Predictions by id in the order of the references, how often each mark was seen, and what a person should know."""
+    """Predictions by id in the order of the references, the count of each separator, and notes for the user."""
 
     predictions: dict[str, str]
     marks: dict[str, int]
@@ -56,21 +56,21 @@ def read_summaries(
     """Read released summaries and give each the id of its reference.
 
     Args:
-        path: a summary a line, JSONL as ``ngramloss score`` reads it, or a folder with one numbered file for each
-            document and a sentence a line.
-        references: what ``ngramloss score`` will be given; its ids are taken.
-        marks: what parts sentences; None looks for those of ``MARKS``.
-        ptb: undo the Penn Treebank's tokens, see ``plain_text``.
-        order: a file of ids, one a line, in the order of the summaries; None means the references' own order.
+        path: a file with one summary per line, JSONL as ``ngramloss score`` reads it, or a folder with one numbered
+            file per document and one sentence per line.
+        references: the references for ``ngramloss score``, whose ids are used.
+        marks: sentence separators; None looks for those in ``MARKS``.
+        ptb: turn Penn Treebank tokens back into plain text, see ``plain_text``.
+        order: a file of ids in the order of the summaries, one per line; None means the order of the references.
         gold: the references that were released with the summaries, in the same order; ids are found by their texts.
 
     Raises:
-        ValueError: there are not as many summaries as references, or ids do not fit.
+        ValueError: the numbers of summaries and references differ, or the ids do.
     """
     if order and gold:
-        raise UserError("order and gold both say whose summary a line is. Give one of them.")
+        raise UserError("order and gold both give the ids of the summaries. Use only one of them.")
     if marks is not None and not all(marks):
-        raise UserError("a mark that parts sentences has a character at least; for no mark at all say none.")
+        raise UserError("a sentence separator cannot be empty. To split at no separator, use --sentences none.")
     ours, _ = read_texts(references, "reference")
     texts, has_ids = _texts(path)
     notes: list[str] = []
@@ -91,19 +91,19 @@ def read_summaries(
 
 
 def write_summaries(imported: Imported, path: Path) -> None:
-    """Write predictions as JSONL, whole or not at all."""
+    """Write predictions as JSONL. The file appears only when it is complete."""
     rows = ({"id": key, "prediction": text} for key, text in imported.predictions.items())
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def plain_text(text: str) -> str:
-    r"""Undo the Penn Treebank's tokens: brackets, quotes, split contractions, spaces before punctuation.
+    r"""Turn Penn Treebank tokens back into plain text: brackets, quotes, contractions, spaces before punctuation.
 
-    Lost capitals stay lost. ``#`` stays too, although it often stands for £. ROUGE's default tokenizer keeps letters
-    and digits alone, so quotes and spaces before punctuation do not change it; brackets do, for ``-lrb-`` becomes the
-    word ``lrb``, and so does ``do n't``, which has other words than ``don't``. Metrics that read characters, case or
-    word pieces see every one of these. Undo them where the references are plain text; where the references have such
-    tokens as well, leave them.
+    Capitals cannot be restored. ``#`` is kept, although it often stands for £. ROUGE's default tokenizer keeps only
+    letters and digits, so quotes and spaces before punctuation do not change it. Brackets do, because ``-lrb-`` becomes
+    the word ``lrb``, and so does ``do n't``, whose words differ from those of ``don't``. Metrics that read characters,
+    case or word pieces see all of them. Use this if the references are plain text, and not if they have such tokens
+    too.
 
     Example:
         >>> plain_text("`` it ca n't be '' , said mr smith -lrb- 42 -rrb- .")
@@ -120,7 +120,7 @@ def _plain_line(line: str) -> str:
 
 
 def _texts(path: Path) -> tuple[dict[str, str], bool]:
-    """Texts by id or number, and whether they have ids."""
+    """Texts by id or line number, and whether they have ids."""
     if path.is_dir():
         return _documents(path), False
     texts, numbered = read_texts(path, "prediction")
@@ -133,12 +133,12 @@ def _documents(folder: Path) -> dict[str, str]:
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         number = re.search(r"\d+", path.name)
         if number is None:
-            raise UserError(f"{path} has no number in its name. A folder has one numbered file for each document.")
+            raise UserError(f"{path} has no number in its name. A folder must have one numbered file per document.")
         if int(number[0]) in numbered:
-            raise UserError(f"{numbered[int(number[0])]} and {path} have the same number. Leave one of them out.")
+            raise UserError(f"{numbered[int(number[0])]} and {path} have the same number. Remove one of them.")
         numbered[int(number[0])] = path
     if not numbered:
-        raise UserError(f"{folder} has no files. A folder has one numbered file for each document.")
+        raise UserError(f"{folder} has no files. A folder must have one numbered file per document.")
     numbers = sorted(numbered)
     lost = sorted(set(range(numbers[0], numbers[-1] + 1)).difference(numbers))
     if lost:
@@ -148,25 +148,25 @@ def _documents(folder: Path) -> dict[str, str]:
 
 def _ids_in(path: Path) -> list[str]:
     if not path.is_file():
-        raise MissingFileError(f"there is no file {path} with ids, one a line.")
+        raise MissingFileError(f"there is no file of ids {path}. It should have one id per line.")
     ids = [line.strip() for line in lines(path) if line.strip()]
     twice = [key for key, count in Counter(ids).items() if count > 1]
     if twice:
-        raise UserError(f"{path} has {len(twice)} ids more than once ({listed(twice)}).")
+        raise UserError(f"{path} repeats {len(twice)} ids ({listed(twice)}).")
     return ids
 
 
 def _matching_texts(texts: dict[str, str], wanted: int, path: Path, other: Path, notes: list[str]) -> dict[str, str]:
-    """The texts, less empty ones at the end where those are too many."""
+    """The texts, without extra empty ones at the end."""
     wanted_texts = dict(list(texts.items())[:wanted])
     rest = [text for text in list(texts.values())[wanted:] if text.strip()]
     if len(wanted_texts) < wanted or rest:
         raise UserError(
-            f"{path} has {len(texts)} summaries and {other} {wanted}. The usual causes: another split or version of "
-            "the data set, documents that were left out, or sentences on lines of their own. Nothing was written."
+            f"{path} has {len(texts)} summaries and {other} has {wanted}. Usual causes: another split or version of "
+            "the data set, documents that were left out, or one sentence per line. Nothing was written."
         )
     if len(texts) > wanted:
-        notes.append(f"{len(texts) - wanted} empty lines at the end were left out.")
+        notes.append(f"{len(texts) - wanted} empty lines at the end were ignored.")
     return wanted_texts
 
 
@@ -179,13 +179,13 @@ def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, refer
 
 
 def _mark_counts(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:
-    """How often each mark stands in the texts; those that do not are left out."""
+    """The number of occurrences of each separator that occurs."""
     counts = {mark: sum(text.count(mark) for text in texts) for mark in marks}
     return {mark: count for mark, count in counts.items() if count}
 
 
 def _split(text: str, marks: Mapping[str, int]) -> str:
-    """The sentences of a text, one a line, empty ones left out."""
+    """The text with each sentence on its own line, without empty ones."""
     for mark in marks:
         text = text.replace(mark, "\n")
     return "\n".join(sentence for sentence in (line.strip() for line in text.split("\n")) if sentence)
@@ -198,7 +198,7 @@ def _first(reference: object) -> str:
 def _ids_by_text(
     released: Sequence[str], ours: Mapping[str, str], gold: Path, references: Path, notes: list[str]
 ) -> list[str]:
-    """The ids of released references: those of the same letters and digits, then of the most shared words."""
+    """The ids of released references: first by equal letters and digits, the rest by most shared words."""
     ids_by_letters: dict[str, list[str]] = {}
     for key, text in ours.items():
         ids_by_letters.setdefault(_letters(text), []).append(key)
@@ -208,7 +208,7 @@ def _ids_by_text(
     if len(released) != len(ours) or len(unlike) > UNLIKE * len(ours):
         raise UserError(
             f"{gold} has {len(released)} references, of which {len(released) - len(unlike)} are among the {len(ours)} "
-            f"of {references}. Both should hold the same test set; otherwise give the ids with --order."
+            f"of {references}. Both must be the same test set. If they are not, give the ids with --order."
         )
     left = {key: set(words_of(ours[key])) for keys in ids_by_letters.values() for key in keys}
     for index in unlike:
@@ -217,9 +217,9 @@ def _ids_by_text(
         ids[index] = nearest
         del left[nearest]
     if unlike:
-        notes.append(f"{len(unlike)} released references are not written as ours; each got the id of the nearest.")
+        notes.append(f"{len(unlike)} released references differ from ours; each got the id of the most similar one.")
     if twice:
-        notes.append(f"{twice} references share their text with another; among those the order of the file was taken.")
+        notes.append(f"{twice} references have the same text as another; their ids follow the order of the file.")
     return [key for key in ids if key is not None]
 
 
@@ -232,7 +232,7 @@ def _letters(text: str) -> str:
 
 
 def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """What may have gone wrong: empty texts, and texts no nearer to their own reference than to the next one."""
+    """Warnings: empty texts, and texts that are not more similar to their own reference than to the next one."""
     notes = []
     empty = [key for key, text in predictions.items() if not text]
     if empty:
@@ -243,13 +243,13 @@ def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[s
         own, other = _shared_words(texts, golds), _shared_words(texts, golds[1:] + golds[:1])
         if own < 1.5 * other:
             notes.append(
-                f"the order looks wrong: of a summary's words its own reference has {own:.0%}, the next one "
-                f"{other:.0%}. Say the order with --order or --gold."
+                f"the order looks wrong: a summary shares {own:.0%} of its words with its own reference and "
+                f"{other:.0%} with the next one. Give the order with --order or --gold."
             )
     return notes
 
 
 def _shared_words(texts: Sequence[set[str]], golds: Sequence[set[str]]) -> float:
-    """The mean share of a text's words that the other has."""
+    """The mean share of a text's words that its counterpart has."""
     pairs = zip(texts, golds, strict=True)
     return sum(len(text & gold) / (len(text) or 1) for text, gold in pairs) / len(texts)

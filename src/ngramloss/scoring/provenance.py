@@ -1,4 +1,4 @@
-"""a folder with predictions → what it says of the system that wrote them: label, seed, search, log, speed."""
+"""a folder with predictions → the system that wrote them: label, seed, search settings, log, speed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ SEARCH = (
     "no_repeat_ngram_size", "repetition_penalty", "num_beam_groups", "diversity_penalty", "do_sample", "temperature",
     "top_k", "top_p", "typical_p", "min_p",
 )  # fmt: skip
-"""Settings of a generation_config that change what is written."""
+"""Settings of a generation_config that change the output."""
 
 
 class Run(NamedTuple):
-    """What a folder says of itself. A folder of another tool says less: then fields are empty.
+    """What is known about the system in a folder. Fields that another tool did not write are empty.
 
     Attributes:
-        folder: where it is.
-        label: the objective, where the model that was trained here wrote the predictions; else the name of the model
-            that did, else the folder's.
-        seed: of the training.
-        kind: everything but the seed, equal for the seeds of one system; empty where there is no recipe.
-        recipe: the settings of the training of what wrote the predictions.
-        generation: the settings of the writing.
-        own: whether the training in this folder, if there was one, is that of what wrote the predictions.
+        folder: the folder.
+        label: the objective, if the model trained in this folder wrote the predictions; otherwise the name of the model
+            that wrote them, or of the folder.
+        seed: the seed of the training.
+        kind: all settings but the seed, equal for runs that differ only in the seed; empty without a recipe.
+        recipe: the training settings of the model that wrote the predictions.
+        generation: the settings of ``ngramloss generate``.
+        own: false if another model than the one trained in this folder wrote the predictions.
     """
 
     folder: Path
@@ -47,17 +47,17 @@ class Run(NamedTuple):
 
     @property
     def is_baseline(self) -> bool:
-        """Whether a system without a model wrote this."""
+        """Whether a baseline, and no model, wrote the predictions."""
         return is_baseline(str(self.generation.get("model", "")))
 
     @property
     def search(self) -> dict[str, Any]:
-        """How was searched: beams, limits, penalties."""
+        """The search settings: beams, length limits, penalties."""
         return _section(self.generation, "generation")
 
 
 def run(folder: Path) -> Run:
-    """Read what there is."""
+    """Read a folder's settings."""
     about = RunFolder(folder)
     recipe = _toml(about.recipe)   # first: a new training deletes the predictions before it writes its recipe
     generation = _json(about.generation)
@@ -67,32 +67,32 @@ def run(folder: Path) -> Run:
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}   # not now
+    model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}   # old
     trained = {**recipe, "model": model, "train": {key: value for key, value in train.items() if key != "seed"}}
-    kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # TOML has dates
+    kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # default=str for TOML's dates
     name = escape.name(str(label))
     return Run(folder, name, seed if isinstance(seed, int) else None, kind, recipe, generation, own)
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
-    """Every line of the training's log."""
+    """All lines of the training log."""
     return whole_rows(RunFolder(folder).log)
 
 
 def docs_per_second(folder: Path) -> float | None:
-    """Documents a second of the training, the median of its log."""
+    """Training speed in documents per second: the median of the log."""
     speeds = [row["docs_per_second"] for row in log(folder) if isinstance(row.get("docs_per_second"), float)]
     return statistics.median(speeds) if speeds else None
 
 
 def token_counts(folder: Path) -> dict[str, int]:
-    """How many tokens were written for each id, where the writer said so."""
+    """The number of generated tokens by id, where predictions.jsonl has it."""
     rows = whole_rows(RunFolder(folder).predictions)
     return {str(row["id"]): row["tokens"] for row in rows if "id" in row and isinstance(row.get("tokens"), int)}
 
 
 def written_by(run: Run) -> str:
-    """What wrote the predictions and how, for a paper; empty where nothing is known.
+    """The signature of a generation: model, data, search settings and versions; empty if unknown.
 
     Example:
         >>> settings = {"model": "m", "weights": "3f2a91c", "generation": {"num_beams": 6, "eos_token_id": 2}}
@@ -112,7 +112,7 @@ def written_by(run: Run) -> str:
 
 
 def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """A table within a table; empty where a file of another tool has something else there."""
+    """A table within a table; empty if there is none, as in files of other tools."""
     section = table.get(name)
     return section if isinstance(section, dict) else {}
 

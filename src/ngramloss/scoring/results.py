@@ -1,4 +1,4 @@
-"""aligned texts and metrics' names → every figure with its signature, intervals, tests and spread over seeds."""
+"""aligned texts and names of metrics → every score with its signature, interval, tests and spread over seeds."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ngramloss.version import __version__
 
 
 class Seeds(NamedTuple):
-    """The runs of one system that differ in their seed alone.
+    """The runs of one system that differ only in the seed.
 
     Attributes:
-        label: of the system.
-        names: of its runs.
-        spread: figure → mean, standard deviation and 95% interval over the runs.
-        against_first: figure → difference to the first system's mean, its interval, p, and p corrected for the systems;
-            empty for the first.
+        label: the label of the system.
+        names: the names of its runs.
+        spread: score → mean, standard deviation and 95% interval over the runs.
+        against_first: score → difference to the first system's mean, its interval, p, and p corrected for the number of
+            systems; empty for the first system.
     """
 
     label: str
@@ -46,21 +46,21 @@ class Seeds(NamedTuple):
 
 
 class Result(NamedTuple):
-    """All figures of all systems.
+    """All scores of all systems.
 
     Attributes:
-        names: of the systems, the first of which the others are compared with.
-        ids: of the documents.
-        figures: figure's name → one for each system.
-        documents: for each system, figure's name → the figures of its documents.
-        signatures: metric → what could change its figures.
+        names: the systems; the others are compared with the first.
+        ids: the documents.
+        figures: name of a score → the corpus score of each system.
+        documents: for each system, name of a score → the scores of its documents.
+        signatures: metric → everything that can change its scores, in one line.
         absent: metric → why it could not run.
-        left_out: figure → documents that some system has no figure for, where there are any.
-        audit: for each system, what is odd about its texts.
-        runs: for each system what its folder says; None for a file.
+        left_out: name of a score → number of documents left out because some system has no score for them.
+        audit: for each system, notes on suspicious texts.
+        runs: for each system, what its folder says about it; None for a file.
         seeds: systems with several runs.
-        unkept: sentences about folders whose figures could not be kept.
-        metric_of: score → the metric that returned it.
+        cache_warnings: messages about folders in which scores could not be saved.
+        metric_of: name of a score → the metric that returned it.
     """
 
     names: list[str]
@@ -73,12 +73,12 @@ class Result(NamedTuple):
     audit: list[list[str]]
     runs: list[Run | None]
     seeds: list[Seeds]
-    unkept: list[str]
+    cache_warnings: list[str]
     metric_of: dict[str, str]
 
     @property
     def described(self) -> dict[str, Score]:
-        """Score → its label, help and direction."""
+        """Name of a score → its label, help and direction."""
         return {name: scores_of(metric)[name] for name, metric in self.metric_of.items()}
 
 
@@ -90,29 +90,28 @@ def score_systems(
 ) -> Result:
     """Score every system with every metric, and compare each with the first.
 
-    A system that is a folder keeps its documents' figures there, and has them read again while nothing that could
-    change them has changed.
+    The scores of a run folder's documents are saved in it, and reused until something changes that could affect them.
 
     Args:
         texts: references, documents and the systems' texts.
-        metrics: names in ``METRICS``. If one lacks a model or a package, ``absent`` says so.
-        options: metric → its own options.
-        samples: of the bootstrap.
-        shuffles: of the randomisation.
-        seed: of both.
-        limits: tokens that texts were to have; a folder that states its own needs none.
-        count: texts → their tokens, for systems that did not count them.
-        progress: called with what is done next.
+        metrics: names in ``METRICS``. If one lacks a model or a package, ``absent`` says why.
+        options: metric → its options.
+        samples: bootstrap samples.
+        shuffles: shuffles of the paired randomisation test.
+        seed: random seed of both.
+        limits: the fewest and most tokens of a text; by default those of the run.
+        count: texts → number of tokens of each, for systems that did not record it.
+        progress: called with a description of the next step.
     """
     if not metrics:
-        raise UserError(f"name at least one metric. Choose from {', '.join(METRICS)}.")
+        raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
     owners = score_owners(metrics)
     chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     tell = progress or (lambda _: None)
-    keeping = [score_cache.read(folder, texts.task.ids, predictions) if folder else {}
-               for folder, predictions in zip(texts.folders, texts.texts, strict=True)]
-    # Now: what is in a folder may be another run's by the time that the metrics are done.
+    cached = [score_cache.read(folder, texts.task.ids, predictions) if folder else {}
+              for folder, predictions in zip(texts.folders, texts.texts, strict=True)]
+    # Read now: another run may have replaced the folder's content by the time the metrics are done.
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
     scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
@@ -128,7 +127,7 @@ def score_systems(
             taken = {text: (given | {"predictions": texts.texts[index]})[text] for text in metric.reads}
             source = source_hash(metric.function)
             key = score_cache.key(name, chosen[name], taken, packages=metric.packages, source=source)
-            before = keeping[index].get(name)
+            before = cached[index].get(name)
             if before is not None and before.key == key and not before.pooled:
                 scores[index][name] = before
                 continue
@@ -148,48 +147,48 @@ def score_systems(
     result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
     audit = [_audit(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
     result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
-    return result._replace(unkept=_write_caches(texts, scores, result))
+    return result._replace(cache_warnings=_write_caches(texts, scores, result))
 
 
 def _write_caches(texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result: Result) -> list[str]:
-    """Keep the figures of folders; a sentence for each where that cannot be done."""
-    refused = []
+    """Save the scores in the systems' folders; return a message for each folder where this fails."""
+    warnings = []
     for index, folder in enumerate(texts.folders):
         if folder is None or not scores[index]:
             continue
-        corpus = {name: figures[index].value for name, figures in result.figures.items()}
+        corpus = {name: scores_of_all[index].value for name, scores_of_all in result.figures.items()}
         if provenance.run(folder) != result.runs[index]:
-            refused.append(f"the figures of documents are not kept in {folder}: its predictions are others by now.")
+            warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue
         try:
             score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus)
         except Busy:
-            refused.append(f"the figures of documents are not kept in {folder}: another process works in it.")
+            warnings.append(f"scores were not saved in {folder}: another process is using it.")
         except OSError as reason:
-            refused.append(f"the figures of documents are not kept in {folder}: {reason.strerror or reason}.")
-    return refused
+            warnings.append(f"scores were not saved in {folder}: {reason.strerror or reason}.")
+    return warnings
 
 
 def _comparison(
     texts: Aligned, by_system: Sequence[Mapping[str, Keyed]], about: list[Run | None], *, samples: int, shuffles: int,
     seed: int,
 ) -> Result:
-    """The figures of the corpus with intervals and tests, of what was found of each document."""
+    """The corpus scores with intervals and tests, from the scores of the documents."""
     values: list[dict[str, Sequence[float] | Pooled]] = []
     documents: list[dict[str, list[float]]] = []
     for by_metric in by_system:
         each = [keyed.scores for keyed in by_metric.values()]
         documents.append({name: column for scores in each for name, column in scores.values.items()})
         values.append({**documents[-1], **{name: pooled for scores in each for name, pooled in scores.pooled.items()}})
-    figures = significance.compare(values, samples=samples, shuffles=shuffles, seed=seed)
+    corpus = significance.compare(values, samples=samples, shuffles=shuffles, seed=seed)
     signatures = {name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in by_system[0].items()}
     left_out = {}
-    for name in figures:
+    for name in corpus:
         columns = zip(*(system[name] for system in documents), strict=True)
         without = sum(not all(map(isfinite, row)) for row in columns)
         if without:
             left_out[name] = without
-    return Result(texts.names, texts.task.ids, figures, documents, signatures, {}, left_out, [], about, [], [],
+    return Result(texts.names, texts.task.ids, corpus, documents, signatures, {}, left_out, [], about, [], [],
                   {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values})
 
 
@@ -197,7 +196,7 @@ def _audit(
     texts: Aligned, system: int, run: Run | None, limits: Limits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
 ) -> list[str]:
-    """What is odd about a system's texts; a folder states limits and the tokens that were written."""
+    """Notes on a system's texts. A run's folder gives the limits and the number of generated tokens."""
     counts = provenance.token_counts(run.folder) if run else {}
     lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
     if lengths is None and count is not None:
@@ -209,7 +208,7 @@ def _audit(
 
 
 def _over_seeds(result: Result) -> list[Seeds]:
-    """Systems that several runs have in common, with what their figures do over the seeds."""
+    """Group runs that differ only in the seed, and compute mean and spread of their scores."""
     kinds: dict[str, list[int]] = {}
     for system, run in enumerate(result.runs):
         if run is not None and run.kind:
@@ -217,10 +216,10 @@ def _over_seeds(result: Result) -> list[Seeds]:
     groups: list[Seeds] = []
     first: dict[str, dict[int, float]] = {}
     for systems in kinds.values():
-        each = {name: {_seed(result, system): figures[system].value for system in systems}
-                for name, figures in result.figures.items()}
+        each = {name: {_seed(result, system): scores[system].value for system in systems}
+                for name, scores in result.figures.items()}
         if len(systems) < 2 or any(len(values) < len(systems) for values in each.values()):
-            continue   # one run, or the same seed twice
+            continue   # only one run, or two runs with the same seed
         spread = {name: significance.over_seeds(list(values.values())) for name, values in each.items()}
         against = {name: significance.between_seeds(values, first[name]) for name, values in each.items() if first}
         first = first or each
@@ -228,7 +227,7 @@ def _over_seeds(result: Result) -> list[Seeds]:
         groups.append(Seeds(label, [result.names[system] for system in systems], spread, against))
     for name in result.figures:
         others = [group.against_first[name] for group in groups[1:]]
-        chances = [1.0 if isnan(test["p"]) else test["p"] for test in others]   # every seed the same: no difference
+        chances = [1.0 if isnan(test["p"]) else test["p"] for test in others]   # NaN: scores do not vary over seeds
         for test, chance in zip(others, significance.holm(chances), strict=True):
             test["p_holm"] = chance
     return groups
@@ -240,19 +239,19 @@ def _seed(result: Result, system: int) -> int:
 
 
 def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Why a metric cannot run on what was given; empty if it can."""
+    """Why a metric cannot run on these texts and options; empty if it can."""
     if metric.missing_packages:
         wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(metric.missing_packages)
         return f"needs the package {', '.join(metric.missing_packages)}: pip install {wanted}."
     for text in metric.reads:
         if text in given and given[text] is None and text not in metric.optional:
-            return f"needs the {text}: give them with --{text}."
+            return f"needs the {text}. Give them with --{text} FILE."
     lacking = ", ".join(f"--set {name}.{option}=…" for option in missing_options(name, options))
     return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""
 
 
 def _check_scores(metric: str, scores: Scores, known: Sequence[str], documents: int) -> None:
-    """Raise if a metric, which may be somebody's own, returns something else than its entry says."""
+    """Raise if a metric, which may be a user's own, returns something other than its entry says."""
     if not isinstance(scores, Scores):
         raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
     for name, column in scores.values.items():
@@ -265,7 +264,7 @@ def _check_scores(metric: str, scores: Scores, known: Sequence[str], documents: 
 
 
 def _progress(metric: Metric, what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """A ``progress`` for a metric that takes one: it tells how many documents are done."""
+    """The argument ``progress`` for a metric that takes it: it reports how many documents are done."""
     if not metric.shows_progress:
         return {}
     done = 0

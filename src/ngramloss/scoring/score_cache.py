@@ -1,4 +1,4 @@
-"""figures of a run's documents → a file in its folder, read again while nothing they are made of has changed."""
+"""scores of a run's documents → a file in its folder, reused until texts, options or versions change."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ngramloss.run_folder import RunFolder
 from ngramloss.version import __version__, installed
 
 PATIENCE = 10.0
-"""Seconds to wait for other scorings that keep their figures in the same folder."""
+"""Seconds to wait while another process saves scores in the same folder."""
 PACKAGES = ("numpy", "pysbd", "torch")
 """Packages that may change the scores of any metric."""
 
 
 class Keyed(NamedTuple):
-    """A metric's figures, and a hash of all they were made of.
+    """A metric's scores, and a hash of everything they depend on.
 
     Attributes:
         key: the hash.
-        scores: the figures of each document.
-        pooled: whether that of the corpus is no mean of them, and must be made anew from the texts.
+        scores: the scores of each document.
+        pooled: whether the corpus score is not their mean, so that it must be computed from the texts again.
     """
 
     key: str
@@ -37,13 +37,13 @@ class Keyed(NamedTuple):
 def key(
     metric: str, options: Mapping[str, Any], texts: Mapping[str, Any], *, packages: Sequence[str] = (), source: str = ""
 ) -> str:
-    """A hash of all that a metric's scores depend on.
+    """A hash of everything that a metric's scores depend on.
 
     Args:
         metric: its name.
-        options: its options, and the contents of the files they name.
+        options: its options; the contents of files they name count too.
         texts: the texts it reads.
-        packages: the packages it needs, whose versions count.
+        packages: the packages it needs; their versions count.
         source: a hash of its code, if the metric is not ours.
     """
     named = {name: [str(value), _content(value)] for name, value in options.items()}
@@ -52,7 +52,7 @@ def key(
 
 
 def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> dict[str, Keyed]:
-    """What is kept in a folder of these documents' texts, by metric. Damaged or foreign files count as nothing."""
+    """The saved scores of these predictions by metric; empty if there are none or a file is damaged."""
     try:
         run = RunFolder(folder)
         about = json.loads(run.scores.read_text(encoding="utf-8"))
@@ -69,17 +69,17 @@ def write(
     folder: Path, ids: Sequence[str], predictions: Sequence[str], scores: Mapping[str, Keyed],
     corpus: Mapping[str, float],
 ) -> None:
-    """Keep the figures of each document, and beside them those of the corpus with their signatures.
+    """Save the scores of each document, and the corpus scores with their signatures.
 
-    Metrics kept before stay, if they are of these texts. Of two processes that write here, one waits for the other.
-    ``Busy`` is raised where the folder stays locked, as it is while a training runs in it.
+    Scores of other metrics that were saved for the same texts are kept. If another process is writing here, wait for
+    it. Raises ``Busy`` if the folder stays locked, for example by a training.
 
     Args:
-        folder: of the run.
-        ids: of the documents, in the figures' order.
-        predictions: that the figures are of.
-        scores: metric → its figures.
-        corpus: figure → that of all documents.
+        folder: the run's folder.
+        ids: the ids of the documents, in the order of the scores.
+        predictions: the texts that were scored.
+        scores: metric → its scores.
+        corpus: name of a score → its value for the corpus.
     """
     run = RunFolder(folder)
     with run.lock(option="folder", patience=PATIENCE):
@@ -90,7 +90,7 @@ def write(
         values = {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
         rows = ({"id": document, **{name: number(column[index]) for name, column in values.items()}}
                 for index, document in enumerate(ids))
-        run.scores.unlink(missing_ok=True)   # never beside rows it does not tell of
+        run.scores.unlink(missing_ok=True)   # it must never describe other rows
         write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
         plain = {name: number(corpus[name]) if name in corpus else before.get(name) for name in values}
         content = {"scores": plain, "predictions": _hash([ids, predictions]), "metrics": about}
@@ -98,12 +98,12 @@ def write(
 
 
 def number(value: float | None) -> float | None:
-    """The value, or None where JSON has no number for it."""
+    """The value, or None for NaN and infinity, which JSON lacks."""
     return value if value is not None and isfinite(value) else None
 
 
 def _corpus(folder: Path) -> dict[str, Any]:
-    """The figures of the corpus that are kept in a folder."""
+    """The corpus scores saved in a folder."""
     try:
         return dict(json.loads(RunFolder(folder).scores.read_text(encoding="utf-8"))["scores"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -120,7 +120,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[st
 
 
 def _content(value: Any) -> str:
-    """A hash of the files that an option names; empty for one that names none."""
+    """A hash of the files that an option's value names; empty if it names none."""
     path = Path(str(value))
     if not isinstance(value, (str, Path)) or not path.exists():
         return ""

@@ -1,4 +1,4 @@
-"""figures of each document of several systems → intervals, and whether a difference could be chance."""
+"""scores of each document of several systems → corpus scores, intervals, and tests of the differences."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ SHUFFLES = 10_000
 SEED = 12345
 _CHUNK = 250
 _SLACK = 1e-9
-"""Differences that rounding alone makes are ties."""
+"""Differences smaller than this are rounding errors and count as ties."""
 
 
 class Figure(NamedTuple):
-    """A corpus figure with its interval, and against the first system its difference and how likely that is by chance.
+    """A corpus score of one system with its interval, and its difference to the first system with p-values.
 
     Attributes:
-        value: the figure.
+        value: the score.
         low: lower end of the 95% interval over documents, by bootstrap.
         high: upper end.
-        difference: to the first system; None for the first itself, and so for the rest.
+        difference: the difference to the first system. This and all further fields are None for the first system.
         difference_low: lower end of the difference's 95% interval.
         difference_high: upper end.
-        p_bootstrap: paired bootstrap, two-sided.
-        p_randomisation: paired approximate randomisation, two-sided.
-        p_holm: the larger of the two, corrected for the systems that this figure compares with the first.
+        p_bootstrap: p-value of the paired bootstrap, two-sided.
+        p_randomisation: p-value of the paired approximate randomisation, two-sided.
+        p_holm: the larger of the two, corrected for the number of systems compared with the first.
     """
 
     value: float
@@ -53,21 +53,23 @@ def compare(
     systems: Sequence[Mapping[str, Sequence[float] | Pooled]], *,
     samples: int = SAMPLES, shuffles: int = SHUFFLES, seed: int = SEED,
 ) -> dict[str, list[Figure]]:
-    """Every figure that all systems have, on the same documents: name → a figure for each system.
+    """Compare systems in every score that all of them have: name of a score → the corpus score of each system.
 
-    The *paired bootstrap* (Koehn 2004) draws documents with replacement, the same for all systems and figures; p is the
-    share of samples whose difference is further from the mean of the samples than the observed one is from 0. The
-    *paired approximate randomisation* (Riezler and Maxwell 2005) swaps the two systems' outputs document by document; p
-    is the share of shuffles with a difference at least as large. Both count the observation itself, so p is never 0.
-    Documents without a figure (NaN) in any system are left out of that figure, and so is a sample that drew such
-    documents alone; where no document has a figure, neither has p.
+    The *paired bootstrap* (Koehn 2004) draws documents with replacement, the same ones for all systems and scores. Its
+    p is the share of samples whose difference is at least as far from the samples' mean as the observed difference is
+    from 0. The *paired approximate randomisation* (Riezler and Maxwell 2005) swaps the outputs of two systems document
+    by document. Its p is the share of shuffles with a difference at least as large. Both count the observation itself,
+    so p is never 0.
+
+    A document for which any system has no score (NaN) is left out of that score, for all systems. A bootstrap sample of
+    only such documents is left out too. If no document has a score, p is NaN.
 
     Args:
-        systems: for each system its figures: those of its documents, or what they add to a pooled figure. The others
-            are compared with the first.
-        samples: of the bootstrap.
-        shuffles: of the randomisation; 0 leaves it out.
-        seed: of both.
+        systems: for each system, name of a score → the scores of its documents, or their statistics for a pooled score.
+            The others are compared with the first.
+        samples: bootstrap samples.
+        shuffles: shuffles of the randomisation; 0 leaves the test out.
+        seed: random seed of both.
     """
     import numpy as np
 
@@ -84,7 +86,7 @@ def compare(
     moved = None
     if differences and shuffles:
         moved = _randomised_sums(np.concatenate(differences, axis=1), shuffles, seed)  # [shuffles, columns]
-    figures, at, moved_at = {}, 0, 0
+    corpus, at, moved_at = {}, 0, 0
     for name, table in tables.items():
         width = sizes[name]
         sampled = np.split(drawn[:, at : at + width * len(table)], len(table), axis=1)   # each [samples, k]
@@ -93,37 +95,46 @@ def compare(
         if moved is not None:
             swaps[1:] = np.split(moved[:, moved_at : moved_at + width * (len(table) - 1)], len(table) - 1, axis=1)
             moved_at += width * (len(table) - 1)
-        figures[name] = _with_holm(_figures(table, sampled, swaps))
-    return figures
+        corpus[name] = _with_holm(_corpus_scores(table, sampled, swaps))
+    return corpus
 
 
 def check(*, samples: int, shuffles: int, seed: int) -> None:
-    """Raise unless so many samples and shuffles can be drawn from this seed."""
+    """Raise if a number is too small."""
     for name, value, least in (("samples", samples, 1), ("shuffles", shuffles, 0), ("seed", seed, 0)):
         if value < least:
             raise UserError(f"{name} must be {least} or more, got {value}.")
 
 
-def _with_holm(figures: Sequence[Figure]) -> list[Figure]:
-    """The figures with their chances corrected for being several; the first system has none."""
-    first, *others = figures
+def _with_holm(scores: Sequence[Figure]) -> list[Figure]:
+    """The scores with p-values corrected for several comparisons; the first system has none."""
+    first, *others = scores
     larger = [max(chance for chance in (test.p_bootstrap, test.p_randomisation) if chance is not None)
               for test in others]
     return [first, *(test._replace(p_holm=chance) for test, chance in zip(others, holm(larger), strict=True))]
 
 
-def _figures(table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequence[Numbers | None]) -> list[Figure]:
-    """One figure of all systems, of their sums [k] under the samples and the swaps of the first and each other."""
+def _corpus_scores(
+    table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequence[Numbers | None]
+) -> list[Figure]:
+    """One score of all systems.
+
+    Args:
+        table: the statistics of each system's documents.
+        sampled: for each system, their sums in each bootstrap sample, [samples, k].
+        swaps: for each system, sums of its signed differences to the first in each shuffle, [shuffles, k]; None for the
+            first, and for all without randomisation.
+    """
     import numpy as np
 
     def combine(sums: Numbers) -> Any:
-        with np.errstate(invalid="ignore"):   # no document with a figure: 0 / 0
+        with np.errstate(invalid="ignore"):   # 0 / 0 if no document has a score
             return table[0].combine(sums)
 
     sums = [pooled.statistics.sum(0) for pooled in table]                # each [k]
     values = [float(combine(system_sums)) for system_sums in sums]
     resampled = [combine(system_sums) for system_sums in sampled]        # each [samples]
-    figures = [Figure(values[0], *_interval(resampled[0]))]
+    scores = [Figure(values[0], *_interval(resampled[0]))]
     for system in range(1, len(table)):
         gap, gaps = values[system] - values[0], resampled[system] - resampled[0]
         gaps = gaps[np.isfinite(gaps)]
@@ -132,12 +143,12 @@ def _figures(table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequenc
         if moved is not None:
             total = sums[0] + sums[system]                               # [k]
             swapped = _chance(combine((total + moved) / 2) - combine((total - moved) / 2), gap)
-        figures.append(Figure(values[system], *_interval(resampled[system]), gap, *_interval(gaps), drawn, swapped))
-    return figures
+        scores.append(Figure(values[system], *_interval(resampled[system]), gap, *_interval(gaps), drawn, swapped))
+    return scores
 
 
 def _chance(gaps: Numbers, observed: float) -> float:
-    """The share of differences at least as large as the observed one, which counts itself; NaN where it is none."""
+    """The share of differences at least as large as the observed one, which is counted too; NaN if it is not finite."""
     import numpy as np
 
     if not np.isfinite(observed):
@@ -146,9 +157,10 @@ def _chance(gaps: Numbers, observed: float) -> float:
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Chances corrected for being several (Holm 1979): the k-th smallest of m times m − k + 1, never falling.
+    """P-values corrected for several comparisons (Holm 1979).
 
-    One that is NaN is no comparison: it stays and does not count.
+    The k-th smallest of m is multiplied by m − k + 1, and no corrected value is below an earlier one. NaN stays NaN and
+    does not count as a comparison.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -163,13 +175,13 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no figure."""
+    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no score."""
     import statistics
 
     from scipy.stats import t
 
     if len(values) < 2:
-        raise ValueError(f"a spread needs two runs or more, got {len(values)}.")
+        raise ValueError(f"a spread over seeds needs two runs or more, got {len(values)}.")
     if not all(map(isfinite, values)):
         return dict.fromkeys(("mean", "spread", "low", "high"), nan)
     mean, spread = statistics.mean(values), statistics.stdev(values)
@@ -180,11 +192,12 @@ def over_seeds(values: Sequence[float]) -> dict[str, float]:
 def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> dict[str, float]:
     """Difference of two systems' means over seeds, its 95% interval and p (Student's t).
 
-    Paired where both have the same seeds, else Welch's. Where runs do not vary there is nothing to test with: p is NaN.
+    The test is paired if both systems have the same seeds, otherwise Welch's. If scores do not vary over seeds, p is
+    NaN.
 
     Args:
-        values: seed → figure.
-        first: the same of the system compared with.
+        values: seed → score.
+        first: seed → score of the system to compare with.
     """
     from scipy.stats import ttest_ind, ttest_rel
 
@@ -210,12 +223,12 @@ def _as_pooled(system: Sequence[float] | Pooled) -> Pooled:
     if isinstance(system, Pooled):
         return system
     values = np.asarray(system, dtype=np.float64)                        # [N]
-    # A mean as sums: of the figures, and of ones.
+    # A mean as two sums: of the scores, and of ones.
     return Pooled(np.stack([values, np.ones_like(values)], 1), lambda sums: sums[..., 0] / sums[..., 1])
 
 
 def _zero_unknown(table: Sequence[Pooled]) -> list[Pooled]:
-    """The statistics with 0 for documents that some system has no figure for: they then add to no sum."""
+    """The statistics with 0 for documents for which some system has no score, so that they add nothing to sums."""
     import numpy as np
 
     known = np.isfinite(np.concatenate([pooled.statistics for pooled in table], axis=1)).all(1)   # [N]

@@ -18,7 +18,7 @@ SHOWN = 5
 
 
 class Task(NamedTuple):
-    """What systems are judged by: references, one or more for each id, and documents where they are known."""
+    """The test set: ids, one or more references for each id, and documents if they are known."""
 
     ids: list[str]
     references: list[list[str]]
@@ -26,7 +26,7 @@ class Task(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """Systems with their texts in the order of the task's ids; ``folders`` has None for a system that is a file."""
+    """The systems with their texts in the order of the task's ids. ``folders`` has None for a system that is a file."""
 
     task: Task
     names: list[str]
@@ -39,17 +39,18 @@ def align(
     references: Sequence[Path] | Path | None, predictions: Sequence[Path], documents: Path | None = None, *,
     named: Named | None = None,
 ) -> Aligned:
-    """Read and align everything. Missing, extra or duplicate ids are errors that name them.
+    """Read all files and align their texts by id. Missing, extra or repeated ids raise an error that names them.
 
     Args:
-        references: a file, or several with one reference of each document; None takes those that ``ngramloss
-            generate`` wrote into the first folder, with their documents. All folders must then have the same.
-        predictions: files, or folders with predictions in them.
+        references: a file, or several with one reference of each document. None uses the references, and the documents,
+            in the first folder that has them, where ``ngramloss generate`` wrote them. All folders must then have the
+            same references.
+        predictions: files, or folders with predictions.
         documents: a file.
         named: columns to read, where their names are not the usual ones.
     """
     if not predictions:
-        raise UserError("there is nothing to score: name one or more files of predictions, or runs.")
+        raise UserError("there is nothing to score: give one or more files of predictions, or run folders.")
     folders = [path if path.is_dir() and not is_saved(path) else None for path in predictions]
     files = [_predictions_in(path) if folder else path for path, folder in zip(predictions, folders, strict=True)]
     runs = [folder for folder in folders if folder is not None]
@@ -92,7 +93,7 @@ def _references_of(folders: Sequence[Path]) -> Path:
     paths = (RunFolder(folder).references for folder in folders)
     references = next((path for path in paths if path.is_file()), None)
     if references is None:
-        raise UserError("give --references FILE: only folders that ngramloss generate wrote bring their own.")
+        raise UserError("give --references FILE. It may be left out only for folders that `ngramloss generate` wrote.")
     return references
 
 
@@ -106,8 +107,8 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
         ids = [key for key in gold if other.get(key) != gold[key]]
         if ids:
             raise UserError(
-                f"{path} and {references} have other references for {len(ids)} ids ({listed(ids)}): the systems "
-                "were not judged by the same data. Generate them for the same data and split."
+                f"{path} and {references} have different references for {len(ids)} ids ({listed(ids)}): the systems "
+                "summarise different data. Generate all of them for the same data and split."
             )
 
 
@@ -126,10 +127,10 @@ def _texts(
         trimmed = _without_blank_end(texts)
         if len(trimmed) != len(ids):
             raise UserError(
-                f"{path} has {len(texts)} lines and {references} {len(ids)}: a text may hold line ends of its own. "
-                "Write JSONL with ids instead."
+                f"{path} has {len(texts)} lines and {references} has {len(ids)}: a text may contain line breaks. "
+                "Use JSONL with ids instead."
             )
-        warnings.append(f"{path}: {len(texts) - len(trimmed)} empty lines at the end were left out.")
+        warnings.append(f"{path}: {len(texts) - len(trimmed)} empty lines at the end were ignored.")
         texts = trimmed
     known = set(ids)
     wrong = {"missing": [key for key in ids if key not in texts], "extra": [key for key in texts if key not in known]}
@@ -152,12 +153,12 @@ def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
-    """The stem of each file, the name of each folder; where two are alike, with the folder above."""
+    """The name of each folder and the stem of each file; with the parent folder where two are equal."""
     real = [os.path.realpath(file) if file != STDIN else "-" for file in files]
     for index, path in enumerate(paths):
         before = real.index(real[index])
         if before < index:
-            raise UserError(f"{paths[before]} and {path} are the same file. Name each system once.")
+            raise UserError(f"{paths[before]} and {path} are the same file. Give each system once.")
     absolute = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
     stems = ["stdin" if path == STDIN else place.name if place.is_dir() else _bare(place).stem
              for path, place in zip(paths, absolute, strict=True)]
@@ -170,6 +171,6 @@ def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
 
 
 def listed(keys: Sequence[str]) -> str:
-    """The first few of these, quoted."""
+    """The first few keys, quoted."""
     shown = ", ".join(repr(key) for key in keys[:SHOWN])
     return shown + (", …" if len(keys) > SHOWN else "")
