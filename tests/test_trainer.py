@@ -104,7 +104,7 @@ def test_micro_batches_end_at_the_weights_of_whole_batches(tmp_path, whole, batc
 def test_plain_cross_entropy_trains_like_the_stock_trainer(tmp_path):
     ours = trained(tmp_path / "a", objective="ce")
     stock = trained(tmp_path / "b", kind=Seq2SeqTrainer)
-    assert_same_weights(ours.model.state_dict(), stock.model.state_dict(), tolerance=1e-6)
+    assert_same_weights(ours.model.state_dict(), stock.model.state_dict())
     losses = [[line["loss"] for line in trainer.state.log_history if "loss" in line] for trainer in (ours, stock)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
@@ -217,7 +217,7 @@ def test_a_model_made_late_gets_the_objective_too(tmp_path):
     assert "bag(2)" in trainer.state.log_history[0]
 
 
-@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}], ids=str)
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}, pytest.param({"torch_compile": True, "torch_compile_backend": "aot_eager"}, marks=pytest.mark.slow)], ids=str)
 def test_it_trains_with(tmp_path, changes):
     log = trained(tmp_path, max_steps=2, **changes).state.log_history
     assert log[0]["loss"] == pytest.approx(log[0]["ce"] + log[0]["matches(2)"] + log[0]["matches(3)"] + log[0]["bag(2)"], rel=1e-3)
