@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import models
 import pytest
 import torch
+from forks import fork_ranks
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments
 
 from ngramloss import JointLoss, NgramTrainer, detach
@@ -297,14 +296,9 @@ if trainer.args.process_index == 0:
 
 def in_two_processes(folder, **changes):
     folder.mkdir(exist_ok=True)
-    script = folder / "worker.py"
-    script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
-    command = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*command, str(script), str(folder), json.dumps(changes)], capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    program = WORKER.format(tests=str(Path(__file__).parent))
+    codes, err = fork_ranks(program, [str(folder), json.dumps(changes)], environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert codes == [0, 0], err[-3000:]
     return torch.load(folder / "weights.pt"), json.loads((folder / "log.json").read_text())
 
 
