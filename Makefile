@@ -1,8 +1,9 @@
-# setup: .venv with everything · test: checks and tests · demo: train, score, look at the page · bench: what things cost here
+# quick: tests for while you work · test: checks and tests · test-all: every lane · setup: .venv with everything
+# demo: train, score, look at the page · bench: what things cost here · lanes of tests: CONTRIBUTING.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup test check demo bench clean
+.PHONY: setup quick test test-docs test-adopt test-all test-oldest check demo bench clean
 
 setup: .venv/ready
 
@@ -19,8 +20,35 @@ setup: .venv/ready
 	$(AFTER)
 	touch $@
 
+# Lanes. Two processes share the tests; each computes in one thread, or they would wait for each other.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+QUICK = not (slow or browser or docs or adopt or gpu)
+
+quick: setup
+	$(PYTEST) -m "$(QUICK)"
+
 test: check
-	$(BIN)/pytest
+	$(PYTEST) -m "not (docs or adopt)"
+
+# Commands of a page follow each other; pages do not.
+test-docs: setup
+	$(PYTEST) --dist loadgroup -m "docs"
+
+test-adopt: setup
+	$(PYTEST) -m "adopt and not docs"
+
+test-all: test test-docs test-adopt
+
+# The quick lane on the oldest versions that pyproject.toml allows.
+test-oldest: BIN := .venv-oldest/bin
+test-oldest: .venv-oldest/ready
+	$(PYTEST) -m "$(QUICK)"
+
+.venv-oldest/ready: pyproject.toml constraints-oldest.txt
+	test -x .venv-oldest/bin/pip || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt torch
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt --editable '.[hf,metrics,report,kernels,test]'
+	touch $@
 
 check: setup
 	$(BIN)/ruff check
@@ -36,4 +64,4 @@ bench: setup
 	$(BIN)/ngramloss bench head
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -291,6 +291,7 @@ def test_a_bf16_model_is_served(family):
     assert_close(attach(model, OBJECTIVE)(**inputs).loss, expected, rtol=2e-2, atol=2e-2)   # logits in bf16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["after", "before"])
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_compile_and_attach_in_either_order(family, when):
@@ -316,6 +317,7 @@ def test_compile_and_attach_in_either_order(family, when):
     assert compiled(**inputs, **ids).logits.shape[:2] == inputs["input_ids"].shape
 
 
+@pytest.mark.slow
 def test_aot_compile_keeps_the_gradients():
     torch._dynamo.reset()
     model, inputs = tiny("llama"), batch("llama")

@@ -2,12 +2,11 @@
 
 import copy
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forks import fork_ranks
 from models import batch, tiny
 from torch.testing import assert_close
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
@@ -93,8 +92,7 @@ def test_a_decoder_only_model_makes_the_same_step(split, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_make_the_same_step(tmp_path):
-    script = tmp_path / "step.py"
-    script.write_text(
+    program = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import torch, torch.distributed as dist\n"
         "from test_attach_trainer import CASES, trained\n"
@@ -103,11 +101,10 @@ def test_two_processes_make_the_same_step(tmp_path):
         "         for case in CASES for way in ('attach', 'compute_loss_func') for size, pieces in ((4, 1), (2, 2))}\n"
         "assert dist.get_world_size() == 2\n"
         f"if dist.get_rank() == 0: torch.save(steps, {str(tmp_path / 'steps.pt')!r})\n"
-        "dist.barrier(); dist.destroy_process_group()\n"   # else its threads may abort the interpreter at its end
+        "dist.barrier(); dist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    codes, err = fork_ranks(program, [], environment=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert codes == [0, 0], err[-3000:]
     steps = torch.load(tmp_path / "steps.pt")
     assert len(steps) == 8
     for name, step in steps.items():

@@ -10,7 +10,9 @@ from ngramloss.stats import backends, chosen_backend, chunked, head
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SWEEPS = [(backend, memory) for backend in ("chunked", "fused") for memory in ("fast", "lean")]
-every_sweep = pytest.mark.parametrize(("backend", "memory"), SWEEPS, ids=["-".join(sweep) for sweep in SWEEPS])
+every_sweep = pytest.mark.parametrize(("backend", "memory"), [
+    pytest.param(*sweep, id="-".join(sweep), marks=[pytest.mark.slow] * (sweep == ("fused", "lean") and DEVICE == "cpu")) for sweep in SWEEPS
+])
 NEEDS = ("cross_logp", "mean_logp")
 EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2)"
 
@@ -21,7 +23,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(head, "LEAN_BYTES", 1)
 
 
-def example(B=3, T=7, V=300, D=16, dtype=torch.float32, seed=0, size=1.0):
+def example(B=2, T=6, V=300, D=16, dtype=torch.float32, seed=0, size=1.0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, V, (B, T), generator=generator)
     labels[:, 2] = labels[:, 0]
@@ -73,7 +75,7 @@ def test_no_further_from_the_truth_than_the_plain_sweep(backend, memory, dtype, 
 
 
 @every_sweep
-@pytest.mark.parametrize(("B", "T", "V", "D"), [(1, 1, 1, 1), (1, 1, 5, 3), (2, 3, 127, 8), (1, 4, 129, 7), (2, 2, 4099, 4), (0, 3, 9, 4), (2, 0, 9, 4)])
+@pytest.mark.parametrize(("B", "T", "V", "D"), [(1, 1, 1, 1), (1, 1, 5, 3), (2, 3, 127, 8), (1, 4, 129, 7), (1, 2, 2051, 4), (0, 3, 9, 4), (2, 0, 9, 4)])
 def test_ragged_shapes(backend, memory, B, T, V, D):
     generator = torch.Generator().manual_seed(1)
     hidden, weight = torch.randn(B, T, D, generator=generator).to(DEVICE), torch.randn(V, D, generator=generator).to(DEVICE)

@@ -125,6 +125,7 @@ def test_a_number_out_of_range_is_told_before_any_work(arguments, message, capsy
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch):
     from ngramloss.bench import head
 

@@ -1,6 +1,6 @@
 """The documentation keeps its word: its commands run and print what it shows, its Python runs, its links lead somewhere.
 
-The commands of a page run one after the other in a folder of the page's own. A block marked ``<!-- needs … -->`` is only
+The commands of a page run one after the other, in one process and in a folder of the page's own. A block marked ``<!-- needs … -->`` is only
 read: its options must exist. One marked ``<!-- file NAME -->`` is put into the folder first. What takes long is made
 smaller by further options (:func:`smaller`); then words are compared, not figures.
 """
@@ -70,14 +70,14 @@ def commands(*, run):
             at = line + block["text"].count("\n", 0, command.start())
             words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command["words"].replace("\\\n", " "))
             if run or words.startswith(("ngramloss ", "torchrun ", "make ")):
-                yield pytest.param(page, words, command["shown"], id=f"{called(page)}:{at}")
+                yield pytest.param(page, words, command["shown"], id=f"{called(page)}:{at}", marks=pytest.mark.xdist_group(called(page)))
 
 
 def programs():
     for page, block, line in blocks("python"):
         mark = block["mark"] or ""
         if mark == "run" or (page != ROOT / "README.md" and not ONLY_READ.fullmatch(mark)):
-            yield pytest.param(page, line, block["text"], block["printed"], mark, id=f"{called(page)}:{line}")
+            yield pytest.param(page, line, block["text"], block["printed"], mark, id=f"{called(page)}:{line}", marks=pytest.mark.xdist_group(called(page)))
 
 
 # How a command is made small enough for a test

@@ -102,6 +102,7 @@ def test_every_sentence_begins_with_a_capital_or_a_figure_and_no_field_is_left(m
         assert all(re.fullmatch(r"[A-Z0-9£][^{}]*\.", sentence) for sentence in text)
 
 
+@pytest.mark.slow
 def test_names_and_figures_stand_in_the_summary_and_can_be_copied_from_the_document(many):
     for item in many:
         assert item.names
@@ -150,6 +151,7 @@ def test_the_first_sentences_seldom_hold_what_the_summary_needs():
     assert right(TEST, [lead(item.document, 2) for item in TEST])["names"] < 50
 
 
+@pytest.mark.slow
 def test_a_decoy_has_the_summarys_wording_and_none_of_its_facts(many):
     for item in many:
         assert item.decoy != item.summary

@@ -190,6 +190,7 @@ def test_missing_mean_logp_is_named():
         OBJECTIVES["ce"].formula()(token_stats(torch.zeros(1, 2, 3), labels), labels, smoothing=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", ["ce + matches(2,3,4)", "rewards(2) + precision(2)", "matches(3):released"])
 def test_compiles_into_one_graph(written):
     torch._dynamo.reset()

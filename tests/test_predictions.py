@@ -4,10 +4,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
+from forks import fork, fork_ranks
 
 from ngramloss import cli
 from ngramloss.data import newswire
@@ -122,8 +121,7 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.mark.slow
 def test_a_killed_job_goes_on_and_writes_no_id_twice(run, tmp_path):
     arguments = ["generate", str(run), "--limit", "9", "--out", str(tmp_path / "a"), "--batch-size", "2"]
-    done = subprocess.run([sys.executable, "-c", STOP, *arguments], capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == -signal.SIGKILL
+    assert fork(STOP, arguments, environment={**os.environ, "OMP_NUM_THREADS": "1"}).wait() == -signal.SIGKILL
     partial = tmp_path / "a" / "predictions.partial-0.jsonl"
     before = partial.read_text()
     assert len(rows(partial)) == 4
@@ -137,14 +135,10 @@ def test_a_killed_job_goes_on_and_writes_no_id_twice(run, tmp_path):
 
 @pytest.mark.slow
 def test_processes_share_the_documents(run, tmp_path):
-    arguments = [sys.executable, "-m", "ngramloss", "generate", str(run), "--limit", "5", "--out", str(tmp_path / "two")]
-    workers = [
-        subprocess.Popen(arguments, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-        for rank in (0, 1)
-    ]
-    assert [worker.wait(timeout=200) for worker in workers] == [0, 0]
-    for worker in workers:
-        worker.communicate()
+    arguments = ["generate", str(run), "--limit", "5", "--out", str(tmp_path / "two")]
+    program = "import sys\nfrom ngramloss import cli\nsys.exit(cli.main(sys.argv[1:]))"
+    codes, err = fork_ranks(program, arguments, environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert codes == [0, 0], err[-2000:]
     assert generate(run, "--limit", 5, "--out", tmp_path / "one") == 0
     assert rows(tmp_path / "two" / "predictions.jsonl") == rows(tmp_path / "one" / "predictions.jsonl")
 

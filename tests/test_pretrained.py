@@ -155,7 +155,10 @@ def test_pickled_weights_are_fetched_only_where_there_are_no_others(originals, c
 def test_pickled_weights_serve_where_there_are_no_others(metric, folder, originals):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert METRICS[metric](folder).values == METRICS[metric](originals / metric / "small").values
+    pickled, safe = METRICS[metric](folder).values, METRICS[metric](originals / metric / "small").values
+    assert pickled.keys() == safe.keys()
+    for name in safe:
+        assert pickled[name] == pytest.approx(safe[name])   # weights at other addresses may add up in another order
 
 
 @every_metric
@@ -265,7 +268,7 @@ ODD = {
 
 
 @every_metric
-@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("text", [pytest.param(text, id=name, marks=[pytest.mark.slow] * ("megabyte" in name)) for name, text in ODD.items()])
 def test_whatever_the_text_every_figure_is_a_number_of_its_range(metric, text, originals):
     model = str(originals / metric / "small")
     documents, summaries = [text, DOCUMENT, text], [SUMMARY, text, text]

@@ -101,6 +101,7 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypat
     assert capsys.readouterr().out == out
 
 
+@pytest.mark.slow
 def test_another_table_uses_the_runs_that_are_there(tmp_path, base, capsys, monkeypatch):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)") == 0
     trained, train = [], runner.train
@@ -145,6 +146,7 @@ def test_a_folder_here_that_is_called_like_a_baseline_is_no_model(tmp_path, base
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
 
 
+@pytest.mark.slow
 def test_several_seeds_are_means_with_their_spread(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)", "--seeds", "2") == 0
     out = capsys.readouterr().out

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import fork, fork_ranks
 from safetensors.torch import load_file
 
 from ngramloss import cli, recipe
@@ -130,12 +130,13 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
+TRAIN = "import sys\nfrom ngramloss import cli\nsys.exit(cli.main(sys.argv[1:]))"
+
+
 def started(arguments, *, sabotage=None, limit=None):
-    program = ["-c", SABOTAGE, sabotage] if sabotage else ["-m", "ngramloss"]
-    return subprocess.Popen(
-        [sys.executable, *program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-        preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None,
-    )
+    """A process that trains: it can be killed as any other, and need not import torch again."""
+    program = (SABOTAGE, [sabotage, *arguments]) if sabotage else (TRAIN, arguments)
+    return fork(*program, environment=environment(), limit=limit)
 
 
 def finished(arguments, **options):
@@ -164,8 +165,10 @@ def log(run):
 
 @pytest.fixture(scope="module")
 def undisturbed(place):
-    code, _, err = finished(command(place, place / "undisturbed"))
-    assert code == 0, err[-2000:]
+    """A run of the program as a person starts it, which all others are compared with."""
+    arguments = [sys.executable, "-m", "ngramloss", *command(place, place / "undisturbed")]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment(), timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
     return place / "undisturbed"
 
 
@@ -484,35 +487,43 @@ def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, 
     assert (written.num_beams, written.length_penalty, written.min_length, written.max_length) == beams
 
 
+STILL = ["--set", "model.dropout=0", "--set", "train.max_steps=6", "--set", "model.architecture=mbart"]
+
+
+@pytest.fixture(scope="module")
+def one_process(place):
+    code, _, err = finished(command(place, place / "one", *STILL))
+    assert code == 0, err[-2000:]
+    return weights(place / "one")
+
+
 @pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp"])
-def test_two_processes_of_torchrun_train_one_run(place, tmp_path, fsdp):
+def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, fsdp):
     """mBART names its attentions as units too, so that sharding meets units within units."""
-    still = ["--set", "model.dropout=0", "--set", "train.max_steps=6", "--set", "model.architecture=mbart"]
-    two = [*command(place, tmp_path / "two", *still), *(["--set", "train.fsdp=true"] if fsdp else [])]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
+    two = [*command(place, tmp_path / "two", *STILL), *(["--set", "train.fsdp=true"] if fsdp else [])]
     refuse = (   # only the first process may read the data
         "import os, sys\nfrom ngramloss import cli\nfrom ngramloss.training import runner\n"
         "if os.environ['RANK'] == '1':\n    runner.load = None\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )
     (tmp_path / "worker.py").write_text(refuse)
-    done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path / "worker.py"), *two], capture_output=True, text=True, check=False,
-        env=environment(), timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("finished at step 6") == 1
-    code, _, err = finished(command(place, tmp_path / "one", *still))
-    assert code == 0, err[-2000:]
-    ours, theirs = weights(tmp_path / "two"), weights(tmp_path / "one")
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0)
-    again = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path / "worker.py"), *two], capture_output=True, text=True, check=False,
-        env=environment(), timeout=300,
-    )
-    assert again.returncode == 0
-    assert "is finished" in again.stderr
+    if fsdp:
+        codes, err = fork_ranks(refuse, two, environment=environment())
+    else:
+        launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
+        done = subprocess.run(
+            [sys.executable, "-m", *launcher, str(tmp_path / "worker.py"), *two], capture_output=True, text=True, check=False,
+            env=environment(), timeout=300,
+        )
+        codes, err = [done.returncode], done.stderr
+    assert not any(codes), err[-3000:]
+    assert err.count("finished at step 6") == 1
+    ours = weights(tmp_path / "two")
+    for name in one_process:
+        torch.testing.assert_close(ours[name], one_process[name], atol=1e-5, rtol=0)
+    codes, err = fork_ranks(refuse, two, environment=environment())
+    assert codes == [0, 0]
+    assert "is finished" in err
 
 
 def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):
@@ -542,23 +553,19 @@ def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, t
     """61 rows: in the epoch that is continued the last round has repeated rows, which must count for nothing."""
     (tmp_path / "data").mkdir()
     write_split(tmp_path / "data" / "train.jsonl", "train", 61)
-    (tmp_path / "worker.py").write_text(SABOTAGE)
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
 
     def run(folder, where):
         changes = [f"data.name={tmp_path / 'data'}", "train.eval_every=0", "train.max_steps=10"]
         arguments = command(place, folder, *(word for one in changes for word in ("--set", one)))
-        return subprocess.run(
-            [sys.executable, *launcher, str(tmp_path / "worker.py"), where, *arguments], capture_output=True, text=True,
-            check=False, env=environment(), timeout=300,
-        )
+        return fork_ranks(SABOTAGE, [where, *arguments], environment=environment())
 
-    assert run(tmp_path / "killed", "saving:6").returncode != 0
+    codes, _ = run(tmp_path / "killed", "saving:6")
+    assert -signal.SIGKILL in codes
     assert not (tmp_path / "killed" / "model").exists()
-    again = run(tmp_path / "killed", "nowhere:0")
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert "from step 3" in again.stderr
-    assert run(tmp_path / "whole", "nowhere:0").returncode == 0
+    codes, err = run(tmp_path / "killed", "nowhere:0")
+    assert codes == [0, 0], err[-3000:]
+    assert "from step 3" in err
+    assert run(tmp_path / "whole", "nowhere:0")[0] == [0, 0]
     assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
 
 

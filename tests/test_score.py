@@ -603,6 +603,7 @@ def test_the_released_summaries_score_as_published(name):
         assert means == pytest.approx([one, two, three], abs=0.011)
 
 
+@pytest.mark.slow
 def test_the_examples_in_the_help_work_when_pasted(tmp_path):
     examples = score_verb.SCORE_EXAMPLES.partition("runs, after")[0].splitlines()[1:]
     program = f"ngramloss() {{ '{sys.executable}' -m ngramloss \"$@\"; }}\nset -e\n" + "\n".join(examples)

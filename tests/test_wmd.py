@@ -393,6 +393,7 @@ sys.meta_path.insert(0, Hidden())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", HIDDEN], ids=["installed", "not installed"])
 def test_scoring_by_words_neither_imports_torch_nor_needs_it(tmp_path, before):
     for name, row in (("refs", {"reference": "the cat"}), ("docs", {"document": "a cat ran."}), ("mine", {"prediction": "a dog"})):
@@ -404,6 +405,7 @@ def test_scoring_by_words_neither_imports_torch_nor_needs_it(tmp_path, before):
     assert {"rouge1", "bleu", "chrf", "words", "wmd"} <= found.keys()
 
 
+@pytest.mark.slow
 def test_pot_is_imported_as_it_would_be_where_torch_is_in_use():
     program = (
         "import os, sys, torch\nos.environ['POT_BACKEND_DISABLE_JAX'] = 'mine'\n"
