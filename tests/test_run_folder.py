@@ -221,18 +221,18 @@ def test_predictions_of_another_system_in_a_runs_folder_have_its_name(ours, caps
 
 
 def test_the_page_shows_no_training_beside_predictions_of_another_system(ours):
-    from ngramloss.report import record
+    from ngramloss.report.build import build_record
     from ngramloss.scoring import systems
 
-    def page():
+    def report():
         texts = systems.align(None, [ours])
-        return record.build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
+        return build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
 
-    assert page()["training"]
-    assert page()["systems"][0]["docs_per_second"] > 0
+    assert report().training
+    assert report().systems[0].docs_per_second > 0
     (ours / "generation.json").write_text('{"model": "lead-3"}')
-    assert not page()["training"]
-    assert page()["systems"][0]["docs_per_second"] is None
+    assert not report().training
+    assert report().systems[0].docs_per_second is None
 
 
 def test_predictions_that_nothing_tells_of_have_the_folders_name(ours):

@@ -55,7 +55,7 @@ class TeacherForced:
 
 @dataclass(frozen=True)
 class System:
-    """One system. The first that is no baseline is what the others are compared with."""
+    """One system. The first of a report is what the others are compared with."""
 
     name: str
     label: str

@@ -12,7 +12,7 @@ from ngramloss.report.record import Ablation, PaperRow, Report, SeedValue, Syste
 from ngramloss.tabular import Cell, Head, Parts, Row, Table, chance, fixed, signed
 
 _SPEED = Head("docs_per_second", "Docs/s", tested=False,
-              help="Documents a second in training; in brackets the ratio to the first system")
+              help="Documents a second in training; in brackets the ratio to the first system that is no baseline")
 
 
 class ComparisonRow(NamedTuple):
