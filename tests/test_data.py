@@ -341,8 +341,8 @@ def test_a_name_that_promises_compression_must_keep_it(tmp_path, compression):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (gzip.compress(GOOD, mtime=0), "it is gzip data. Rename it so that it ends in .gz"),
-        (lzma.compress(GOOD), "it is xz data. Rename it so that it ends in .xz"),
+        (gzip.compress(GOOD, mtime=0), "it is gzip data. Let its name end in .gz"),
+        (lzma.compress(GOOD), "it is xz data. Let its name end in .xz"),
         (GOOD.decode().encode("utf-16"), "it is UTF-16 text. Save it as UTF-8"),
         (b"\xfe\xff" + GOOD.decode().encode("utf-16-be"), "it is UTF-16 text. Save it as UTF-8"),
         (b"PK\x03\x04", "it is a zip archive. Unpack it first"),
