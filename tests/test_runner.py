@@ -51,7 +51,7 @@ max_length = 32
 SABOTAGE = """
 import os, shutil, signal, sys
 import torch
-from ngramloss import cli
+from ngramloss import checksums, cli
 from ngramloss.training import card, checkpoints
 
 where, at = sys.argv[1].split(":")
@@ -80,7 +80,7 @@ def half_deleted(path, *args, whole=shutil.rmtree, **kwargs):
         die()
     return whole(path, *args, **kwargs)
 
-def half_sealed(path, text, whole=checkpoints.write_whole):
+def half_sealed(path, text, whole=checksums.write_whole):
     if str(path).endswith(f"{here}/whole.json"):
         path.with_name("whole.json.partial-0").write_text(text[:20])
         die()
@@ -89,7 +89,7 @@ def half_sealed(path, text, whole=checkpoints.write_whole):
 if where == "saving":
     torch.save = half_saved
 elif where == "sealing":
-    checkpoints.write_whole = half_sealed
+    checksums.write_whole = half_sealed
 elif where == "pruning":
     shutil.rmtree = half_deleted
 elif where == "sealed":
