@@ -115,6 +115,15 @@ class Train:
     seed: int = setting(42, least=0)
     report_to: list[str] = setting([], choices=("tensorboard", "trackio", "wandb"))
 
+    def raise_unless_warmup_fits(self, steps: int) -> None:
+        """Raise if a training of this many steps ends before the warm-up does."""
+        if self.warmup_steps and self.warmup_steps >= steps:
+            raise UserError(
+                f"train.warmup_steps: a warm-up of {self.warmup_steps:,} steps does not end within this training of "
+                f"{steps:,} steps, so the learning rate would never reach {self.learning_rate:g}. Lower "
+                "train.warmup_steps, or raise train.max_steps or train.epochs."
+            )
+
 
 @dataclass(frozen=True)
 class Generation:

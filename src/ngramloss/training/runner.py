@@ -61,6 +61,8 @@ def train(
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
+    if settings.train.max_steps:   # otherwise the data decide how many steps there are
+        settings.train.raise_unless_warmup_fits(settings.train.max_steps)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
@@ -232,7 +234,16 @@ def _run_trainer(
 
     from ngramloss.hf.attach import decoder_inputs
     from ngramloss.hf.trainer import CheckpointError, NgramTrainer
-    from ngramloss.training.callbacks import Finite, Log, Patience, Progress, Sealing, Stopping, discard_unsealed
+    from ngramloss.training.callbacks import (
+        Finite,
+        Log,
+        Patience,
+        Progress,
+        Sealing,
+        Stopping,
+        Warmup,
+        discard_unsealed,
+    )
 
     quiet: Any = hf_logging
     quiet.set_verbosity_error()
@@ -266,7 +277,7 @@ def _run_trainer(
     trainer.remove_callback(PrinterCallback)
     if arguments.should_save:
         trainer.add_callback(Log(run.log, began))
-    for callback in (Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
+    for callback in (Warmup(settings.train), Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
     trainer.also_saved = {"data.json": json.dumps({**fingerprints, "plugins": prepared["plugins"]})}
