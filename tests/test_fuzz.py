@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import traceback
 from pathlib import Path
 
@@ -68,15 +69,12 @@ def insert(rng, content):
 
 
 def replace_value(rng, content):
-    """Another value in place of a number, a text or a word."""
-    starts = [at for at in range(len(content)) if content[at : at + 1] in b'0123456789"tfn']
-    if not starts:
+    """Another value in place of one that stands after a colon, an equals sign or a comma."""
+    values = list(re.finditer(rb"(?<=[=:,])[ \t]*(\"[^\"\n]*\"|[^,}\]\n\t\"]+)", content))
+    if not values:
         return insert(rng, content)
-    at = rng.choice(starts)
-    end = at + 1
-    while end < len(content) and content[end : end + 1] not in b',}]\n=:"':
-        end += 1
-    return content[:at] + rng.choice(PIECES)(rng) + content[end:]
+    value = rng.choice(values)
+    return content[: value.start(1)] + rng.choice(PIECES)(rng) + content[value.end(1) :]
 
 
 def swap_lines(rng, content):
