@@ -194,10 +194,21 @@ class DataSets(Case):
         assert split is None or (some is not None and split.examples == some.examples)
         for example in (some.examples if some is not None else []):
             assert all(isinstance(text, str) and text.strip() and text.encode() for text in example[:3])
+        if name == "data.jsonl":   # nothing is read but what a line says
+            said = [[*row.values()] for line in path.read_bytes().split(b"\n") for row in parsed(line)]
+            assert all(any(example.source in row and example.target in row for row in said) for example in (some.examples if some else []))
         ids = [example.id for example in some.examples] if some is not None else []
         assert len(set(ids)) == len(ids)
         for what in ("reference", "document", "prediction"):
             ends_in_a_sentence(lambda what=what: read_texts(path, what))
+
+
+def parsed(line):
+    try:
+        row = json.loads(line.decode("utf-8-sig", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return []
+    return [row] if isinstance(row, dict) else []
 
 
 class TokenCaches(Case):
