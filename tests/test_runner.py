@@ -481,13 +481,13 @@ def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
 def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, tmp_path, name):
     """A stand-in for BART-base and the data set, neither of which can be fetched here; all other settings are the paper's."""
     changes = [
-        f"data.name={place / 'data'}", f"model.name={undisturbed / 'model'}", "train.max_steps=3", "train.warmup_steps=0", "train.eval_every=2",
+        f"data.name={place / 'data'}", f"model.name={undisturbed / 'model'}", "train.max_steps=3", "train.warmup_steps=2", "train.eval_every=2",
         "train.log_every=1",
     ]
     assert train(name, "--run", tmp_path / "a", *(word for one in changes for word in ("--set", one))) == 0
     lines = log(tmp_path / "a")
     assert {"ce", "matches(2)", "matches(3)", "matches(4)"} <= lines[0].keys()
-    assert lines[1]["learning_rate"] == pytest.approx(3e-5 * 1 / 1000)   # warming up from 0
+    assert lines[1]["learning_rate"] == pytest.approx(3e-5 * 1 / 2)   # warming up from 0
     prepared = json.loads((tmp_path / "a" / "prepared.json").read_text())
     from ngramloss.data.tokens import Tokens
 
