@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
-from ngramloss.cli.output import print_result
+from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
 
 GENERATE = """\
@@ -31,10 +31,11 @@ def add(verbs: Verbs) -> None:
     generate.add_argument("model", metavar="MODEL", help="a run's folder, a model's folder or hub id, or a baseline")
     generate.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
     generate.add_argument("--split", default="test", metavar="SPLIT", help="split to summarise (default: %(default)s)")
-    generate.add_argument("--preset", choices=["cnndm", "xsum"], help="use the paper's beam search settings")
+    generate.add_argument("--preset", choices=["cnndm", "xsum", "translation"],
+                          help="use the search settings of this recipe; those of cnndm and xsum are the paper's")
     generate.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="change a setting in generation.* or data.*; repeatable",
+        help="change a setting in generation.* or data.*, or task; repeatable",
     )
     generate.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     generate.add_argument("--limit", type=int, default=0, metavar="N", help="summarise at most N documents")
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         bars[0].update(done)
 
     try:
-        path = predictions.write_predictions(work, Path(options.out or model), progress=show)
+        path = predictions.write_predictions(work, Path(options.out or model), progress=show, say=tell)
     finally:
         for bar in bars:
             bar.close()
