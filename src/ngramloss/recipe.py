@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
@@ -171,8 +171,21 @@ def _short(term: str) -> str:
     return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
 
 
-TASKS = ("summarisation", "translation")
-"""The task decides which columns are found first, which metrics come first, and what messages call the texts."""
+class Words(NamedTuple):
+    """What messages and the page call the texts of a task."""
+
+    text: str
+    texts: str
+    source: str
+    sources: str
+
+
+WORDS = {
+    "summarisation": Words("summary", "summaries", "document", "documents"),
+    "translation": Words("translation", "translations", "source", "sources"),
+}
+TASKS = tuple(WORDS)
+"""The task decides which columns are found first, which metrics come first, and what the texts are called."""
 TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS)}
 """The settings outside sections."""
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}

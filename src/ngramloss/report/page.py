@@ -11,6 +11,7 @@ from typing import Any
 
 from ngramloss.files import write_whole
 from ngramloss.metrics.registry import Score
+from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, tables
 from ngramloss.report.record import Cases, Report, System
 
@@ -96,6 +97,7 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     cases, systems = report.cases, report.systems
     facts: dict[str, Any] = {
         "systems": [{"name": system.name, "label": system.label} for system in systems], "pair": _pair(systems),
+        "text": WORDS[report.task].text,
         "block": blocks.BLOCK, "count": len(cases.ids) if cases else 0, "nothing": blocks.NOTHING, "figures": [],
         "seen": [system.name for system in systems if system.forced],
         "objectives": {system.name: system.objective for system in systems if system.objective is not None},

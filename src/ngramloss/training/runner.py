@@ -153,8 +153,9 @@ def _prepare(
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     shape = Shape.of(data)
     described = {}
+    unit = f" {recipe.WORDS[settings.task].sources}"
     for name, split in splits.items():
-        with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=" documents", leave=False) as bar:
+        with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=unit, leave=False) as bar:
             tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update)
         described[name] = {
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
