@@ -363,8 +363,8 @@ def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
 def test_list_shows_the_options_of_metrics_and_objectives(capsys):
     assert main(["list", "metrics"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^  bertscore\.model +a folder or hub id \(required\)$", shown, re.M)
-    assert re.search(r"^  wmd\.stop_words +words to leave out: none, english \(default none\)$", shown, re.M)
+    assert re.search(r"^  bertscore\.model +folder or hub id of the model \(required\)$", shown, re.M)
+    assert re.search(r"^  wmd\.stop_words +words to ignore: none, english \(default none\)$", shown, re.M)
     assert main(["list", "objectives"]) == 0
     assert re.search(r"^  ce\(smoothing=…\) +.*\(default 0\.0\)$", capsys.readouterr().out, re.M)
 
