@@ -523,7 +523,7 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
         torch.testing.assert_close(ours[name], one_process[name], atol=1e-5, rtol=0)
     codes, err = fork_ranks(refuse, two, environment=environment())
     assert codes == [0, 0]
-    assert "is finished" in err
+    assert "is already finished" in err
 
 
 def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):
@@ -533,7 +533,7 @@ def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_r
 
     with pytest.raises(ValueError, match=r"train\.batch_size counts rows over all processes: 5 cannot be divided by 2 processes"):
         runner._each("train.batch_size", 5, 2)
-    with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all see"):
+    with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all machines share"):
         runner._present(tmp_path / "elsewhere")
     settings = recipe.load(str(place / "tiny.toml"))
     model = SimpleNamespace(config=SimpleNamespace(), get_input_embeddings=lambda: SimpleNamespace(num_embeddings=3))

@@ -184,7 +184,7 @@ _BUILTIN = {
         about="FactCC (Kryściński et al., 2020): how factually consistent a summary's sentences are.",
         scores={
             "factcc": Score("FactCCX", "mean probability that a sentence of the summary is correct"),
-            "factcc_share": Score("FactCCX, sentences > 50%", "sentences that the classifier calls correct"),
+            "factcc_share": Score("FactCCX, sentences ≥ 50%", "sentences that the classifier calls correct"),
         },
         packages=("transformers",), extra="hf",
         options={
