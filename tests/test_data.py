@@ -560,12 +560,12 @@ def test_an_empty_folder_is_said_to_be_empty(tmp_path):
         load(str(tmp_path), "train")
 
 
-@pytest.mark.parametrize(("name", "said"), [("xsun", "did you mean 'xsum'?"), ("newswires", "did you mean 'newswire'?"), ("qqq", "Known names are newswire, cnn_dailymail")])
+@pytest.mark.parametrize(("name", "said"), [("xsun", "Did you mean 'xsum'?"), ("newswires", "Did you mean 'newswire'?"), ("qqq", "Known names are newswire, cnn_dailymail")])
 def test_an_unknown_name_is_corrected(name, said):
     with pytest.raises(ValueError, match=rf"unknown data set '{name}'.*") as caught:
         load(name, "train")
     assert said in str(caught.value)
-    assert ("did you mean" in str(caught.value)) == ("did you mean" in said)
+    assert ("Did you mean" in str(caught.value)) == ("Did you mean" in said)
 
 
 def test_wrong_options_are_told(tmp_path):

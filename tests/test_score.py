@@ -389,8 +389,10 @@ def test_a_metric_that_lacks_its_model_says_so_and_the_others_run(files, capsys)
     assert "wmd was left out: " in out
     assert "nowhere.txt" in out
     assert "summac was left out: needs the documents. Give them with --documents FILE" in out
-    assert score(files, files / "good.jsonl", "--metrics", "factcc", "--documents", files / "docs.jsonl") == 1
-    assert "factcc was left out: needs --set factcc.model=…" in capsys.readouterr().out
+    assert score(files, files / "good.jsonl", "--metrics", "factcc", "--documents", files / "docs.jsonl") == 2
+    printed = capsys.readouterr()
+    assert "error: nothing was scored.\n  factcc: needs --set factcc.model=…" in printed.err
+    assert printed.out == ""
 
 
 def test_word_movers_distance_runs_from_the_command_line(files, capsys):

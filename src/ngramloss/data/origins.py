@@ -101,7 +101,7 @@ def origin(name: str) -> Origin:
         raise MissingFileError(missing(path))
     close = difflib.get_close_matches(name, [BUILT_IN, *KNOWN, *ALIASES], n=1)
     raise UserError(
-        f"unknown data set {name!r}{f'; did you mean {close[0]!r}?' if close else ''}. Known names are "
+        f"unknown data set {name!r}. {f'Did you mean {close[0]!r}? ' if close else ''}Known names are "
         f"{', '.join([BUILT_IN, *KNOWN])}; otherwise give a file, a folder of splits, train=FILE,validation=FILE,"
         f"test=FILE, or owner/name on the hub."
     )

@@ -84,8 +84,11 @@ def _predictions_in(folder: Path) -> Path:
     if run.predictions.is_file():
         run.raise_unless_current()
         return run.predictions
+    if not (run.shares() or run.recipe.is_file()):
+        raise MissingFileError(f"no predictions in {folder}, and it is not a run's folder. Give a run's folder after "
+                               "ngramloss generate, or a file of predictions.")
     what = f"the predictions in {folder} are not finished" if run.shares() else f"no predictions in {folder}"
-    raise MissingFileError(f"{what}. Make them with: ngramloss generate {folder}")
+    raise MissingFileError(f"{what}. Generate them with: ngramloss generate {folder}")
 
 
 def _references_of(folders: Sequence[Path]) -> Path:

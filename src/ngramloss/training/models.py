@@ -228,6 +228,8 @@ class _explained:
                 "Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "
                 '"scratch" for a new model.'
             )
+        if "couldn't connect to" in reason and not folder.is_dir():
+            reason = "there is no such folder, and the Hugging Face hub cannot be reached"
         reason = reason[:300].rstrip(".")
         raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}") from error
 
