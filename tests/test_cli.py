@@ -241,7 +241,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
         (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, xsum. Did you mean 'demo'?\n"),
         (["demo", "--set", "train.seed"], "error: --set takes key=value, got 'train.seed'; for example --set train.batch_size=8.\n"),
         (["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
-         "error: recipe demo has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),
+         "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),
     ],
 )
 def test_train_tells_mistakes_without_making_a_folder(arguments, message, capsys, tmp_path, monkeypatch):

@@ -341,8 +341,8 @@ def test_a_name_that_promises_compression_must_keep_it(tmp_path, compression):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (gzip.compress(GOOD, mtime=0), "it is gzip data. Let its name end in .gz"),
-        (lzma.compress(GOOD), "it is xz data. Let its name end in .xz"),
+        (gzip.compress(GOOD, mtime=0), "it is gzip data. Rename it so that it ends in .gz"),
+        (lzma.compress(GOOD), "it is xz data. Rename it so that it ends in .xz"),
         (GOOD.decode().encode("utf-16"), "it is UTF-16 text. Save it as UTF-8"),
         (b"\xfe\xff" + GOOD.decode().encode("utf-16-be"), "it is UTF-16 text. Save it as UTF-8"),
         (b"PK\x03\x04", "it is a zip archive. Unpack it first"),
@@ -529,7 +529,7 @@ def test_an_equals_sign_in_a_file_name_is_harmless(tmp_path):
 
 def test_an_absent_file_names_what_is_near(tmp_path):
     written(tmp_path / "reviews.jsonl", GOOD)
-    with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*review.jsonl. Similar names in .*: reviews.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*review.jsonl. Did you mean reviews.jsonl"):
         load(str(tmp_path / "review.jsonl"), "train")
     with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*zzz. The folder .* contains reviews.jsonl\."):
         load(str(tmp_path / "zzz"), "train")

@@ -153,7 +153,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
 )  # fmt: skip
 def test_a_wrong_value_is_one_mistake_that_says_what_is_expected(override, told):
     shown = complaint("demo", override)
-    assert shown.startswith("recipe demo has one mistake:\n  ")
+    assert shown.startswith("recipe demo with your options has one mistake:\n  ")
     assert told in shown
 
 

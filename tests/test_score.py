@@ -139,7 +139,7 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ('{"id": "a", "prediction": "x"}\n', "does not have the ids of"),
+        ('{"id": "a", "prediction": "x"}\n', "must have the same ids. In wrong.jsonl: 2 missing"),
         ('{"id": "a", "prediction": "x"}\n', r"2 missing ('b', 'c')"),
         ('{"id": "a", "prediction": "x"}\n{"id": "a", "prediction": "y"}\n', "wrong.jsonl:2 repeats the id 'a'"),
         ("".join(f'{{"id": "{key}", "prediction": "x"}}\n' for key in "abcd"), "1 extra ('d')"),

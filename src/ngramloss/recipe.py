@@ -195,7 +195,7 @@ def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) ->
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(_name(name), settings, objective=objective)
+    return _build_recipe(_name(name), settings, objective=objective, overridden=bool(overrides))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
@@ -301,7 +301,9 @@ def _drop_consent(settings: dict[str, Any], where: str) -> None:
         )
 
 
-def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = True) -> Recipe:
+def _build_recipe(
+    name: str, settings: Mapping[str, Any], *, objective: bool = True, overridden: bool = False
+) -> Recipe:
     mistakes: list[str] = []
     known = _settings()
     values: dict[str, Any] = {}
@@ -333,7 +335,8 @@ def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = T
             mistakes.append(str(mistake))
     if mistakes:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise UserError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        changed = " with your options" if overridden else ""
+        raise UserError(f"recipe {name}{changed} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
     return recipe
 
 

@@ -310,7 +310,7 @@ def missing(path: Path) -> str:
         folder = folder.parent
     close = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=3)
     if folder == path.parent and close:
-        return f"no such file or folder: {path}. Similar names in {folder}: {', '.join(map(escape.name, close))}."
+        return f"no such file or folder: {path}. Did you mean {' or '.join(map(escape.name, close))}?"
     return f"no such file or folder: {path}. The folder {folder} {_contents(folder)}."
 
 

@@ -139,7 +139,7 @@ def _texts(
     wrong = {"missing": [key for key in ids if key not in texts], "extra": [key for key in texts if key not in known]}
     if wrong["missing"] or (wrong["extra"] and what != "document"):
         message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
-        raise UserError(f"{path} does not have the ids of {references}: {message}.")
+        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.")
     return [texts[key] for key in ids]
 
 
