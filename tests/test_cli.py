@@ -169,6 +169,7 @@ def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypat
     assert "the paper's loops work only with BART, not with T5ForConditionalGeneration. Remove --loops." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bench_head_in_another_precision(monkeypatch, capsys):
     from ngramloss.bench import head
 
