@@ -741,8 +741,8 @@ def test_a_line_that_pysbd_spoils_is_split_at_endings(segment, monkeypatch):
 def test_wrong_splitters_and_languages_are_told():
     with pytest.raises(ValueError, match=r"unknown splitter 'nltk'; choose from \['pysbd', 'newline', 'period'\]"):
         sentences("A.", "nltk")
-    with pytest.raises(ValueError, match="pysbd has no rules for the language 'xx'"):
-        sentences("A.", language="xx")
+    with pytest.raises(ValueError, match="the language must be auto or a code of two letters such as de, got 'German'"):
+        sentences("A.", language="German")
     with pytest.raises(ValueError, match="processes must be 1 or more, or None for all processors, got 0"):
         split_many(["A."], processes=0)
     with pytest.raises(ValueError, match="unknown splitter 'nltk'"):

@@ -271,8 +271,8 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
         (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'rouge.stemmer'"),
         (["--set", "rouge.stemmer=no"], "rouge.stemmer: must be true or false, got 'no'"),
         (["--set", "rouge.stemmer=1"], "rouge.stemmer: must be true or false, got 1"),
-        (["--set", "rouge.tokenizer=2024"], "rouge.tokenizer: must be one of default, unicode, characters, got '2024'"),
-        (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from none, zh, 13a"),
+        (["--set", "rouge.tokens=2024"], "rouge.tokens: must be one of default, unicode, characters, auto, got '2024'"),
+        (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from auto, none, zh, 13a"),
         (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order: must be a whole number, got True"),
         (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrf.word_order: must be at least 0, got -1"),
         (["--samples", "0"], "--samples must be 1 or more, got 0"),
@@ -337,7 +337,7 @@ def test_two_enormous_texts_are_refused_with_a_sentence(monkeypatch):
     with pytest.raises(ValueError, match=r"ROUGE-L of document 2 would need 0 GB: its reference has 3 words and the prediction 5\. Shorten one"):
         rouge([["a"], ["x", "a b c"]], ["a", "a b c d e"])
     with pytest.raises(ValueError, match="has 4 words"):
-        rouge([["abcd"]], ["abcd"], tokenizer="characters")
+        rouge([["abcd"]], ["abcd"], tokens="characters")
 
 
 def test_long_documents_are_searched_for_copies_in_good_time():
@@ -409,7 +409,7 @@ def test_word_movers_distance_runs_from_the_command_line(files, capsys):
 
 def test_an_unknown_option_of_a_metric_is_told(files, capsys):
     assert score(files, files / "good.jsonl", "--set", "rouge.stem=false") == 2
-    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokenizer." in capsys.readouterr().err
+    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokens, language." in capsys.readouterr().err
 
 
 def test_progress_is_no_option_and_numbers_may_be_whole():
@@ -533,11 +533,11 @@ def test_lsum_splits_at_newlines_unless_told_otherwise():
 
 def test_other_scripts_need_another_tokenizer():
     assert rouge([["今天 天气 很 好"]], ["今天 天气 很 好"]).values["rouge1"] == [0.0]
-    assert rouge([["今天天气很好"]], ["今天天气很好"], tokenizer="characters").values["rouge1"] == [100.0]
-    assert rouge([["добрый день"]], ["добрый день"], tokenizer="unicode").values["rouge1"] == [100.0]
-    assert rouge([["今天。很好。"]], ["今天。很好。"], tokenizer="characters", sentences="pysbd").values["rougeLsum"] == [100.0]
-    with pytest.raises(ValueError, match="unknown tokenizer 'chars' for ROUGE; choose from default, unicode, characters"):
-        rouge([["a"]], ["a"], tokenizer="chars")
+    assert rouge([["今天天气很好"]], ["今天天气很好"], tokens="characters").values["rouge1"] == [100.0]
+    assert rouge([["добрый день"]], ["добрый день"], tokens="unicode").values["rouge1"] == [100.0]
+    assert rouge([["今天。很好。"]], ["今天。很好。"], tokens="characters", sentences="pysbd").values["rougeLsum"] == [100.0]
+    with pytest.raises(ValueError, match="unknown tokens 'chars' for ROUGE; choose from default, unicode, characters, auto"):
+        rouge([["a"]], ["a"], tokens="chars")
 
 
 def test_shape_counts_what_is_new_repeated_and_copied():

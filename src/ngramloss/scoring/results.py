@@ -61,6 +61,7 @@ class Result(NamedTuple):
         seeds: systems with several runs.
         cache_warnings: messages about folders in which scores could not be saved.
         metric_of: name of a score → the metric that returned it.
+        notes: metric → sentences about texts that its options do not read well.
     """
 
     names: list[str]
@@ -75,6 +76,7 @@ class Result(NamedTuple):
     seeds: list[Seeds]
     cache_warnings: list[str]
     metric_of: dict[str, str]
+    notes: dict[str, list[str]]
 
     @property
     def described(self) -> dict[str, Score]:
@@ -115,6 +117,7 @@ def score_systems(
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
     scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
+    notes = {}
     for name in metrics:
         metric = METRICS[name]
         given: dict[str, Any] = {
@@ -140,13 +143,16 @@ def score_systems(
                 break
             _check_scores(name, found, [score for score in owners if owners[score] == name], len(texts.task.ids))
             scores[index][name] = Keyed(key, found)
+        everyone = [text for system in texts.texts for text in system]
+        if name not in absent and (sentences := metric.notes_on(given | {"predictions": everyone}, chosen[name])):
+            notes[name] = sentences
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
     tell("intervals and tests")
     result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
     audit = [_audit(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
-    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
+    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result), notes=notes)
     return result._replace(cache_warnings=_write_caches(texts, scores, result))
 
 
@@ -189,7 +195,7 @@ def _comparison(
         if without:
             left_out[name] = without
     return Result(texts.names, texts.task.ids, corpus, documents, signatures, {}, left_out, [], about, [], [],
-                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values})
+                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values}, {})
 
 
 def _audit(
