@@ -105,7 +105,7 @@ def test_options_from_outside_are_checked_like_our_own(files, capsys):
 TINY = ["train", "demo", "--run", "run", "--set", "objective=ce + halves", "--set", "data.limit=32", "--set", "model.width=16",
         "--set", "model.encoder_layers=1", "--set", "model.decoder_layers=1", "--set", "model.feed_forward=16", "--set", "model.vocabulary=300",
         "--set", "model.heads=2", "--set", "data.max_source=32", "--set", "data.max_target=8", "--set", "train.eval_every=0", "--set", "train.save_every=1",
-        "--set", "train.log_every=1", "--set", "train.batch_size=4", "--set", "train.accumulate=1"]   # fmt: skip
+        "--set", "train.log_every=1", "--set", "train.batch_size=4", "--set", "train.accumulate=1", "--set", "train.warmup_steps=0"]   # fmt: skip
 
 
 def test_a_run_with_an_objective_from_outside_generates_and_scores_without_it(files, capsys, monkeypatch):

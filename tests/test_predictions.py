@@ -24,7 +24,7 @@ def run(tmp_path_factory):
     """A tiny finished run on the built-in corpus."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     settings = [
-        "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
+        "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
         "generation.max_length=12", "model.feed_forward=16",
     ]
     assert cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0

@@ -7,7 +7,6 @@ import difflib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -16,6 +15,7 @@ from typing import Any
 
 from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import parse_toml
 from ngramloss.settings import Setting, setting, settings_of, toml_value
 
 
@@ -114,6 +114,15 @@ class Train:
     """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
     seed: int = setting(42, least=0)
     report_to: list[str] = setting([], choices=("tensorboard", "trackio", "wandb"))
+
+    def raise_unless_warmup_fits(self, steps: int) -> None:
+        """Raise if a training of this many steps ends before the warm-up does."""
+        if self.warmup_steps and self.warmup_steps >= steps:
+            raise UserError(
+                f"train.warmup_steps: a warm-up of {self.warmup_steps:,} steps does not end within this training of "
+                f"{steps:,} steps, so the learning rate would never reach {self.learning_rate:g}. Lower "
+                "train.warmup_steps, or raise train.max_steps or train.epochs."
+            )
 
 
 @dataclass(frozen=True)
@@ -251,10 +260,7 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         raise MissingFileError(
             f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}"
         )
-    try:
-        settings = tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as mistake:   # not TOML, not UTF-8, too deep, an enormous number
-        raise UserError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
+    settings = parse_toml(content, where)
     _drop_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
     if base is None:

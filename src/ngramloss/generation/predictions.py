@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data import Example, load
+from ngramloss.data import Example, Split, load
 from ngramloss.data.origins import canonical
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import Shape, separator_id
@@ -132,14 +132,19 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
         raise
 
 
-def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
-    """Write this process's share. The first process also writes the common files and merges the shares."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    split = load(
+def read_split(work: Job) -> Split:
+    """Read the documents of a job."""
+    return load(
         work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
         id=work.data.id or None, on_bad_row=work.data.on_bad_row, limit=work.limit,
         validation_fraction=work.data.validation_fraction if work.split == "validation" else 0.0,
     )
+
+
+def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
+    """Write this process's share. The first process also writes the common files and merges the shares."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    split = read_split(work)
     examples = split.examples
     writer = _writer(work)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
