@@ -80,6 +80,9 @@ _BATCH = Setting(32, least=1, most=2**16, help="texts or pairs of texts per batc
 _DEVICE = Setting(None, kind=str, help="device, such as cpu or cuda:1; by default the GPU if there is one")
 _SPLITTER = Setting("pysbd", choices=("pysbd", "newline", "period"), help="how texts are split into sentences")
 
+_ROUGE_PARTS = {"precision": "how much of the prediction is in the reference",
+                "recall": "how much of the reference is in the prediction"}
+
 _BUILTIN = {
     "rouge": Metric(
         f"{_HERE}.rouge:rouge", about="ROUGE-1, 2, L and Lsum: F-measures, the same values as Google's rouge-score.",
@@ -89,6 +92,8 @@ _BUILTIN = {
             "rougeL": Score("R-L", "longest common subsequence of the whole texts"),
             "rougeLsum": Score("R-Lsum", "longest common subsequence sentence by sentence; the paper's R-L on "
                                          "CNN/DailyMail"),
+            **{f"rouge{n}_{part}": Score(f"R-{n} {part[0].upper()}", f"{part} of ROUGE-{n}: {about}")
+               for n in ("1", "2", "L", "Lsum") for part, about in _ROUGE_PARTS.items()},
         },
         packages=("rouge-score-rs",), extra="score",
         options={
@@ -97,6 +102,7 @@ _BUILTIN = {
                                                                                          "sentences"),
             "tokenizer": Setting("default", choices=("default", "unicode", "characters"),
                                  help="how texts are split into words; default keeps only a to z and 0 to 9"),
+            "parts": Setting(False, help="also show precision and recall"),
         },
     ),
     "bleu": Metric(

@@ -12,6 +12,8 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, signature
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+PARTS = tuple(f"{name}_{part}" for name in NAMES for part in ("precision", "recall"))
+"""Scores that are returned only on request."""
 TOKENIZERS = {"default": re.compile("[a-z0-9]+", re.IGNORECASE), "unicode": re.compile(r"\w+"),
               "characters": re.compile(r"\S")}
 """Name → approximately what a token is, to estimate memory."""
@@ -22,6 +24,7 @@ LARGEST = 500_000_000
 def rouge(
     references: Sequence[Sequence[str]], predictions: Sequence[str], *,
     stemmer: bool = True, sentences: str = "newline", tokenizer: str = "default",
+    parts: bool = False,
 ) -> Scores:
     """F-measures of each document, the numbers of Google's ``rouge-score``.
 
@@ -35,6 +38,8 @@ def rouge(
         sentences: how Lsum splits sentences: ``newline``, or a splitter such as ``pysbd``.
         tokenizer: ``default`` keeps only a–z and 0–9; ``unicode`` keeps letters of any script; ``characters`` makes
             each character a token, for scripts without spaces.
+        parts: also return precision and recall. With several references, they are those of the reference with the
+            highest F-measure.
 
     Example:
         >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]
@@ -48,13 +53,14 @@ def rouge(
     plain, lines = list(NAMES), list(NAMES[:0])
     if sentences != "newline":
         plain, lines = list(NAMES[:3]), [NAMES[3]]
-    values = _f_measures(references, predictions, plain, stemmer, tokenizer)
+    values = _measures(references, predictions, plain, stemmer, tokenizer)
     if lines:
         flat = [text for golds in references for text in golds]
         split = iter("\n".join(parts) for parts in split_many([*flat, *predictions], sentences))
         split_references = [[next(split) for _ in golds] for golds in references]
-        values |= _f_measures(split_references, list(split), lines, stemmer, tokenizer)
-    return Scores(values, signature(
+        values |= _measures(split_references, list(split), lines, stemmer, tokenizer)
+    wanted = (*NAMES, *PARTS) if parts else NAMES
+    return Scores({name: values[name] for name in wanted}, signature(
         "rouge", refs=several, stemmer=stemmer, lsum=sentences, tokens=tokenizer,
         rouge_score_rs=version("rouge-score-rs"),
     ))
@@ -74,7 +80,7 @@ def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str]
                 )
 
 
-def _f_measures(
+def _measures(
     references: Sequence[Sequence[str]], predictions: Sequence[str], names: list[str], stemmer: bool, tokenizer: str
 ) -> dict[str, list[float]]:
     try:
@@ -90,4 +96,8 @@ def _f_measures(
     else:
         pairs = zip(references, predictions, strict=True)
         scored = [scorer.score_multi(list(golds), prediction) for golds, prediction in pairs]
-    return {name: [100 * scores[name].fmeasure for scores in scored] for name in names}
+    values = {name: [100 * scores[name].fmeasure for scores in scored] for name in names}
+    for name in names:
+        values[f"{name}_precision"] = [100 * scores[name].precision for scores in scored]
+        values[f"{name}_recall"] = [100 * scores[name].recall for scores in scored]
+    return values
