@@ -6,14 +6,18 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
 import ngramloss
+from ngramloss import doctor
 from ngramloss.cli import main
 from ngramloss.errors import UserError
+from ngramloss.metrics.registry import METRICS
+from ngramloss.stats import BACKENDS, chosen_backend
 
 PAIR = ["explain", "--reference", "the cat sat on the mat", "--candidate", "the cat lay on the mat"]
 
@@ -210,6 +214,25 @@ def test_doctor_names_the_backend_and_the_reason(capsys):
     assert "torch " in shown
     assert "→" in shown
     assert "plain" in shown
+
+
+def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
+    monkeypatch.setattr("ngramloss.metrics.registry.installed", lambda package: None if package == "sacrebleu" else "1")
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["doctor", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert list(known) == ["ngramloss", "python", "packages", "gpu", "chosen", "backends", "objectives", "metrics"]
+    assert known["packages"]["torch"] == version("torch")
+    assert known["packages"].keys() == set(doctor.PACKAGES)
+    assert known["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+    first = known["chosen"][0]
+    assert (first["device"], first["dtype"], first["backend"]) == ("cpu", "float32", chosen_backend(torch.device("cpu"), torch.float32).backend)
+    assert known["backends"] == BACKENDS
+    assert known["objectives"]["ce"] == {"ready": True, "state": "ready", "origin": None}
+    assert known["metrics"]["bleu"] == {"ready": False, "state": "needs the package sacrebleu: pip install 'ngramloss[score]'", "origin": None}
+    assert known["metrics"].keys() == set(METRICS)
+    assert "\n".join(doctor.lines(known)) + "\n" == shown, "nothing is printed that JSON does not have"
 
 
 # train

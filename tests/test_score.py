@@ -26,8 +26,8 @@ from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
 from ngramloss.metrics.facts import _share, facts
 from ngramloss.metrics.overlap import bleu, chrf
-from ngramloss.metrics.registry import checked_options
-from ngramloss.metrics.rouge import rouge
+from ngramloss.metrics.registry import Score, checked_options, scores_of
+from ngramloss.metrics.rouge import NAMES, PARTS, rouge
 from ngramloss.metrics.scores import fingerprint
 from ngramloss.metrics.shape import fragments, shape
 from ngramloss.scoring import results, systems
@@ -297,6 +297,16 @@ def test_spaces_between_metrics_do_not_matter(files, capsys):
     assert "nw:2" in found["signature"]["chrf"]
 
 
+def test_precision_and_recall_of_rouge_come_on_request(files, capsys):
+    assert score(files, files / "good.jsonl", "--set", "rouge.parts=true", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["systems"][0]
+    assert list(found["scores"]) == [*NAMES, *PARTS]
+    assert found["signature"]["rouge"] == rouge([["a"]], ["a"]).signature + f"|ngramloss:{__version__}", "F is the same"
+    assert score(files, files / "good.jsonl", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["systems"][0]["scores"]) == list(NAMES)
+    assert scores_of("rouge")["rougeL_recall"] == Score("R-L R", "recall of ROUGE-L: how much of the reference is in the prediction")
+
+
 def test_a_splitter_of_sentences_reaches_rouge(files, capsys):
     assert score(files, files / "good.jsonl", "--sentences", "period", "--json") == 0
     assert "|lsum:period|" in json.loads(capsys.readouterr().out)["systems"][0]["signature"]["rouge"]
@@ -409,7 +419,7 @@ def test_word_movers_distance_runs_from_the_command_line(files, capsys):
 
 def test_an_unknown_option_of_a_metric_is_told(files, capsys):
     assert score(files, files / "good.jsonl", "--set", "rouge.stem=false") == 2
-    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokens, language." in capsys.readouterr().err
+    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokens, language, parts." in capsys.readouterr().err
 
 
 def test_progress_is_no_option_and_numbers_may_be_whole():
@@ -479,14 +489,24 @@ def test_any_texts_and_several_references_score_as_googles_package_scores_them(s
         return " ".join(draw.choices([*WORDS.split(), "\n"], k=draw.randint(0, 25))) + draw.choice(["", "\n", ". It rained. It stopped!\nThen more."])
 
     references, predictions = [[text() for _ in range(draw.randint(1, 3))] for _ in range(60)], [text() for _ in range(60)]
-    found = rouge(references, predictions, stemmer=stemmer, sentences=splitter)
-    scorer = RougeScorer(list(found.values), use_stemmer=stemmer)
+    found = rouge(references, predictions, stemmer=stemmer, sentences=splitter, parts=True)
+    scorer = RougeScorer(list(NAMES), use_stemmer=stemmer)
     for place, (those, prediction) in enumerate(zip(references, predictions, strict=True)):
         whole = scorer.score_multi(those, prediction)
         split = scorer.score_multi(["\n".join(sentences(one, splitter)) for one in those], "\n".join(sentences(prediction, splitter)))
         for name, values in found.values.items():
-            assert values[place] == pytest.approx(100 * (split if name == "rougeLsum" else whole)[name].fmeasure, abs=1e-9)
+            measured, _, part = name.partition("_")
+            expected = getattr((split if measured == "rougeLsum" else whole)[measured], part or "fmeasure")
+            assert values[place] == pytest.approx(100 * expected, abs=1e-9), name
+    assert list(found.values) == [*NAMES, *PARTS]
+    assert list(rouge(references, predictions, stemmer=stemmer, sentences=splitter).values) == list(NAMES)
     assert found.signature.startswith(f"rouge|refs:var|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|")
+
+
+def test_precision_and_recall_are_of_the_reference_with_the_best_f():
+    found = rouge([["the cat sat on the mat today", "cat"]], ["the cat"], parts=True).values
+    assert [found[f"rouge1{part}"][0] for part in ("_precision", "_recall", "")] == pytest.approx([50, 100, 200 / 3])
+    assert [found[f"rouge2{part}"][0] for part in ("_precision", "_recall", "")] == pytest.approx([100, 100 / 6, 200 / 7])
 
 
 def test_bleu_and_chrf_are_sacrebleus_with_several_references():

@@ -113,7 +113,7 @@ class Train:
     memory: str = setting("fast", choices=("fast", "lean"))
     """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
     seed: int = setting(42, least=0)
-    report_to: list[str] = setting([], choices=("tensorboard", "trackio", "wandb"))
+    report_to: list[str] = setting([], choices=("mlflow", "tensorboard", "trackio", "wandb"))
 
     def raise_unless_warmup_fits(self, steps: int) -> None:
         """Raise if a training of this many steps ends before the warm-up does."""

@@ -93,6 +93,9 @@ _DEVICE = Setting(None, kind=str, help="device, such as cpu or cuda:1; by defaul
 _SPLITTER = Setting("pysbd", choices=("pysbd", "newline", "period"), help="how texts are split into sentences")
 _LANGUAGE = Setting("auto", help="language of the texts, for pysbd, such as de; auto chooses by script")
 
+_ROUGE_PARTS = {"precision": "how much of the prediction is in the reference",
+                "recall": "how much of the reference is in the prediction"}
+
 _BUILTIN = {
     "rouge": Metric(
         f"{_HERE}.rouge:rouge", about="ROUGE-1, 2, L and Lsum: F-measures, the same values as Google's rouge-score.",
@@ -102,6 +105,8 @@ _BUILTIN = {
             "rougeL": Score("R-L", "longest common subsequence of the whole texts"),
             "rougeLsum": Score("R-Lsum", "longest common subsequence sentence by sentence; the paper's R-L on "
                                          "CNN/DailyMail"),
+            **{f"rouge{n}_{part}": Score(f"R-{n} {part[0].upper()}", f"{part} of ROUGE-{n}: {about}")
+               for n in ("1", "2", "L", "Lsum") for part, about in _ROUGE_PARTS.items()},
         },
         packages=("rouge-score-rs",), extra="score",
         options={
@@ -112,6 +117,7 @@ _BUILTIN = {
                               help="how texts are split into words; default keeps only a to z and 0 to 9, auto "
                                    "chooses by script"),
             "language": _LANGUAGE,
+            "parts": Setting(False, help="also show precision and recall"),
         },
         notes=f"{_HERE}.rouge:notes",
     ),

@@ -13,6 +13,8 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, signature
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+PARTS = tuple(f"{name}_{part}" for name in NAMES for part in ("precision", "recall"))
+"""Scores that are returned only on request."""
 _DEFAULT = re.compile("[a-z0-9]+", re.IGNORECASE)
 TOKENS = {"default": _DEFAULT, "unicode": re.compile(r"\w+"), "characters": re.compile(r"\S"), "auto": _DEFAULT}
 """Name → approximately what a token is, to estimate memory; for auto in the text of :func:`rewritten`."""
@@ -25,6 +27,7 @@ LARGEST = 500_000_000
 def rouge(
     references: Sequence[Sequence[str]], predictions: Sequence[str], *,
     stemmer: bool = True, sentences: str = "newline", tokens: str = "default", language: str = "auto",
+    parts: bool = False,
 ) -> Scores:
     """F-measures of each document, the numbers of Google's ``rouge-score``.
 
@@ -40,6 +43,8 @@ def rouge(
             Chinese, Japanese, Thai, Lao, Khmer and Burmese a token, which for plain English are the default's tokens;
             ``unicode`` keeps words by the rules of Unicode; ``characters`` makes each character a token.
         language: for the splitter; see ``ngramloss.data.sentences``.
+        parts: also return precision and recall. With several references, they are those of the reference with the
+            highest F-measure.
 
     Example:
         >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]
@@ -54,15 +59,16 @@ def rouge(
     plain, lines = list(NAMES), list(NAMES[:0])
     if sentences != "newline":
         plain, lines = list(NAMES[:3]), [NAMES[3]]
-    values = _f_measures(references, predictions, plain, stemmer, tokens)
+    values = _measures(references, predictions, plain, stemmer, tokens)
     if lines:
         flat = [text for golds in references for text in golds]
         split_texts = split_many([*flat, *predictions], sentences, language=language)
-        split = iter("\n".join(parts) for parts in split_texts)
+        split = iter("\n".join(pieces) for pieces in split_texts)
         split_references = [[next(split) for _ in golds] for golds in references]
-        values |= _f_measures(split_references, list(split), lines, stemmer, tokens)
+        values |= _measures(split_references, list(split), lines, stemmer, tokens)
     named = {} if language == "auto" or sentences != "pysbd" else {"language": language}
-    return Scores(values, signature(
+    wanted = (*NAMES, *PARTS) if parts else NAMES
+    return Scores({name: values[name] for name in wanted}, signature(
         "rouge", refs=several, stemmer=stemmer, lsum=sentences, **named, tokens=tokens,
         rouge_score_rs=version("rouge-score-rs"),
     ))
@@ -127,7 +133,7 @@ def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str]
                 )
 
 
-def _f_measures(
+def _measures(
     references: Sequence[Sequence[str]], predictions: Sequence[str], names: list[str], stemmer: bool, tokens: str
 ) -> dict[str, list[float]]:
     if tokens == "auto":
@@ -147,4 +153,8 @@ def _f_measures(
     else:
         pairs = zip(references, predictions, strict=True)
         scored = [scorer.score_multi(list(golds), prediction) for golds, prediction in pairs]
-    return {name: [100 * scores[name].fmeasure for scores in scored] for name in names}
+    values = {name: [100 * scores[name].fmeasure for scores in scored] for name in names}
+    for name in names:
+        values[f"{name}_precision"] = [100 * scores[name].precision for scores in scored]
+        values[f"{name}_recall"] = [100 * scores[name].recall for scores in scored]
+    return values
