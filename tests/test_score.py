@@ -500,7 +500,7 @@ def test_any_texts_and_several_references_score_as_googles_package_scores_them(s
             assert values[place] == pytest.approx(100 * expected, abs=1e-9), name
     assert list(found.values) == [*NAMES, *PARTS]
     assert list(rouge(references, predictions, stemmer=stemmer, sentences=splitter).values) == list(NAMES)
-    assert found.signature.startswith(f"rouge|refs:var|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|")
+    assert found.signature.startswith(f"rouge|refs:var|rule:best-f|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|")
 
 
 def test_precision_and_recall_are_of_the_reference_with_the_best_f():

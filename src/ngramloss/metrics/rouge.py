@@ -10,7 +10,7 @@ from typing import Any
 from ngramloss.data.languages import letters, normalised, percent, token_pattern
 from ngramloss.data.sentences import split_many, splitting_notes
 from ngramloss.errors import UserError
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, signature
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, reference_facts, signature
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 PARTS = tuple(f"{name}_{part}" for name in NAMES for part in ("precision", "recall"))
@@ -69,7 +69,7 @@ def rouge(
     named = {} if language == "auto" or sentences != "pysbd" else {"language": language}
     wanted = (*NAMES, *PARTS) if parts else NAMES
     return Scores({name: values[name] for name in wanted}, signature(
-        "rouge", refs=several, stemmer=stemmer, lsum=sentences, **named, tokens=tokens,
+        "rouge", **reference_facts(several, "best-f"), stemmer=stemmer, lsum=sentences, **named, tokens=tokens,
         rouge_score_rs=version("rouge-score-rs"),
     ))
 
