@@ -42,7 +42,7 @@ SHELL = ("echo", "mkdir", "ls", "head")
 TINY = (
     "model.width=16", "model.heads=2", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1",
     "model.vocabulary=400", "data.limit=40", "data.validation_limit=4", "data.max_source=48", "data.max_target=16",
-    "train.max_steps=2", "generation.num_beams=1", "generation.min_length=0", "generation.max_length=12",
+    "train.max_steps=2", "train.warmup_steps=0", "generation.num_beams=1", "generation.min_length=0", "generation.max_length=12",
 )  # fmt: skip
 FEW = ("--limit", "4")
 

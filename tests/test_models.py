@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 
 import models as families
@@ -14,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from ngramloss import attach, recipe
 from ngramloss.data import Example
 from ngramloss.data.tokens import Padder
+from ngramloss.errors import UserError
 from ngramloss.recipe import Generation, Model
 from ngramloss.settings import settings_of
 from ngramloss.training import models
@@ -199,6 +201,17 @@ def test_a_tokenizer_is_trained_once_for_the_same_texts_and_size(tmp_path, monke
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize("damage", [lambda text: text[:-100], lambda text: text.replace('"Ġ', '"Ã', 1), lambda _: "[]"])
+def test_a_damaged_tokenizer_in_the_cache_is_named_and_trained_again(tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path))
+    first, folder = models.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print")
+    (folder / "tokenizer.json").write_text(damage((folder / "tokenizer.json").read_text()))
+    said = []
+    again, _ = models.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print", say=said.append)
+    assert said[0].startswith(f"the tokenizer cache {folder} is damaged (tokenizer.json ")
+    assert again(TEXT)["input_ids"] == first(TEXT)["input_ids"]
+
+
 def test_a_tokenizer_learns_from_sources_and_targets():
     assert list(models.iterate_texts([Example("1", "a", "b"), Example("2", "c", "d")])) == ["a", "b", "c", "d"]
 
@@ -285,6 +298,18 @@ def test_a_config_that_says_nothing_is_told(saved, tokenizer, config):
     assert refused(Model(name=str(saved)), tokenizer).endswith(FOLDER)
 
 
+ANYTHING = ["[]", "null", "3", '"x"', "[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", "\x00", "{}"]
+
+
+@pytest.mark.parametrize("text", ANYTHING, ids=lambda text: text[:9])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json", "config.json", "generation_config.json"])
+def test_a_file_of_a_model_that_contains_anything_is_told_or_does_not_matter(saved, tokenizer, name, text):
+    (saved / name).write_text(text)
+    for load in (lambda: models.load(Model(name=str(saved)), tokenizer), lambda: models.load_tokenizer(Model(name=str(saved)), lambda: (), "")):
+        with suppress(UserError):
+            load()
+
+
 def test_a_decoder_only_model_is_refused(tmp_path, tokenizer):
     families.tiny("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is a decoder-only model \(gpt2\); recipes train encoder-decoders\. Use NgramTrainer or attach in your own "
@@ -324,6 +349,11 @@ def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, m
 def test_our_own_mistakes_are_not_explained_away():
     with pytest.raises(ZeroDivisionError), models._explained("x", "model"):
         _ = 1 / 0
+
+
+def test_an_error_of_a_type_that_damaged_files_cause_is_not_explained_away_if_it_is_ours():
+    with pytest.raises(AttributeError), models._explained("x", "model"):
+        models.prepare_generation(None, Generation())
 
 
 def test_a_loaded_model_is_in_full_precision(saved, tokenizer):

@@ -10,7 +10,7 @@ from tiny_multilingual import LANGUAGES, PAIRS, model_folder
 
 from ngramloss import cli
 from ngramloss.data import Example
-from ngramloss.data.languages import codes, set_languages
+from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import decoder_inputs

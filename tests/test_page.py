@@ -445,10 +445,10 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
     from ngramloss import cli, recipe
     from ngramloss.training import runner
 
-    small = ["objective=ce", "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
+    small = ["objective=ce", "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
              "generation.max_length=12", "model.feed_forward=16"]
     assert runner.train(recipe.load("demo", small), tmp_path / "base", say=lambda _: None).finished
-    settings = [word for one in ("train.max_steps=3", "train.eval_every=0", "data.limit=40", "train.log_every=1") for word in ("--set", one)]
+    settings = [word for one in ("train.max_steps=3", "train.warmup_steps=0", "train.eval_every=0", "data.limit=40", "train.log_every=1") for word in ("--set", one)]
 
     def demo():
         objectives = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)"]

@@ -93,6 +93,8 @@ def test_an_objective_from_outside_is_explained_listed_and_shown_by_doctor(files
     shown = capsys.readouterr().out
     assert any(line.split() == ["halves", "ready", "(plugin)"] for line in shown.splitlines())
     assert any(line.split() == ["vowels", "ready", "(plugin)"] for line in shown.splitlines())
+    assert main(["doctor", "--json", "--plugin", "mine.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["vowels"] == {"ready": True, "state": "ready", "origin": "plugin"}
 
 
 def test_options_from_outside_are_checked_like_our_own(files, capsys):
@@ -105,7 +107,7 @@ def test_options_from_outside_are_checked_like_our_own(files, capsys):
 TINY = ["train", "demo", "--run", "run", "--set", "objective=ce + halves", "--set", "data.limit=32", "--set", "model.width=16",
         "--set", "model.encoder_layers=1", "--set", "model.decoder_layers=1", "--set", "model.feed_forward=16", "--set", "model.vocabulary=300",
         "--set", "model.heads=2", "--set", "data.max_source=32", "--set", "data.max_target=8", "--set", "train.eval_every=0", "--set", "train.save_every=1",
-        "--set", "train.log_every=1", "--set", "train.batch_size=4", "--set", "train.accumulate=1"]   # fmt: skip
+        "--set", "train.log_every=1", "--set", "train.batch_size=4", "--set", "train.accumulate=1", "--set", "train.warmup_steps=0"]   # fmt: skip
 
 
 def test_a_run_with_an_objective_from_outside_generates_and_scores_without_it(files, capsys, monkeypatch):

@@ -24,7 +24,7 @@ def run(tmp_path_factory):
     """A tiny finished run on the built-in corpus."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     settings = [
-        "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
+        "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
         "generation.max_length=12", "model.feed_forward=16",
     ]
     assert cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
@@ -267,7 +267,11 @@ def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
 def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
     assert generate(run, "--limit", 3, "--out", tmp_path) == 2
-    assert "has predictions made with other settings" in capsys.readouterr().err
+    assert "has predictions made with other settings (fingerprint: " in (told := capsys.readouterr().err)
+    assert "; documents: 2 → 3). Choose another --out, or delete them." in told
+    assert generate(run, "--limit", 2, "--out", tmp_path, "--set", "generation.max_length=9", "--set", "generation.length_penalty=0.5") == 2
+    told = capsys.readouterr().err
+    assert "other settings (generation.max_length: 12 → 9; generation.length_penalty: 1.0 → 0.5). Choose another" in told, "nothing else"
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
 
 

@@ -131,7 +131,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("train.compile=1", "train.compile: must be true or false, got 1."),
         ("train.report_to=wandb", "train.report_to: must be a list of texts, got 'wandb'."),
         ("train.report_to=[1]", "train.report_to: must be a list of texts, got [1]."),
-        ('train.report_to=["wandb","excel"]', "train.report_to: must be one of tensorboard, trackio, wandb, got 'excel'."),
+        ('train.report_to=["wandb","excel"]', "train.report_to: must be one of mlflow, tensorboard, trackio, wandb, got 'excel'."),
         ("train.beta2=1", "train.beta2: must be below 1, got 1.0."),
         ("train.beta1=1.0", "train.beta1: must be below 1, got 1.0."),
         ("model.dropout=1", "model.dropout: must be below 1, got 1.0."),
@@ -153,7 +153,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
 )  # fmt: skip
 def test_a_wrong_value_is_one_mistake_that_says_what_is_expected(override, told):
     shown = complaint("demo", override)
-    assert shown.startswith("recipe demo has one mistake:\n  ")
+    assert shown.startswith("recipe demo with your options has one mistake:\n  ")
     assert told in shown
 
 
@@ -329,7 +329,7 @@ def recipes(draw):
                   on_bad_row=draw(st.sampled_from(["error", "skip"]))),
         model=Model(name=draw(TEXT), revision=draw(TEXT), dropout=draw(st.floats(0, 0.999)), copying=draw(st.booleans())),
         train=Train(learning_rate=draw(POSITIVE), epsilon=draw(POSITIVE), epochs=draw(st.floats(1e-9, 1e9)), seed=draw(st.integers(0, 2**32 - 1)),
-                    report_to=draw(st.lists(st.sampled_from(["tensorboard", "trackio", "wandb"])))),
+                    report_to=draw(st.lists(st.sampled_from(["mlflow", "tensorboard", "trackio", "wandb"])))),
         generation=Generation(length_penalty=draw(st.floats(-1e9, 1e9))),
     )  # fmt: skip
 

@@ -2,16 +2,18 @@
 
 import json
 import re
+import sys
 
 import pytest
 
 from ngramloss import cli, paper, recipe, reproduce
+from ngramloss.data import newswire
 from ngramloss.data.origins import canonical
 from ngramloss.training import runner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-SMALL = ["model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
+SMALL = ["model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
          "generation.max_length=12", "model.feed_forward=16"]
 
 
@@ -24,7 +26,7 @@ def base(tmp_path_factory):
 
 
 def again(folder, model, *arguments):
-    small = ["--set", "train.max_steps=2", "--set", "train.eval_every=0", "--set", "data.limit=40", "--set", "train.log_every=1"]
+    small = ["--set", "train.max_steps=2", "--set", "train.warmup_steps=0", "--set", "train.eval_every=0", "--set", "data.limit=40", "--set", "train.log_every=1"]
     return cli.main(["reproduce", *arguments, "--data", "newswire", "--model", model, "--runs", str(folder / "runs"),
                      "-o", str(folder / "page"), "--limit", "5", *small])
 
@@ -134,7 +136,7 @@ def test_other_settings_are_not_mixed_in(tmp_path, base, capsys):
 
 
 def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, base, capsys):
-    settings = recipe.load("newswire", [f"model.name={base}", "objective=ce", "train.seed=1", "train.max_steps=3", "train.eval_every=0", "data.limit=40"])
+    settings = recipe.load("newswire", [f"model.name={base}", "objective=ce", "train.seed=1", "train.max_steps=3", "train.warmup_steps=0", "train.eval_every=0", "data.limit=40"])
     assert runner.train(settings, tmp_path / "runs" / "ce-1", say=lambda _: None).finished
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
     assert "was trained with other settings (train.max_steps: 3 → 2" in capsys.readouterr().err
@@ -174,3 +176,95 @@ def test_without_a_hub_the_built_in_corpus_is_taken(monkeypatch):
 def test_no_seeds_is_a_mistake(tmp_path):
     with pytest.raises(ValueError, match="--seeds must be 1 or more, got 0"):
         reproduce.make_plan("table2", tmp_path, data="newswire", seeds=0)
+
+
+# Checked before anything is trained
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained before everything was checked"))
+
+
+def refused(capsys, folder, base, *arguments, data="newswire"):
+    code = cli.main(["reproduce", "table2", "--data", str(data), "--model", base, "--runs", str(folder / "runs"), "-o", str(folder / "page"), "--limit", "5",
+                     "--objectives", "ce", "--set", "train.max_steps=2", "--set", "train.warmup_steps=0", *arguments])
+    assert code == 2
+    assert not (folder / "runs" / "plan.json").exists()
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def own_data(tmp_path):
+    """Columns with names of their own; the test split is in the folder only if a test writes it."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        rows = [{"nummer": item.id, "quelle": item.document, "ziel": item.summary} for item in newswire.items(split, 40)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+OWN = [word for name, column in {"source": "quelle", "target": "ziel", "id": "nummer"}.items() for word in ("--set", f"data.{name}={column}")]
+
+
+@pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["--metrics", "zzz"], "unknown metric 'zzz'"),
+    (["--metrics", "bertscore", "--set", "bertscore.zzz=1"], "bertscore.zzz: unknown option"),
+    (["--metrics", "wmd"], "nothing was trained, because a metric cannot run: wmd needs --set wmd.vectors=…"),
+    (["--set", "data.name=xsum"], "choose the data with --data, not with --set data.name."),
+    (["--set", "train.warmup_steps=2"], "train.warmup_steps: a warm-up of 2 steps does not end within this training of 2 steps"),
+    (["-o", __file__], f"cannot write the page to {__file__}: {__file__} is a file. Choose another --out."),
+    (["-o", f"{__file__}/page"], f"cannot write the page to {__file__}/page: {__file__} is a file."),
+])
+def test_what_would_fail_after_the_trainings_fails_before_them(tmp_path, base, capsys, arguments, told):
+    assert told in refused(capsys, tmp_path, base, *arguments)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_columns_and_rows_of_the_test_split_are_checked_before_anything_is_trained(tmp_path, base, capsys, own_data):
+    assert "cannot find the source column" in refused(capsys, tmp_path, base, data=own_data)
+    with (own_data / "test.jsonl").open("a") as file:
+        file.write('{"nummer": "x", "quelle": "", "ziel": "y"}\n')
+    assert "'quelle' is empty" in refused(capsys, tmp_path, base, *OWN, "--limit", "0", data=own_data)
+    (own_data / "test.jsonl").unlink()
+    assert "has no split 'test'" in refused(capsys, tmp_path, base, *OWN, data=own_data)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_page_without_its_packages_is_told_before_anything_is_trained(tmp_path, base, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert "a report needs jinja2. Install it with: pip install 'ngramloss[report]'" in refused(capsys, tmp_path, base)
+
+
+def test_baselines_read_the_data_as_the_trainings_do(tmp_path, base, capsys, own_data):
+    with (own_data / "test.jsonl").open("a") as file:
+        file.write('{"nummer": "x", "quelle": "", "ziel": "y"}\n')
+    code = cli.main(["reproduce", "table2", "--data", str(own_data), "--model", base, "--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page"),
+                     "--objectives", "ce", *OWN, *(word for one in (
+                         "train.max_steps=1", "train.warmup_steps=0", "train.batch_size=4", "data.on_bad_row=skip", "data.max_source=48", "data.max_target=16",
+                         "train.eval_every=0", "generation.min_length=0", "generation.num_beams=1", "generation.max_length=12", "data.separator=none") for word in ("--set", one))])
+    assert code == 0, capsys.readouterr().err
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "lead-3" / "references.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [item.id for item in newswire.items("test", 40)]
+
+
+def test_a_plan_that_failed_before_its_first_training_may_be_changed(tmp_path, base, capsys, monkeypatch):
+    def fails(settings, folder, **_):
+        raise OSError(f"no room for {settings.train.max_steps} steps")
+
+    monkeypatch.setattr(runner, "train", fails)
+    small = ["--data", "newswire", "--model", base, "--runs", str(tmp_path / "runs"), "--objectives", "ce", "--set", "train.warmup_steps=0"]
+    for steps in (2, 3):
+        assert cli.main(["reproduce", "table2", *small, "--set", f"train.max_steps={steps}"]) == 1
+        assert f"no room for {steps} steps" in capsys.readouterr().err
+
+
+def test_a_damaged_plan_is_named(tmp_path, base, capsys):
+    assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
+    for text in ("[]", "{", "[" * 100_000):
+        (tmp_path / "runs" / "plan.json").write_text(text)
+        assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
+        assert "plan.json" in (told := capsys.readouterr().err)
+        assert "Choose another --runs, or delete the file." in told

@@ -22,7 +22,7 @@ from ngramloss.training import runner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-SETTINGS = ("model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.eval_every=0",
+SETTINGS = ("model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
             "generation.max_length=12", "generation.num_beams=1", "model.feed_forward=16")
 CUT = "0123456789abcdef"
 
@@ -115,7 +115,7 @@ def test_old_summaries_never_stand_under_a_new_objective(tmp_path, capsys):
     assert train(folder, "--fresh", "--set", "objective=ce + matches(2)") == 0
     capsys.readouterr()
     assert score(folder) == 2
-    assert f"error: no predictions in {folder}. Make them with: ngramloss generate {folder}\n" == capsys.readouterr().err
+    assert f"error: no predictions in {folder}. Generate them with: ngramloss generate {folder}\n" == capsys.readouterr().err
     assert generate(folder) == 0
     capsys.readouterr()
     assert score(folder) == 0

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -51,7 +53,7 @@ max_length = 32
 SABOTAGE = """
 import os, shutil, signal, sys
 import torch
-from ngramloss import cli
+from ngramloss import checksums, cli
 from ngramloss.training import card, checkpoints
 
 where, at = sys.argv[1].split(":")
@@ -80,7 +82,7 @@ def half_deleted(path, *args, whole=shutil.rmtree, **kwargs):
         die()
     return whole(path, *args, **kwargs)
 
-def half_sealed(path, text, whole=checkpoints.write_whole):
+def half_sealed(path, text, whole=checksums.write_whole):
     if str(path).endswith(f"{here}/whole.json"):
         path.with_name("whole.json.partial-0").write_text(text[:20])
         die()
@@ -89,7 +91,7 @@ def half_sealed(path, text, whole=checkpoints.write_whole):
 if where == "saving":
     torch.save = half_saved
 elif where == "sealing":
-    checkpoints.write_whole = half_sealed
+    checksums.write_whole = half_sealed
 elif where == "pruning":
     shutil.rmtree = half_deleted
 elif where == "sealed":
@@ -340,7 +342,7 @@ def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, 
     assert "is already finished. Start over with --fresh" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in undisturbed.rglob("*") if path.is_file()} == before
 
-    short = ["--set", "train.max_steps=2"]
+    short = ["--set", "train.max_steps=2", "--set", "train.warmup_steps=0"]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *short) == 0
     first = (tmp_path / "a" / "log.jsonl").read_text()
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *short, "--set", "train.seed=7", "--fresh") == 0
@@ -393,7 +395,7 @@ def test_saving_and_sealing_count_in_no_documents_a_second(place, tmp_path, monk
 
     monkeypatch.setattr(checkpoints, "seal", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
-    changes = ["--set", "train.save_every=1", "--set", "train.log_every=1", "--set", "train.max_steps=4", "--set", "train.eval_every=0"]
+    changes = ["--set", "train.save_every=1", "--set", "train.log_every=1", "--set", "train.max_steps=4", "--set", "train.warmup_steps=0", "--set", "train.eval_every=0"]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 0
     speeds = [json.loads(line)["docs_per_second"] for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
     assert late[0] >= 4000
@@ -409,8 +411,21 @@ def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
 
 def test_a_run_that_never_began_may_begin_with_other_settings(place, tmp_path, capsys):
     assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "model.name=nowhere/nothing") == 2
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1") == 0
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1", "--set", "train.warmup_steps=0") == 0
     assert recipe.load(str(tmp_path / "a" / "recipe.toml")).model.name == "scratch"
+
+
+@pytest.mark.parametrize(("steps", "warmup", "fits"), [
+    (["train.max_steps=0", "train.epochs=3"], 24, False), (["train.max_steps=0", "train.epochs=3"], 23, True),   # 60 rows, 8 a step
+    (["train.max_steps=2"], 2, False), (["train.max_steps=2"], 1, True), (["train.max_steps=1"], 0, True),
+])
+def test_a_warm_up_that_the_training_does_not_reach_the_end_of_is_refused(place, tmp_path, capsys, steps, warmup, fits):
+    changes = [word for one in [*steps, f"train.warmup_steps={warmup}", "train.eval_every=0"] for word in ("--set", one)]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == (0 if fits else 2)
+    told = capsys.readouterr().err
+    assert fits or (f"train.warmup_steps: a warm-up of {warmup} steps does not end within this training of {warmup} steps, so the learning rate would "
+                    "never reach 0.01. Lower train.warmup_steps, or raise train.max_steps or train.epochs.") in told
+    assert not list((tmp_path / "a").rglob("checkpoint-*")) or fits
 
 
 def test_other_data_do_not_continue_a_run(place, tmp_path):
@@ -427,7 +442,7 @@ def test_other_data_do_not_continue_a_run(place, tmp_path):
 
 
 def test_without_validation_the_last_weights_are_the_model(place, tmp_path):
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.eval_every=0", "--set", "train.max_steps=4") == 0
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.eval_every=0", "--set", "train.max_steps=4", "--set", "train.warmup_steps=0") == 0
     last = load_file(tmp_path / "a" / "checkpoints" / "checkpoint-4" / "model.safetensors")
     assert all(torch.equal(last[name], value) for name, value in weights(tmp_path / "a").items())
     assert "Weights of step 4 (the last) of 4" in (tmp_path / "a" / "card.md").read_text()
@@ -456,9 +471,9 @@ def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
     with (tmp_path / "data" / "train.jsonl").open("a") as file:
         file.write('{"document": "cut sh\n')
     (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "data"))
-    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1") == 2
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1", "--set", "train.warmup_steps=0") == 2
     assert "train.jsonl:21" in capsys.readouterr().err
-    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", "--set", "train.max_steps=1", "--on-bad-row", "skip") == 0
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", "--set", "train.max_steps=1", "--set", "train.warmup_steps=0", "--on-bad-row", "skip") == 0
     assert "skipped" in (err := capsys.readouterr().err)
     assert "train.jsonl:21" in err
     assert "| train | 20 | 1 |" in (tmp_path / "b" / "card.md").read_text()
@@ -468,7 +483,7 @@ def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
 def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, tmp_path, name):
     """A stand-in for BART-base and the data set, neither of which can be fetched here; all other settings are the paper's."""
     changes = [
-        f"data.name={place / 'data'}", f"model.name={undisturbed / 'model'}", "train.max_steps=3", "train.eval_every=2",
+        f"data.name={place / 'data'}", f"model.name={undisturbed / 'model'}", "train.max_steps=3", "train.warmup_steps=0", "train.eval_every=2",
         "train.log_every=1",
     ]
     assert train(name, "--run", tmp_path / "a", *(word for one in changes for word in ("--set", one))) == 0
@@ -523,7 +538,7 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
         torch.testing.assert_close(ours[name], one_process[name], atol=1e-5, rtol=0)
     codes, err = fork_ranks(refuse, two, environment=environment())
     assert codes == [0, 0]
-    assert "is finished" in err
+    assert "is already finished" in err
 
 
 def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):
@@ -533,7 +548,7 @@ def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_r
 
     with pytest.raises(ValueError, match=r"train\.batch_size counts rows over all processes: 5 cannot be divided by 2 processes"):
         runner._each("train.batch_size", 5, 2)
-    with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all see"):
+    with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all machines share"):
         runner._present(tmp_path / "elsewhere")
     settings = recipe.load(str(place / "tiny.toml"))
     model = SimpleNamespace(config=SimpleNamespace(), get_input_embeddings=lambda: SimpleNamespace(num_embeddings=3))
@@ -569,6 +584,29 @@ def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, t
     assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
 
 
+def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
+    """With a stand-in that has what transformers calls: the real package starts a database."""
+    calls = []
+    stand_in = ModuleType("mlflow")
+    stand_in.__spec__, stand_in.__version__ = ModuleSpec("mlflow", None), "3.0"
+    stand_in.utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100))
+    stand_in.is_tracking_uri_set = lambda: True
+    stand_in.get_tracking_uri = lambda: "here"
+    stand_in.active_run = lambda: None if ("end_run", (), {}) in calls or not calls else SimpleNamespace(info=SimpleNamespace(run_id="1"))
+    for name in ("start_run", "end_run", "log_params", "log_metrics"):
+        setattr(stand_in, name, lambda *given, name=name, **options: calls.append((name, given, options)))
+    monkeypatch.setitem(sys.modules, "mlflow", stand_in)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    few = [word for one in ('train.report_to=["mlflow"]', "train.max_steps=2", "train.eval_every=2") for word in ("--set", one)]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *few) == 0
+    assert calls[0][0] == "start_run"
+    assert calls[-1][0] == "end_run"
+    sent = [options for name, _, options in calls if name == "log_metrics"]
+    for line in log(tmp_path / "a"):
+        assert any(options["step"] == line["step"] and options["metrics"].items() >= {
+            name.replace("(", "_").replace(")", "_"): value for name, value in line.items() if name != "step"}.items() for options in sent), line
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -579,6 +617,7 @@ def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, t
         (["train.fsdp=true"], "needs several processes: start with torchrun"),
         (["train.precision=fp16"], "fp16 needs a GPU"),
         (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
+        (['train.report_to=["mlflow"]'], "train.report_to: mlflow is not installed. Install it with: pip install mlflow"),
         (["train.best=rouge"], "train.best: must be one of loss, ce, matches(2), bag(2), got 'rouge'"),
         (["objective=ce + matchs(2)"], "Did you mean 'matches'"),
     ],

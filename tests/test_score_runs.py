@@ -108,6 +108,61 @@ def test_damaged_kept_figures_count_as_none(tmp_path, capsys, damage):
     assert score(capsys, folder) == before
 
 
+def edited(path, *change):
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change, 1))
+
+
+EDITS = {
+    "scores.jsonl was changed": lambda folder: edited(folder / "scores.jsonl", "100.0", "12.3"),
+    "scores.json was changed": lambda folder: edited(folder / "scores.json", "rouge|refs:1", "rouge|refs:2"),
+    "scores.json has no checksum": lambda folder: edited(folder / "scores.json", '"seal"', '"steal"'),
+    "scores.jsonl is missing": lambda folder: (folder / "scores.jsonl").unlink(),
+    "{}/scores.json is not JSON: Expecting value: line 1 column 1 (char 0)": lambda folder: (folder / "scores.json").write_text(""),
+    "{}/scores.json should contain a JSON object, got list": lambda folder: (folder / "scores.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("why", EDITS)
+def test_kept_figures_that_were_edited_are_computed_again_and_it_is_said(tmp_path, capsys, why):
+    folder = run(tmp_path / "a")
+    before = score(capsys, folder)
+    sound = [(folder / name).read_text() for name in ("scores.json", "scores.jsonl")]
+    EDITS[why](folder)
+    assert cli.main(["score", str(folder), "--json", "--samples", "20", "--shuffles", "20"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == before
+    assert err == f"warning: the scores saved in {folder} were not used ({why.format(folder)}); they are computed again.\n"
+    assert [(folder / name).read_text() for name in ("scores.json", "scores.jsonl")] == sound
+    assert score(capsys, folder) == before
+    assert capsys.readouterr().err == ""
+
+
+def kept(folder):
+    return set(json.loads((folder / "scores.json").read_text())["scores"])
+
+
+def test_figures_of_other_references_do_not_stay_beside_new_ones(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    score(capsys, folder, "--metrics", "bleu,chrf,shape")
+    assert {"bleu", "chrf", "words"} <= kept(folder)
+    edited(folder / "references.jsonl", "it rained all day", "it poured all day")   # the document is as before
+    score(capsys, folder, "--metrics", "rouge")
+    assert {"rouge1", "words"} <= kept(folder)
+    assert not {"bleu", "chrf"} & kept(folder)
+
+
+def test_figures_of_other_documents_do_not_stay_and_those_without_documents_do(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    score(capsys, folder, "--metrics", "chrf,shape")
+    score(capsys, folder, "--metrics", "bleu", "--references", folder / "references.jsonl")   # without documents
+    assert {"chrf", "coverage", "bleu"} <= kept(folder)
+    edited(folder / "references.jsonl", "as was said", "as was written")
+    score(capsys, folder, "--metrics", "rouge")
+    assert {"chrf", "bleu", "rouge1"} <= kept(folder)
+    assert "coverage" not in kept(folder)
+
+
 def test_kept_figures_of_other_documents_are_not_taken(tmp_path, capsys):
     folder = run(tmp_path / "a")
     score(capsys, folder)
@@ -291,10 +346,12 @@ def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
 
 def test_a_folder_without_predictions_says_how_to_make_them(tmp_path, capsys):
     (tmp_path / "begun").mkdir()
-    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}. Make them with: ngramloss generate {tmp_path / 'begun'}\n")
+    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}, and it is not a run's folder. Give a run's folder after ngramloss generate, or a file of predictions.\n")
+    (tmp_path / "begun" / "recipe.toml").write_text("")
+    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}. Generate them with: ngramloss generate {tmp_path / 'begun'}\n")
     (tmp_path / "begun" / "predictions.partial-0.jsonl").write_text("")
     code, said = score(capsys, tmp_path / "begun")
-    assert (code, "are not finished. Make them with: ngramloss generate" in said) == (2, True)
+    assert (code, "are not finished. Generate them with: ngramloss generate" in said) == (2, True)
 
 
 def test_runs_for_other_references_are_not_compared(tmp_path, capsys):
@@ -328,7 +385,7 @@ def test_a_run_without_documents_is_measured_without_them(tmp_path, capsys):
 
 def test_nothing_is_kept_where_nothing_was_found(tmp_path, capsys):
     folder = run(tmp_path / "a")
-    assert cli.main(["score", str(folder), "--metrics", "factcc"]) == 1
+    assert cli.main(["score", str(folder), "--metrics", "factcc"]) == 2
     assert not list(folder.glob("scores*"))
 
 

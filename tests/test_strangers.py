@@ -91,6 +91,7 @@ name = "{model}"
 {trust}
 [train]
 max_steps = 1
+warmup_steps = 0
 batch_size = 2
 accumulate = 1
 eval_every = 0
@@ -249,7 +250,7 @@ def test_bench_step_refuses_a_model_folder_with_code(planted, marker, capsys):
 
 def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = ["train.max_steps=1", "train.batch_size=2", "train.eval_every=0", "data.max_source=32", "data.max_target=16",
+    small = ["train.max_steps=1", "train.warmup_steps=0", "train.batch_size=2", "train.eval_every=0", "data.max_source=32", "data.max_target=16",
              "generation.max_length=12", "generation.num_beams=1"]   # fmt: skip
     arguments = ["reproduce", "table2", "--data", data, "--model", planted, "--objectives", "ce", "--limit", 2,
                  *(word for one in small for word in ("--set", one))]   # fmt: skip

@@ -285,6 +285,19 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     assert len(made(tmp_path)) == 3
 
 
+@pytest.mark.parametrize("name", ["input_ids.npy", "labels.npy", "labels.ends.npy"])
+def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, name):
+    first = made(tmp_path)
+    path = first.folder / name
+    sound, last = path.read_bytes(), first[-1]["labels"].tolist()
+    path.write_bytes(sound[:-4] + bytes([sound[-4] ^ 1]) + sound[-3:])   # another token, or another end of a row
+    said = []
+    again = tokenise(EXAMPLES, fingerprint(EXAMPLES), tiny_tokenizers.ours(), ROOMY, cache=tmp_path, say=said.append)
+    assert said == [f"the token cache {first.folder} is damaged ({name} was changed); rebuilding it."]
+    assert path.read_bytes() == sound
+    assert again[-1]["labels"].tolist() == last
+
+
 def test_no_examples_are_refused(tmp_path):
     with pytest.raises(ValueError, match="there are no examples to tokenise, expected at least one"):
         made(tmp_path, [])

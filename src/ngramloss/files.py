@@ -1,4 +1,4 @@
-"""text and rows → files and folders that are written completely or not at all; a lock for a folder."""
+"""text and rows → files and folders that are written completely or not at all; JSON and TOML from files; a lock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import os
 import re
 import secrets
 import shutil
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+
+from ngramloss.errors import UserError
 
 
 def cache_folder() -> Path:
@@ -56,17 +59,51 @@ def fingerprint(paths: Sequence[Path]) -> str:
 
 
 def whole_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a JSON lines file. Truncated lines are skipped; a missing file has no objects."""
+    """Read the objects of a JSON lines file. Truncated and damaged lines are skipped; a missing file has no objects."""
     rows = []
     # Not splitlines(): a text may contain U+2028 or U+0085, which end a line there but not in JSON lines.
     for text in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
         try:
             row = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):   # not JSON, too deep, an enormous number
             continue
         if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def read_json(path: Path, advice: str = "") -> Any:
+    """Read a JSON file. Raises ``UserError`` with its name if it is damaged, whatever it contains.
+
+    Args:
+        path: the file. If there is none, ``FileNotFoundError`` is raised.
+        advice: what to do about a damaged file, as a sentence.
+    """
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as reason:   # not JSON, not UTF-8, too deep, an enormous number
+        raise UserError(f"{path} is not JSON: {_reason(reason)}. {advice}".rstrip()) from None
+
+
+def read_object(path: Path, advice: str = "") -> dict[str, Any]:
+    """Read a JSON file that contains an object; arguments and errors as in :func:`read_json`."""
+    content = read_json(path, advice)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} should contain a JSON object, got {type(content).__name__}. {advice}".rstrip())
+    return content
+
+
+def parse_toml(content: bytes, where: str) -> dict[str, Any]:
+    """Read TOML. Raises ``UserError`` with the place if it is damaged, whatever it contains."""
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as reason:   # not TOML, not UTF-8, too deep, an enormous number
+        raise UserError(f"{where} is not TOML: {_reason(reason)}.") from None
+
+
+def _reason(reason: Exception) -> str:
+    """What is wrong, without the advice for programmers after a semicolon."""
+    return str(reason).partition("; use sys.")[0].rstrip(".")
 
 
 @contextmanager

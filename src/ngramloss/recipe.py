@@ -7,7 +7,6 @@ import difflib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import parse_toml
 from ngramloss.settings import Setting, setting, settings_of, toml_value
 
 
@@ -118,7 +118,16 @@ class Train:
     memory: str = setting("fast", choices=("fast", "lean"))
     """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
     seed: int = setting(42, least=0)
-    report_to: list[str] = setting([], choices=("tensorboard", "trackio", "wandb"))
+    report_to: list[str] = setting([], choices=("mlflow", "tensorboard", "trackio", "wandb"))
+
+    def raise_unless_warmup_fits(self, steps: int) -> None:
+        """Raise if a training of this many steps ends before the warm-up does."""
+        if self.warmup_steps and self.warmup_steps >= steps:
+            raise UserError(
+                f"train.warmup_steps: a warm-up of {self.warmup_steps:,} steps does not end within this training of "
+                f"{steps:,} steps, so the learning rate would never reach {self.learning_rate:g}. Lower "
+                "train.warmup_steps, or raise train.max_steps or train.epochs."
+            )
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,7 @@ def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) ->
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(_name(name), settings, objective=objective)
+    return _build_recipe(_name(name), settings, objective=objective, overridden=bool(overrides))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
@@ -276,10 +285,7 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         raise MissingFileError(
             f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}"
         )
-    try:
-        settings = tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as mistake:   # not TOML, not UTF-8, too deep, an enormous number
-        raise UserError(f"{where} is not TOML: {str(mistake).rstrip('.')}.") from None
+    settings = parse_toml(content, where)
     _drop_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
     if base is None:
@@ -326,7 +332,9 @@ def _drop_consent(settings: dict[str, Any], where: str) -> None:
         )
 
 
-def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = True) -> Recipe:
+def _build_recipe(
+    name: str, settings: Mapping[str, Any], *, objective: bool = True, overridden: bool = False
+) -> Recipe:
     mistakes: list[str] = []
     known = _settings()
     values: dict[str, Any] = {}
@@ -358,7 +366,8 @@ def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = T
             mistakes.append(str(mistake))
     if mistakes:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise UserError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        changed = " with your options" if overridden else ""
+        raise UserError(f"recipe {name}{changed} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
     return recipe
 
 

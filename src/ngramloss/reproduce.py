@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from ngramloss import paper, recipe, tabular
 from ngramloss.data import measurement
 from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
-from ngramloss.files import write_whole
+from ngramloss.files import read_object, write_whole
 from ngramloss.generation import predictions
 from ngramloss.report import build, page
 from ngramloss.run_folder import RunFolder
@@ -24,6 +25,8 @@ Say = Callable[[str], None]
 
 TABLES = ("table1", "table2", "table3", "cases")
 SMALL = "newswire"
+BASE = "base"
+"""Folder of the model that is trained first."""
 BATCH = 32
 """Number of documents in a generation batch."""
 
@@ -109,11 +112,13 @@ def make_plan(
     """
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more, got {seeds}.")
+    if any(setting.partition("=")[0].strip() == "data.name" for setting in overrides):
+        raise UserError("choose the data with --data, not with --set data.name.")
     name = canonical(data or chosen_data())
     base = None
     if name == SMALL and model is None:
         base = recipe.load("demo", ["objective=ce"])
-        model = str(RunFolder(folder / "base").model)
+        model = str(RunFolder(folder / BASE).model)
     settings = [*([f"model.name={model}"] if model else []), *overrides]
     if name not in RECIPES:
         settings.append(f"data.name={name}")
@@ -145,7 +150,11 @@ def reproduce(
         progress: called with the number of documents written since the last call, and the total.
         trust_remote_code: whether code that comes with the model may run.
     """
-    _claim(plan)
+    _raise_if_another_plan(plan)
+    baselines = [_baseline_job(plan, baseline) for baseline in plan.baselines]
+    _check(plan, page_folder, options, baselines[0])
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_whole(_plan_file(plan), json.dumps(_fixed_settings(plan), indent=1))
     steps = len(plan.trainings) + len(plan.baselines) + 2 + (plan.base is not None)
     at = 0
 
@@ -156,7 +165,7 @@ def reproduce(
 
     if plan.base is not None:
         begin("base model, trained with ce")
-        if not _train(plan.base, plan.folder / "base", say):
+        if not _train(plan.base, plan.folder / BASE, say):
             return None
     for training in plan.trainings:
         begin(f"{training.objective}, seed {training.seed}")
@@ -166,14 +175,15 @@ def reproduce(
             str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code
         )
         _write_predictions(work, training.folder, progress)
-    for baseline in plan.baselines:
-        begin(f"{baseline}, a baseline without training")
-        work = predictions.job(baseline, data=plan.data, limit=plan.limit, batch_size=BATCH)
-        _write_predictions(work, plan.folder / baseline, progress)
+    for work in baselines:
+        begin(f"{work.model}, a baseline without training")
+        _write_predictions(work, plan.folder / work.model, progress)
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / baseline for baseline in plan.baselines]
     texts = systems.align(None, folders)
     result = results.score_systems(texts, plan.metrics, options=options)
+    for warning in result.cache_warnings:
+        say(f"warning: {warning}")
     begin("report")
     shown = build.build_record(
         result, texts, title=_title(plan), notes=[plan.note, differences_sentence(result)], deviations=deviations(plan),
@@ -312,21 +322,76 @@ def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: b
     return runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code).finished
 
 
+def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] | None, work: predictions.Job) -> None:
+    """Raise if something would fail after the trainings. The first training itself checks the model and its data.
+
+    The test split is read as the generations will read it, each metric scores one document, and the page's folder must
+    be writable.
+    """
+    if all(RunFolder(training.folder).finished for training in plan.trainings):
+        return
+    for training in plan.trainings:
+        if training.settings.train.max_steps:
+            training.settings.train.raise_unless_warmup_fits(training.settings.train.max_steps)
+    page.check_packages()
+    _raise_unless_writable(page_folder)
+    first = predictions.read_split(work).examples[0]
+    task = systems.Task([first.id], [list(first.references) or [first.target]], [first.source])
+    sample = systems.Aligned(task, ["sample"], [[first.target]], [None], [])
+    absent = results.score_systems(sample, plan.metrics, options=options, samples=1, shuffles=0).absent
+    if absent:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in absent.items())
+        raise UserError(f"nothing was trained, because a metric cannot run: {reasons}")
+
+
+def _raise_unless_writable(folder: Path) -> None:
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"cannot write the page to {folder}: {existing} is a file. Choose another --out.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write the page to {folder}: no permission to write to {existing}. Choose another "
+                        "--out.")
+
+
+def _baseline_job(plan: Plan, baseline: str) -> predictions.Job:
+    """The job of a baseline, which reads the data as the trainings do."""
+    data = plan.trainings[0].settings.data
+    same = [f"data.{name}={json.dumps(getattr(data, name), ensure_ascii=False)}"
+            for name in ("source", "target", "id", "on_bad_row")]
+    return predictions.job(baseline, data=data.name, overrides=same, limit=plan.limit, batch_size=BATCH)
+
+
 def _write_predictions(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
-    if not RunFolder(folder).predictions.exists():   # of this plan: see _claim
+    if not RunFolder(folder).predictions.exists():   # of this plan: see _raise_if_another_plan
         predictions.write_predictions(work, folder, progress=progress)
 
 
-def _claim(plan: Plan) -> None:
-    """Write ``plan.json``, or raise if the folder has another plan. Tables, seeds and objectives may be added."""
-    path = plan.folder / "plan.json"
+def _plan_file(plan: Plan) -> Path:
+    return plan.folder / "plan.json"
+
+
+def _fixed_settings(plan: Plan) -> dict[str, object]:
+    """What all runs of a folder have in common. Tables, seeds and objectives may be added."""
     first = plan.trainings[0].settings
-    fixed = {"recipe": recipe.dump(recipe.changed(first, ["objective=ce", "train.seed=1"])), "limit": plan.limit}
-    before = path.read_text(encoding="utf-8").replace(r"trust_remote_code = false\n", "") if path.exists() else ""
-    if before and json.loads(before) != fixed:   # earlier versions wrote that setting out
+    return {"recipe": recipe.dump(recipe.changed(first, ["objective=ce", "train.seed=1"])), "limit": plan.limit}
+
+
+def _raise_if_another_plan(plan: Plan) -> None:
+    """Raise if the folder has runs with other settings."""
+    path = _plan_file(plan)
+    if not path.exists() or not any(_has_begun(run) for run in plan.folder.iterdir() if run.is_dir()):
+        return
+    before = read_object(path, "Choose another --runs, or delete the file.")
+    written = str(before.get("recipe")).replace("trust_remote_code = false\n", "")   # earlier versions wrote it out
+    if before | {"recipe": written} != _fixed_settings(plan):
         raise UserError(f"{plan.folder} was started with other settings. Choose another --runs, or delete it.")
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(fixed, indent=1))
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run would be lost; the base model is the same for all settings."""
+    run = RunFolder(folder)
+    saved = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
+    return folder.name != BASE and (run.finished or run.has_predictions or saved)
 
 
 def _folder(folder: Path, settings: recipe.Recipe, seed: int) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.errors import UserError
-from ngramloss.files import fingerprint, lock_folder, remove, write_whole
+from ngramloss.files import fingerprint, lock_folder, read_object, remove, write_whole
 
 
 class Busy(UserError):
@@ -184,7 +184,6 @@ def _stamps(files: Sequence[Path]) -> dict[str, list[int]]:
 def _json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if there is no such file or it contains something else."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_object(path)
+    except (OSError, UserError):
         return {}
-    return content if isinstance(content, dict) else {}

@@ -6,6 +6,7 @@ import argparse
 
 from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, verb
 from ngramloss.cli.output import print_result
+from ngramloss.errors import UserError
 
 SCORE = """\
 Score the summaries or translations of one or more systems against references, with confidence intervals, and compare
@@ -28,7 +29,7 @@ examples, from the first line on:
   ngramloss score --references refs.jsonl --documents refs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl b.jsonl
   ngramloss score --references refs.jsonl a.jsonl --sentences pysbd --json
   ngramloss score --references refs.jsonl a.jsonl b.jsonl --limits 5:62 --markdown
-  ngramloss score --references refs.jsonl a.jsonl --set rouge.tokenizer=characters --latex
+  ngramloss score --references refs.jsonl a.jsonl --set rouge.tokens=auto --latex
   ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large
 runs, after ngramloss generate:
   ngramloss score runs/*
@@ -57,5 +58,7 @@ def run(options: argparse.Namespace) -> int:
         tables.write_documents(result, out)
     forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown, "csv": tables.as_csv}
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
+    if result.absent and not result.figures:
+        raise UserError("nothing was scored.\n" + "\n".join(f"  {name}: {why}" for name, why in result.absent.items()))
     print_result(form(result))
-    return 1 if result.absent and not result.figures else 0
+    return 0

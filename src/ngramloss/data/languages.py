@@ -1,106 +1,181 @@
-"""codes of two languages and a multilingual tokenizer → the tokenizer set to them; the columns a language may have."""
+"""texts → letters by script, the language that a script suggests, and tokens in any script."""
 
 from __future__ import annotations
 
-import difflib
 import re
+import unicodedata
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
 
 from ngramloss.errors import UserError
 
-_ISO = """
-af:afr am:amh ar:arb as:asm az:azj be:bel bg:bul bn:ben bs:bos ca:cat cs:ces cy:cym da:dan de:deu el:ell en:eng es:spa
-et:est eu:eus fa:pes fi:fin fr:fra ga:gle gl:glg gu:guj ha:hau he:heb hi:hin hr:hrv ht:hat hu:hun hy:hye id:ind ig:ibo
-is:isl it:ita ja:jpn jv:jav ka:kat kk:kaz km:khm kn:kan ko:kor ky:kir lb:ltz lo:lao lt:lit lv:lvs mg:plt mk:mkd ml:mal
-mn:khk mr:mar ms:zsm mt:mlt my:mya ne:npi nl:nld no:nob oc:oci or:ory pa:pan pl:pol ps:pbt pt:por ro:ron ru:rus sd:snd
-si:sin sk:slk sl:slv so:som sq:als sr:srp su:sun sv:swe sw:swh ta:tam te:tel tg:tgk th:tha tk:tuk tl:tgl tr:tur ug:uig
-uk:ukr ur:urd uz:uzn vi:vie xh:xho yi:ydd yo:yor zh:zho zu:zul
-"""
-SHORT = {long: short for short, _, long in (pair.partition(":") for pair in _ISO.split())}
-"""The three letters that NLLB has for a language → the two letters that other models and most files have."""
-LONG = {short: long for long, short in SHORT.items()}
+AUTO = "auto"
+"""Choose the language by script, text by text."""
+LATIN = "Latin"
 
-_SCRIPT = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+SCRIPTS = {
+    LATIN: ("en", "0041-005a 0061-007a 00aa-00aa 00ba-00ba 00c0-02af 1e00-1eff 2c60-2c7f a720-a7ff fb00-fb06 "
+                  "ff21-ff3a ff41-ff5a"),
+    "Han": ("zh", "2e80-2fdf 3005-3007 3021-3029 3038-303b 3105-312f 31a0-31bf 3400-4dbf 4e00-9fff f900-faff "
+                  "20000-3ffff"),
+    "kana": ("ja", "3041-309f 30a1-30fa 30fc-30ff 31f0-31ff ff66-ff9f 1b000-1b16f"),
+    "Hangul": ("ko", "1100-11ff 3131-318e a960-a97f ac00-d7ff ffa1-ffdc"),
+    "Thai": ("th", "0e01-0e4e"), "Lao": ("lo", "0e80-0ecf 0edc-0edf"), "Khmer": ("km", "1780-17d3 17d7-17dd"),
+    "Myanmar": ("my", "1000-103f 104a-108f 109a-109f a9e0-a9ef a9fa-a9fe aa60-aa7f"),
+    "Arabic": ("ar", "0600-06ff 0750-077f 0870-08ff fb50-fdff fe70-fefc"), "Hebrew": ("he", "0590-05ff fb1d-fb4f"),
+    "Cyrillic": ("ru", "0400-052f 1c80-1c8f 2de0-2dff a640-a69f"), "Greek": ("el", "0370-03ff 1f00-1fff"),
+    "Armenian": ("hy", "0530-058f fb13-fb17"), "Georgian": ("ka", "10a0-10ff 1c90-1cbf 2d00-2d2f"),
+    "Ethiopic": ("am", "1200-139f 2d80-2ddf ab00-ab2f"), "Devanagari": ("hi", "0900-097f a8e0-a8ff"),
+    "Bengali": ("bn", "0980-09ff"), "Gurmukhi": ("pa", "0a00-0a7f"), "Gujarati": ("gu", "0a80-0aff"),
+    "Odia": ("or", "0b00-0b7f"), "Tamil": ("ta", "0b80-0bff"), "Telugu": ("te", "0c00-0c7f"),
+    "Kannada": ("kn", "0c80-0cff"), "Malayalam": ("ml", "0d00-0d7f"), "Sinhala": ("si", "0d80-0dff"),
+    "Tibetan": ("bo", "0f00-0fff"),
+}  # fmt: skip
+"""Script → the language that it suggests, and its blocks: the first and the last code point of each. Digits of scripts
+without spaces are left out: they make numbers, as in other scripts."""
+SPACELESS = ("Han", "kana", "Thai", "Lao", "Khmer", "Myanmar")
+"""Scripts whose words are not separated by spaces."""
+
+NAMES = {
+    "en": "English", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "th": "Thai", "lo": "Lao", "km": "Khmer",
+    "my": "Burmese", "ar": "Arabic", "he": "Hebrew", "ru": "Russian", "el": "Greek", "hy": "Armenian",
+    "ka": "Georgian", "am": "Amharic", "hi": "Hindi", "bn": "Bengali", "pa": "Punjabi", "gu": "Gujarati",
+    "or": "Odia", "ta": "Tamil", "te": "Telugu", "kn": "Kannada", "ml": "Malayalam", "si": "Sinhala",
+    "bo": "Tibetan",
+}  # fmt: skip
+"""Code of a language → its name."""
+
+_WEIGHT = 3
+"""A character of a script without spaces counts as so many letters: it says about as much."""
+_KANA = 0.05
+"""From this share of kana among Han and kana on, a text is Japanese: Chinese texts quote single kana."""
+
+_NOT_ASCII_LETTER = bytes(code for code in range(128) if not chr(code).isalpha())
+_OTHER_LETTER = re.compile(r"[^\W\d_\x00-\x7f]")
+_INVISIBLE = re.compile(
+    r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]"
+)
+"""Joiners, soft hyphens, marks of direction, selectors of variants: they neither separate words nor tell them apart."""
 
 
-def codes(tokenizer: Any) -> dict[str, int]:
-    """The codes of a multilingual tokenizer's languages → their token ids; empty for any other tokenizer."""
-    if not hasattr(tokenizer, "set_tgt_lang_special_tokens"):
-        return {}
-    listed = getattr(tokenizer, "lang_code_to_id", None) or {   # NLLB has its codes among the special tokens
-        token: tokenizer.convert_tokens_to_ids(token) for token in map(str, tokenizer.all_special_tokens)
-        if _SCRIPT.fullmatch(token)
-    }
-    return {code: token for code, token in listed.items() if token is not None and token != tokenizer.unk_token_id}
+class Letters(NamedTuple):
+    """How many letters some texts have: a to z, and each other letter."""
+
+    ascii: int
+    others: Counter[str]
+
+    @property
+    def total(self) -> int:
+        """The number of letters."""
+        return self.ascii + self.others.total()
+
+    @property
+    def scripts(self) -> Counter[str]:
+        """Script → number of letters; "other" for scripts that are not in ``SCRIPTS``."""
+        counts = Counter({LATIN: self.ascii}) if self.ascii else Counter[str]()
+        for letter, count in self.others.items():
+            counts[script(letter)] += count
+        return counts
+
+    @property
+    def share_not_ascii(self) -> float:
+        """The share of letters other than a to z."""
+        return self.others.total() / self.total if self.total else 0.0
 
 
-def set_languages(tokenizer: Any, source: str, target: str, *, model: str) -> None:
-    """Set the languages of a multilingual tokenizer. Leaves other tokenizers as they are.
+def letters(texts: Iterable[str]) -> Letters:
+    """Count the letters of texts.
 
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        source: the code of the sources' language, as the tokenizer spells it; empty: the tokenizer's own.
-        target: the same for the targets. Both must be given, unless the tokenizer was saved with both.
-        model: the model's name, for messages.
+    >>> letters(["Käse 12!"])
+    Letters(ascii=3, others=Counter({'ä': 1}))
     """
-    known = codes(tokenizer)
-    given = {"data.source_language": source, "data.target_language": target}
-    if not known:
-        if source or target:
-            key, code = next((key, code) for key, code in given.items() if code)
-            raise UserError(f"{key}: the tokenizer of {model} has no languages, so {code!r} means nothing to it. Leave "
-                            "the setting out; columns are chosen with data.source and data.target.")
-        return
-    if not source and not target and tokenizer.tgt_lang in known and tokenizer.src_lang in known:
-        source, target = tokenizer.src_lang, tokenizer.tgt_lang
-    if not source or not target:
-        raise UserError(f"{model} is multilingual. Set data.source_language and data.target_language to codes of its "
-                        f"languages: {_few(known)}. If sources and targets have the same language, set it twice.")
-    mistakes = [f"{key}: {model} has no language {code!r}. {_hint(code, known)}" for key, code in
-                (("data.source_language", source), ("data.target_language", target)) if code not in known]
-    if mistakes:
-        raise UserError("\n".join(mistakes))
-    tokenizer.tgt_lang = target
-    tokenizer.src_lang = source
+    plain, others = 0, Counter[str]()
+    for text in texts:
+        plain += len(text.encode("ascii", "ignore").translate(None, _NOT_ASCII_LETTER))
+        if not text.isascii():
+            others.update(_OTHER_LETTER.findall(text))
+    return Letters(plain, others)
 
 
-def close_codes(code: str, known: Iterable[str]) -> list[str]:
-    """At most three known codes that may be meant.
+def script(letter: str) -> str:
+    """The script of a letter; "other" for scripts that are not in ``SCRIPTS``.
 
-    Example:
-        >>> close_codes("de", ["cs_CZ", "de_DE"]), close_codes("de_DE", ["deu_Latn", "dik_Latn"])
-        (['de_DE'], ['deu_Latn'])
-        >>> close_codes("zho_Hans", ["en", "zh"]), close_codes("en_US", ["en_XX"]), close_codes("klingon", ["en"])
-        (['zh'], ['en_XX'], [])
+    >>> script("ж"), script("中"), script("ü"), script("ᚠ")
+    ('Cyrillic', 'Han', 'Latin', 'other')
     """
-    known = list(known)
-    same = [other for other in known if _language(other) == _language(code)]
-    return (same or difflib.get_close_matches(code, known, 3, cutoff=0.7))[:3]
+    blocks = _blocks()
+    index = bisect_right(blocks, letter, key=lambda block: block[0]) - 1
+    return blocks[index][2] if index >= 0 and letter <= blocks[index][1] else "other"
 
 
-def column_names(code: str) -> list[str]:
-    """The names of columns that may have texts in a language, the code itself first.
+def language_of(texts: Iterable[str]) -> str:
+    """The code of the language that the script of most letters suggests; "en" for Latin letters and for none.
 
-    Example:
-        >>> column_names("de_DE"), column_names("deu_Latn"), column_names("")
-        (['de_de', 'de', 'deu'], ['deu_latn', 'de', 'deu'], [])
+    Scripts are shared by languages: German is taken for English, Ukrainian for Russian, Persian for Arabic.
+
+    >>> language_of(["今天天气很好"]), language_of(["今日は晴れ"]), language_of(["Guten Tag"])
+    ('zh', 'ja', 'en')
     """
-    short = _language(code)
-    return list(dict.fromkeys(name for name in (code.casefold(), short, LONG.get(short, short)) if name))
+    counts = letters(texts).scripts
+    weights = {name: count * (_WEIGHT if name in SPACELESS else 1) for name, count in counts.items() if name in SCRIPTS}
+    han, kana = weights.pop("Han", 0), weights.pop("kana", 0)
+    if han + kana:
+        weights["kana" if kana >= _KANA * (han + kana) else "Han"] = han + kana
+    return SCRIPTS[max(weights, key=lambda name: weights[name])][0] if weights else "en"
 
 
-def _language(code: str) -> str:
-    """A code's language, in two letters where it has them."""
-    first = re.split(r"[_-]", code.strip("_"))[0].casefold()
-    return SHORT.get(first, first)
+def checked_language(language: str) -> str:
+    """A code of a language or ``auto``. Raises if it has another form."""
+    if language != AUTO and not re.fullmatch("[a-z]{2,3}", language):
+        raise UserError(f"the language must be auto or a code of two letters such as de, got {language!r}.")
+    return language
 
 
-def _hint(code: str, known: dict[str, int]) -> str:
-    close = close_codes(code, known)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {_few(known)}."
+def name_of(language: str) -> str:
+    """The name of a language, or its code in quotes if it is not in ``NAMES``."""
+    return NAMES.get(language, repr(language))
 
 
-def _few(known: dict[str, int]) -> str:
-    shown = list(known)[:8]
-    return ", ".join(shown) + (f" and {len(known) - len(shown)} more" if len(known) > len(shown) else "")
+def percent(share: float) -> str:
+    """A share for a message.
+
+    >>> percent(1), percent(0.234), percent(0.0123)
+    ('100%', '23%', '1.2%')
+    """
+    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
+
+
+def normalised(text: str) -> str:
+    """The text in NFKC with case folded, without invisible characters. Full-width letters become ordinary ones."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return _INVISIBLE.sub("", folded)
+
+
+@lru_cache(maxsize=1)
+def token_pattern() -> re.Pattern[str]:
+    """What a token is in a normalised text: one character of a script without spaces, or letters and digits of others.
+
+    Combining marks belong to the character before them: vowel signs of Hindi, diacritics of Arabic.
+
+    >>> token_pattern().findall(normalised("The Straße, हिन्दी: 北京 2024"))
+    ['the', 'strasse', 'हिन्दी', '北', '京', '2024']
+    """
+    single = "".join(f"{first}-{last}" for first, last, name in _blocks() if name in SPACELESS)
+    # Python finds a character quickly in a class of the first 2^16 characters, but goes through others one by one.
+    mark = rf"(?:[{_marks(0x300, 0x10000)}]|(?=[\U00010000-\U0010ffff])[{_marks(0x10000, 0x20000)}])"
+    return re.compile(rf"(?=\w)[{single}]{mark}*|[^\W_{single}]+(?:{mark}+[^\W_{single}]*)*")
+
+
+@lru_cache(maxsize=1)
+def _blocks() -> list[tuple[str, str, str]]:
+    """First and last character and script of every block, in order."""
+    blocks = ((block.split("-"), name) for name, (_, written) in SCRIPTS.items() for block in written.split())
+    return sorted((chr(int(first, 16)), chr(int(last, 16)), name) for (first, last), name in blocks)
+
+
+def _marks(start: int, stop: int) -> str:
+    """The combining marks in a range of code points, which ``\\w`` lacks."""
+    return "".join(chr(code) for code in range(start, stop) if unicodedata.category(chr(code)).startswith("M"))

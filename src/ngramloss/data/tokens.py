@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ngramloss.checksums import cached_folder
 from ngramloss.data import Example, split_many
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder, whole_folder
+from ngramloss.files import cache_folder
 from ngramloss.recipe import Data
 from ngramloss.stats import IGNORE_INDEX
 
@@ -78,9 +79,9 @@ class Tokens(Dataset[dict[str, Ids]]):
 
 def tokenise(
     examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *,
-    cache: Path | None = None, progress: Callable[[int], None] | None = None,
+    cache: Path | None = None, progress: Callable[[int], None] | None = None, say: Callable[[str], None] = print,
 ) -> Tokens:
-    """Tokenise the examples, or read the tokens from the cache if it has them.
+    """Tokenise the examples, or read the tokens from the cache if it has them, undamaged.
 
     Args:
         examples: what to tokenise.
@@ -89,15 +90,17 @@ def tokenise(
         shape: the settings.
         cache: folder for prepared data, :func:`cache_folder` by default.
         progress: called with the number of examples done since the last call.
+        say: shows a message to the user, if the cache is damaged.
     """
     if not examples:
         raise UserError("there are no examples to tokenise, expected at least one.")
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    if not folder.exists():
-        with whole_folder(folder) as partial:
-            _write(partial, examples, tokenizer, shape, progress or (lambda _: None))
-    return Tokens(folder)
+
+    def fill(partial: Path) -> None:
+        _write(partial, examples, tokenizer, shape, progress or (lambda _: None))
+
+    return Tokens(cached_folder(folder, fill, what="token cache", say=say))
 
 
 def _write(

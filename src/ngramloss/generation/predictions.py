@@ -7,14 +7,14 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data import Example, columns_of, load
-from ngramloss.data.languages import codes
+from ngramloss.data import Example, Split, columns_of, load
+from ngramloss.data.multilingual import codes
 from ngramloss.data.origins import canonical
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import Shape, separator_id
@@ -150,16 +150,21 @@ def write_predictions(
         raise
 
 
+def read_split(work: Job) -> Split:
+    """Read the documents of a job."""
+    return load(
+        work.data.name, work.split, **columns_of(work.data, work.task), on_bad_row=work.data.on_bad_row,
+        limit=work.limit,
+        validation_fraction=work.data.validation_fraction if work.split == "validation" else 0.0,
+    )
+
+
 def _write_share(
     work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None, say: Callable[[str], None]
 ) -> Path:
     """Write this process's share. The first process also writes the common files and merges the shares."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    split = load(
-        work.data.name, work.split, **columns_of(work.data, work.task), on_bad_row=work.data.on_bad_row,
-        limit=work.limit,
-        validation_fraction=work.data.validation_fraction if work.split == "validation" else 0.0,
-    )
+    split = read_split(work)
     examples = split.examples
     writer = _writer(work, say)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
@@ -225,12 +230,22 @@ def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model"} if same_weights else {"versions"}
-    changed = [key for key in settings if before.get(key) != settings[key] and key not in left_out]
-    if changed:
-        changes = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
-        raise UserError(f"{run.path} has predictions made with other settings ({changes}). Choose another --out, or "
-                        "delete them.")
+    changes = [change for key in settings if key not in left_out
+               for change in _differences(key, before.get(key), settings[key])]
+    if changes:
+        raise UserError(f"{run.path} has predictions made with other settings ({'; '.join(changes)}). Choose another "
+                        "--out, or delete them.")
     return True
+
+
+def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
+    """What differs in a setting, as ``generation.num_beams: 4 → 8``; of nested settings only those that differ."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in {**before, **now}:
+            yield from _differences(f"{name}.{key}", before.get(key), now.get(key))
+    elif before != now:
+        written = ["not set" if value is None else repr(value) for value in (before, now)]
+        yield f"{name}: {written[0]} → {written[1]}"
 
 
 def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ngramloss import recipe
-from ngramloss.data.languages import codes, set_languages
+from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError

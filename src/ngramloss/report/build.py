@@ -50,6 +50,7 @@ def build_record(
         task=_task(result),
         scores=_scores(result), systems=[_system(result, index, label) for index, label in enumerate(labels)],
         seeds=[_seed_group(seeds) for seeds in result.seeds], signatures=result.signatures, absent=result.absent,
+        metric_notes=result.notes,
         deviations=list(deviations), paper=_paper(beside, result, whole=beside in known) if beside else None,
         training=_training(result, labels), ablations=_ablations(result), cases=_cases(result, texts),
     )  # fmt: skip

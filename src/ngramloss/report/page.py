@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ngramloss.errors import UserError
 from ngramloss.files import write_whole
 from ngramloss.metrics.registry import Score
 from ngramloss.recipe import WORDS
@@ -38,13 +39,20 @@ def write_page(report: Report, folder: Path, *, budget: int = BUDGET) -> Path:
     return path
 
 
+def check_packages() -> None:
+    """Raise if a package that a page needs is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as missing:
+        raise UserError(f"a report needs {missing.name}. Install it with: pip install 'ngramloss[report]'") from None
+
+
 def page_text(report: Report, *, budget: int = BUDGET) -> str:
     """The whole page as text that UTF-8 can hold: half a surrogate pair becomes a question mark."""
-    try:
-        import jinja2
-        import matplotlib  # noqa: F401, so that the error comes before half of the work is done
-    except ImportError as missing:
-        raise ValueError(f"a report needs {missing.name}. Install it with: pip install 'ngramloss[report]'") from None
+    check_packages()   # so that the error comes before half of the work is done
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,

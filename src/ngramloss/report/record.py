@@ -197,6 +197,8 @@ class Report:
     """By metric."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Metric → why it could not run."""
+    metric_notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Metric → sentences about texts that its options do not read well."""
     deviations: Sequence[str] = ()
     """Where this departs from the paper."""
     paper: PaperTable | None = None

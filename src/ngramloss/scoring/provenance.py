@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import escape
-from ngramloss.errors import UserError
-from ngramloss.files import whole_rows
+from ngramloss.files import parse_toml, read_json, whole_rows
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
 from ngramloss.recipe import TASKS
@@ -136,19 +134,9 @@ def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as mistake:
-        raise UserError(f"{path} is not TOML: {str(mistake).rstrip('.')}.") from None
+    return parse_toml(path.read_bytes(), str(path)) if path.is_file() else {}
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as mistake:
-        raise UserError(f"{path} is not JSON: {mistake}.") from None
+    content = read_json(path) if path.is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -59,8 +59,9 @@ class Result(NamedTuple):
         audit: for each system, notes on suspicious texts.
         runs: for each system, what its folder says about it; None for a file.
         seeds: systems with several runs.
-        cache_warnings: messages about folders in which scores could not be saved.
+        cache_warnings: messages about folders whose saved scores are damaged, or in which scores could not be saved.
         metric_of: name of a score → the metric that returned it.
+        notes: metric → sentences about texts that its options do not read well.
     """
 
     names: list[str]
@@ -75,6 +76,7 @@ class Result(NamedTuple):
     seeds: list[Seeds]
     cache_warnings: list[str]
     metric_of: dict[str, str]
+    notes: dict[str, list[str]]
 
     @property
     def described(self) -> dict[str, Score]:
@@ -111,10 +113,13 @@ def score_systems(
     tell = progress or (lambda _: None)
     cached = [score_cache.read(folder, texts.task.ids, predictions) if folder else {}
               for folder, predictions in zip(texts.folders, texts.texts, strict=True)]
+    unused = [f"the scores saved in {folder} were not used ({why}); they are computed again."
+              for folder in texts.folders if folder and (why := score_cache.damage(folder))]
     # Read now: another run may have replaced the folder's content by the time the metrics are done.
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
     scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
+    notes = {}
     for name in metrics:
         metric = METRICS[name]
         given: dict[str, Any] = {
@@ -139,15 +144,18 @@ def score_systems(
                 absent[name] = str(missing)
                 break
             _check_scores(name, found, [score for score in owners if owners[score] == name], len(texts.task.ids))
-            scores[index][name] = Keyed(key, found)
+            scores[index][name] = Keyed(key, found, score_cache.text_hashes(taken))
+        everyone = [text for system in texts.texts for text in system]
+        if name not in absent and (sentences := metric.notes_on(given | {"predictions": everyone}, chosen[name])):
+            notes[name] = sentences
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
     tell("intervals and tests")
     result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
     audit = [_audit(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
-    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
-    return result._replace(cache_warnings=_write_caches(texts, scores, result))
+    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result), notes=notes)
+    return result._replace(cache_warnings=[*unused, *_write_caches(texts, scores, result)])
 
 
 def _write_caches(texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result: Result) -> list[str]:
@@ -161,7 +169,8 @@ def _write_caches(texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result:
             warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue
         try:
-            score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus)
+            given = {"references": texts.task.references, "documents": texts.task.documents}
+            score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus, given)
         except Busy:
             warnings.append(f"scores were not saved in {folder}: another process is using it.")
         except OSError as reason:
@@ -189,7 +198,7 @@ def _comparison(
         if without:
             left_out[name] = without
     return Result(texts.names, texts.task.ids, corpus, documents, signatures, {}, left_out, [], about, [], [],
-                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values})
+                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values}, {})
 
 
 def _audit(

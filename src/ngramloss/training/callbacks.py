@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from ngramloss.files import appended, whole_rows, write_whole
 from ngramloss.hf.trainer import CheckpointError
 from ngramloss.loss import JointLoss
+from ngramloss.recipe import Train
 from ngramloss.training import checkpoints
 
 
@@ -105,6 +106,17 @@ class Sealing(TrainerCallback):
                 raise CheckpointError(f"cannot write {checkpoint}: {reason}.") from reason
             checkpoints.prune(self.folder, keep=self.keep, best=state.best_global_step)
         self.wait()
+
+
+class Warmup(TrainerCallback):
+    """Refuses a warm-up that is not shorter than the training, as soon as the number of steps is known."""
+
+    def __init__(self, settings: Train) -> None:
+        self.settings = settings
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Compare them."""
+        self.settings.raise_unless_warmup_fits(state.max_steps)
 
 
 class Finite(TrainerCallback):

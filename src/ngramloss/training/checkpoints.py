@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.files import write_whole
+from ngramloss import checksums
+from ngramloss.checksums import SEAL, damage, seal
 
-SEAL = "whole.json"
-"""The file that is written last into a checkpoint: names, sizes and checksums of the others."""
+__all__ = ["SEAL", "Found", "copy_model", "facts", "fault", "find", "prune", "seal", "step"]
 
 _NOT_MODEL = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data)(\.|_\d)"
@@ -25,16 +22,6 @@ class Found(NamedTuple):
 
     newest: Path | None
     broken: dict[Path, str]
-
-
-def seal(checkpoint: Path, **facts: Any) -> None:
-    """Mark a checkpoint as complete. Its files reach the disk before the mark does."""
-    content = {}
-    for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != SEAL):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        content[str(path.relative_to(checkpoint))] = [path.stat().st_size, _checksum(path)]
-    write_whole(checkpoint / SEAL, json.dumps({"files": content, **facts}, indent=1))
 
 
 def find(folder: Path) -> Found:
@@ -50,27 +37,17 @@ def find(folder: Path) -> Found:
 
 def fault(checkpoint: Path) -> str:
     """The reason why a checkpoint is incomplete or damaged; empty if it is fine."""
-    try:
-        files = [(name, size, checksum) for name, (size, checksum) in facts(checkpoint)["files"].items()]
-    except FileNotFoundError:
-        return "writing it did not finish"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):   # a damaged file may contain anything
-        return f"its {SEAL} cannot be read"
-    for name, size, checksum in files:
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes of {size}"
-        if _checksum(path) != checksum:
-            return f"{name} was changed"
-    return ""
+    why = damage(checkpoint)
+    if why:
+        return why
+    known = facts(checkpoint)
+    best = known["best_step"] is None or (type(known["best_step"]) is int and type(known["best"]) in (int, float))
+    return "" if best and isinstance(known["finished"], bool) else f"its {SEAL} cannot be read"
 
 
 def facts(checkpoint: Path) -> dict[str, Any]:
-    """The facts that :func:`seal` saved."""
-    content: dict[str, Any] = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
-    return content
+    """What a checkpoint's seal says of it; what it does not say is unknown, and the training not finished."""
+    return {"step": step(checkpoint), "best_step": None, "best": None, "finished": False, **checksums.facts(checkpoint)}
 
 
 def step(checkpoint: Path) -> int:
@@ -95,11 +72,3 @@ def copy_model(checkpoint: Path, folder: Path) -> None:
 
 def _all(folder: Path) -> list[Path]:
     return [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name.rpartition("-")[2].isdigit()]
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while part := file.read(1 << 22):
-            checksum = zlib.crc32(part, checksum)
-    return checksum

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ngramloss.data.languages import codes
+from ngramloss.data.multilingual import codes
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.hf.heads import bare

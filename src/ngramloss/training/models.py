@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 
+from ngramloss.checksums import cached_folder
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder, whole_folder
+from ngramloss.files import cache_folder
 from ngramloss.recipe import Generation, Model
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -79,7 +81,8 @@ def _refuse_foreign_kernels(config: Any) -> None:
 
 
 def load_tokenizer(
-    settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False
+    settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False,
+    say: Callable[[str], None] = print,
 ) -> tuple[Any, Path | None]:
     """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
 
@@ -88,6 +91,7 @@ def load_tokenizer(
         texts: returns the texts to train a tokenizer on.
         fingerprint: of those texts; a tokenizer for the same content and settings is read from the cache.
         trust_remote_code: as in :func:`load`.
+        say: shows a message to the user, if the cache is damaged.
     """
     from transformers import AutoTokenizer
 
@@ -100,9 +104,11 @@ def load_tokenizer(
         return tokenizer, None
     key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
     folder = cache_folder() / "tokenizers" / key
-    if not folder.exists():
-        with whole_folder(folder) as partial:
-            train_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
+
+    def fill(partial: Path) -> None:
+        train_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
+
+    cached_folder(folder, fill, what="tokenizer cache", say=say)
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
 
 
@@ -214,9 +220,10 @@ class _explained:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from safetensors import SafetensorError
 
-        if not isinstance(error, (OSError, ValueError, ImportError, KeyError, SafetensorError)):
+        expected = isinstance(error, (OSError, ValueError, ImportError, KeyError, SafetensorError))
+        if not expected and not _is_of_damaged_file(error):
             return
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()) or type(error).__name__
         folder = Path(self.name)
         if "trust_remote_code" in reason:
             advice = "It comes with its own code; if you trust it, pass --trust-remote-code on the command line."
@@ -229,8 +236,20 @@ class _explained:
                 "Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "
                 '"scratch" for a new model.'
             )
+        if "couldn't connect to" in reason and not folder.is_dir():
+            reason = "there is no such folder, and the Hugging Face hub cannot be reached"
         reason = reason[:300].rstrip(".")
         raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}") from error
+
+
+def _is_of_damaged_file(error: BaseException | None) -> bool:
+    """Whether a library raised this at a file that contains anything, such as a list instead of an object."""
+    # The tokenizers package raises plain exceptions.
+    damaged = type(error) is Exception or isinstance(error, (TypeError, AttributeError, IndexError, RecursionError))
+    if error is None or not damaged:
+        return False
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return not str(innermost.f_globals.get("__name__", "")).startswith("ngramloss.")
 
 
 def iterate_texts(examples: Iterable[Any]) -> Iterator[str]:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import Split, columns_of, load
-from ngramloss.data.languages import codes, set_languages
+from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import whole_folder, write_whole
+from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import plugin_sources
 from ngramloss.recipe import Recipe
@@ -62,6 +62,8 @@ def train(
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
+    if settings.train.max_steps:   # otherwise the data decide how many steps there are
+        settings.train.raise_unless_warmup_fits(settings.train.max_steps)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
@@ -148,7 +150,7 @@ def _prepare(
             say(f"skipped {bad}")
     tokenizer, tokenizer_folder = models.load_tokenizer(
         settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, say=say,
     )
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     shape = Shape.of(data)
@@ -156,7 +158,7 @@ def _prepare(
     unit = f" {recipe.WORDS[settings.task].sources}"
     for name, split in splits.items():
         with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=unit, leave=False) as bar:
-            tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update)
+            tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update, say=say)
         described[name] = {
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
             "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
@@ -179,7 +181,7 @@ def _prepare(
 
 
 def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, Any]) -> None:
-    before = json.loads((checkpoint / "data.json").read_text(encoding="utf-8"))
+    before = _saved_with(checkpoint, "data.json")
     for name, split in splits.items():
         if before.get(name) != split["fingerprint"]:
             raise UserError(
@@ -190,13 +192,18 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
 
 def _raise_unless_same_code(folder: Path, checkpoint: Path, plugins: dict[str, str]) -> None:
     """Raise if an objective of a plugin is not the one that the run was begun with."""
-    before = json.loads((checkpoint / "data.json").read_text(encoding="utf-8")).get("plugins", {})
+    before = _saved_with(checkpoint, "data.json").get("plugins")
+    before = before if isinstance(before, dict) else {}
     for name, source in plugins.items():
         if before.get(name, source) != source:
             raise UserError(
                 f"the code of the objective {name!r} has changed since {folder} was begun (fingerprint {source}, not "
                 f"{before[name]}). Bring the old plugin back to continue, or start over with --fresh."
             )
+
+
+def _saved_with(checkpoint: Path, name: str) -> dict[str, Any]:
+    return read_object(checkpoint / name, f"Delete {checkpoint} to continue from the previous checkpoint.")
 
 
 def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, single: bool) -> None:
@@ -214,7 +221,7 @@ def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
     """Wait for the first process, which may read and tokenise for longer than a collective operation waits."""
     while not run.prepared.exists():
         time.sleep(0.2)
-    prepared: dict[str, Any] = json.loads(run.prepared.read_text(encoding="utf-8"))
+    prepared = read_object(run.prepared, "Start the training again.")
     if "error" in prepared:
         raise Stopped(prepared["error"])
     return prepared
@@ -231,7 +238,16 @@ def _run_trainer(
 
     from ngramloss.hf.attach import decoder_inputs
     from ngramloss.hf.trainer import CheckpointError, NgramTrainer
-    from ngramloss.training.callbacks import Finite, Log, Patience, Progress, Sealing, Stopping, discard_unsealed
+    from ngramloss.training.callbacks import (
+        Finite,
+        Log,
+        Patience,
+        Progress,
+        Sealing,
+        Stopping,
+        Warmup,
+        discard_unsealed,
+    )
     from ngramloss.training.decoder_start import align_start
 
     quiet: Any = hf_logging
@@ -269,11 +285,12 @@ def _run_trainer(
     trainer.remove_callback(PrinterCallback)
     if arguments.should_save:
         trainer.add_callback(Log(run.log, began))
-    for callback in (Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
+    for callback in (Warmup(settings.train), Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
     trainer.also_saved = {"data.json": json.dumps({**fingerprints, "plugins": prepared["plugins"]})}
     if newest is not None:
+        _saved_with(newest, "trainer_state.json")   # raises if it is damaged
         say(f"continuing {run.path} from step {began}.")
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
