@@ -259,6 +259,14 @@ def test_the_start_token_of_the_generation_settings_serves_training_too():
     assert decoder_inputs(model, torch.tensor([[5, 2]])).tolist() == [[3, 5]]
 
 
+@pytest.mark.parametrize("family", ["m2m100", "nllb"], indirect=True)
+def test_m2m100_and_nllb_start_with_the_end_of_a_text_where_nothing_is_said(family):
+    model, tokenizer = loaded(family[1], *LANGUAGES[family[0]])
+    model.config.decoder_start_token_id = None
+    align_start(model, tokenizer, name="m", training=True, say=print)
+    assert model.config.decoder_start_token_id == model.generation_config.decoder_start_token_id == tokenizer.eos_token_id
+
+
 @pytest.mark.parametrize("family", ["nllb"], indirect=True)
 def test_a_tokenizer_that_hides_the_target_language_from_the_decoder_is_not_trained_with(family):
     model, tokenizer = loaded(family[1])

@@ -224,7 +224,7 @@ def _cases(result: Result, texts: Aligned) -> Cases:
         documents = texts.task.documents if NOVELTY in missing else None
         shapes = [shape(predictions, documents).values for predictions in texts.texts]
         for name in missing:
-            described[name] = _in_words(scores_of("shape")[name], _task(result))
+            described[name] = scores_of("shape")[name]
             columns[name] = [values[name] for values in shapes]
     scores = {name: [[_rounded(value, described[name].decimals) for value in system] for system in systems]
               for name, systems in columns.items()}

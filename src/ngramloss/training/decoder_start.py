@@ -49,7 +49,6 @@ def align_start(model: Any, tokenizer: Any, *, name: str, training: bool, say: C
         say(f"generation will start with {_shown(tokenizer, start)}, as training does, and not with "
             f"{_shown(tokenizer, begun)}, as the settings of {name} say.")
     config.decoder_start_token_id = start
-    config._from_model_config = False   # otherwise it may be recreated from the model's config
     forced = config.forced_bos_token_id
     if forced is not None and forced != first and before is not None:
         say(f"the first generated token will be {_shown(tokenizer, first)}, as in training, and not "
