@@ -14,11 +14,22 @@ from hypothesis import strategies as st
 
 from ngramloss.cli import main
 from ngramloss.data import sentences as splitting
-from ngramloss.data.languages import SCRIPTS, SPACELESS, language_of, letters, normalised, script, token_pattern
+from ngramloss.data.languages import (
+    SCRIPTS,
+    SPACELESS,
+    language_of,
+    letters,
+    normalised,
+    script,
+    token_pattern,
+    word_pattern,
+)
 from ngramloss.data.sentences import sentences, splitting_notes
+from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
 from ngramloss.metrics.rouge import NAMES, notes, rewritten, rouge
+from ngramloss.metrics.shape import shape
 
 # language → a reference, a prediction that shares a part of it, and one that shares nothing
 TEXTS = {
@@ -239,6 +250,22 @@ def test_saved_scores_come_with_their_notes(files, capsys):
     assert (run / "scores.jsonl").exists()
     assert texts[0] == texts[1]
     assert "rouge: the default rules" in texts[1]
+
+
+# ── words of the shape ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(ENGLISH, st.text("aÀß1_'’-., é“ж", max_size=30)))
+def test_words_of_scripts_with_spaces_are_those_of_the_plain_pattern(text):
+    folded = unicodedata.normalize("NFC", text).casefold()
+    assert words_of(text) == WORD.findall(folded) == word_pattern().findall(folded)
+
+
+def test_characters_and_vowel_signs_count_as_they_are_read():
+    assert words_of("猫在睡觉。iPhone's 3.5") == [*"猫在睡觉", "iphone's", "3.5"]
+    assert words_of(TEXTS["hi"][0])[:3] == ["बिल्ली", "खिड़की", "के"]
+    assert shape([TEXTS["zh"][0]]).values["words"] == [11]
 
 
 # ── BLEU ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ngramloss import tabular
 from ngramloss.data.examples import Example, load
-from ngramloss.data.languages import AUTO
+from ngramloss.data.languages import AUTO, special_pattern, word_pattern
 from ngramloss.data.origins import canonical, split_names
 from ngramloss.data.rows import BadRow
 from ngramloss.data.sentences import LOOKED_AT, split_many, splitting_notes
@@ -25,7 +25,8 @@ WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
 
 DEFINITIONS = {
     "standard": [
-        f"words: matches of {WORD.pattern} after NFC and case folding; punctuation is not counted",
+        f"words: matches of {WORD.pattern} after NFC and case folding, with their combining marks; a character of "
+        "Chinese, Japanese, Thai, Lao, Khmer or Burmese is a word; punctuation is not counted",
         "sents: sentences by pysbd's rules for the language; a line end also ends a sentence",
         "bigrams: two neighbouring words, also across sentences",
     ],
@@ -304,8 +305,14 @@ def _novelty(source: Sequence[str], target: Sequence[str]) -> _Novelty:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text by the standard rules, with case folded."""
-    return WORD.findall(unicodedata.normalize("NFC", text).casefold())
+    """The words of a text by the standard rules, with case folded.
+
+    >>> words_of("It's well-known: 3.5% of 北京"), words_of("हिन्दी")
+    (["it's", 'well-known', '3.5', 'of', '北', '京'], ['हिन्दी'])
+    """
+    folded = unicodedata.normalize("NFC", text).casefold()
+    plain = folded.isascii() or not special_pattern().search(folded)
+    return (WORD if plain else word_pattern()).findall(folded)
 
 
 def _space_separated(text: str) -> list[str]:
