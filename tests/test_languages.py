@@ -14,11 +14,22 @@ from hypothesis import strategies as st
 
 from ngramloss.cli import main
 from ngramloss.data import sentences as splitting
-from ngramloss.data.languages import SCRIPTS, SPACELESS, language_of, letters, normalised, script, token_pattern
+from ngramloss.data.languages import (
+    SCRIPTS,
+    SPACELESS,
+    language_of,
+    letters,
+    normalised,
+    script,
+    token_pattern,
+    word_pattern,
+)
 from ngramloss.data.sentences import sentences, splitting_notes
+from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
 from ngramloss.metrics.rouge import NAMES, notes, rewritten, rouge
+from ngramloss.metrics.shape import shape
 
 # language → a reference, a prediction that shares a part of it, and one that shares nothing
 TEXTS = {
@@ -241,6 +252,22 @@ def test_saved_scores_come_with_their_notes(files, capsys):
     assert "rouge: the default rules" in texts[1]
 
 
+# ── words of the shape ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(ENGLISH, st.text("aÀß1_'’-., é“ж", max_size=30)))
+def test_words_of_scripts_with_spaces_are_those_of_the_plain_pattern(text):
+    folded = unicodedata.normalize("NFC", text).casefold()
+    assert words_of(text) == WORD.findall(folded) == word_pattern().findall(folded)
+
+
+def test_characters_and_vowel_signs_count_as_they_are_read():
+    assert words_of("猫在睡觉。iPhone's 3.5") == [*"猫在睡觉", "iphone's", "3.5"]
+    assert words_of(TEXTS["hi"][0])[:3] == ["बिल्ली", "खिड़की", "के"]
+    assert shape([TEXTS["zh"][0]]).values["words"] == [11]
+
+
 # ── BLEU ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -356,7 +383,7 @@ def test_splitting_says_which_language_it_does_not_know():
     ]
     assert splitting_notes(["a"], "pysbd", "xx", "")[0].startswith("pysbd has no rules for 'xx': 1 of 1 texts")
     assert splitting_notes([german], "pysbd", "auto", "data.language") == [
-        "sentences are split by the rules of English, and the letters say that some texts are in another language. Name it: data.language=de, fr, es, …"
+        "sentences are split by the rules of English, and the letters say that some texts are in another language. Name it, for example data.language=de."
     ]
     assert splitting_notes([german], "pysbd", "de", "") == splitting_notes([korean], "newline", "auto", "") == []
     assert splitting_notes(["A cat."], "pysbd", "auto", "") == splitting_notes([TEXTS["ru"][0]], "pysbd", "auto", "") == []
@@ -370,3 +397,58 @@ def test_a_chinese_line_that_pysbd_spoils_is_split_after_its_marks(monkeypatch):
     stand_in.Segmenter = lambda **_: types.SimpleNamespace(segment=lambda line: [])
     monkeypatch.setitem(sys.modules, "pysbd", stand_in)
     assert splitting.sentences("猫在睡觉。外面下雨。") == ["猫在睡觉。", "外面下雨。"]
+
+
+# ── the recipe's language ────────────────────────────────────────────────────────────────────────────────────────────
+
+GERMAN = "Am 3. Oktober kommt Dr. Müller z. B. nach Köln. Er bleibt."
+
+
+@pytest.fixture
+def german(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("test.jsonl").write_text(json.dumps({"document": GERMAN, "summary": "Müller bleibt."}) + "\n")
+    return "test=test.jsonl"
+
+
+def test_lead_sentences_are_those_of_the_language(german, capsys):
+    arguments = ["generate", "lead-1", "--data", german]
+    assert main([*arguments, "--out", "plain"]) == 0
+    assert "Name it, for example --set data.language=de." in capsys.readouterr().err
+    assert main([*arguments, "--out", "named", "--set", "data.language=de"]) == 0
+    assert "language" not in capsys.readouterr().err
+    plain, named = (json.loads(Path(folder, "predictions.jsonl").read_text())["prediction"] for folder in ("plain", "named"))
+    assert (plain, named) == ("Am 3.", GERMAN.removesuffix(" Er bleibt."))
+    assert json.loads(Path("named/generation.json").read_text())["language"] == "de"
+
+
+def test_statistics_count_the_sentences_of_the_language(german, capsys):
+    def counted(*options):
+        assert main(["data", "stats", german, "--json", *options]) == 0
+        printed = capsys.readouterr()
+        return json.loads(printed.out)["splits"]["test"], printed.err
+
+    split, said = counted("--language", "de")
+    assert (split["source_sentences"], split["notes"], "language" in said) == (2, [], False)
+    split, said = counted()
+    assert split["source_sentences"] > 2
+    assert said.rstrip().endswith(split["notes"][0])
+    assert "Name it, for example --language=de." in said
+    assert main(["data", "stats", german, "--language", "German"]) == 2
+    assert "error: the language must be auto or a code of two letters such as de, got 'German'." in capsys.readouterr().err
+
+
+def test_separators_stand_before_the_sentences_of_the_recipes_language():
+    pytest.importorskip("transformers")
+    import tiny_tokenizers
+
+    from ngramloss import recipe
+    from ngramloss.data.tokens import Shape, separator_id, sources
+
+    tokenizer = tiny_tokenizers.FAMILIES["bart"]()
+    counts = {}
+    for language in ("auto", "de"):
+        data = recipe.load("demo", [f"data.language={language}"]).data
+        shape, separator = Shape.of(data), separator_id(tokenizer, "auto")
+        counts[language] = sources([GERMAN], tokenizer, shape, separator)[0].count(separator) - 1
+    assert counts["de"] == 2 < counts["auto"]

@@ -167,7 +167,7 @@ def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments,
 def listened(monkeypatch):
     """Every example that lead-N is asked for, in order."""
     asked, whole = [], BASELINES["lead-N"]
-    heard = whole._replace(write=lambda number, split, examples: asked.extend(examples) or whole.write(number, split, examples))
+    heard = whole._replace(write=lambda number, split, examples, language: asked.extend(examples) or whole.write(number, split, examples, language))
     monkeypatch.setitem(BASELINES, "lead-N", heard)
     return asked
 

@@ -479,6 +479,17 @@ def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
     assert "| train | 20 | 1 |" in (tmp_path / "b" / "card.md").read_text()
 
 
+def test_a_training_says_that_sentences_of_its_language_have_no_rules(place, tmp_path, capsys):
+    rows = [json.dumps({"document": f"고양이가 잔다. 비가 {number}일 온다.", "summary": "고양이가 잔다."}) for number in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "train.jsonl"))
+    once = ["--set", "train.max_steps=1", "--set", "train.eval_every=0"]
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", *once) == 0
+    assert capsys.readouterr().err.count("pysbd has no rules for Korean: 8 of 8 texts are split at line ends") == 1
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", *once, "--set", "data.separator=none") == 0
+    assert "Korean" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["xsum", "cnndm"])
 def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, tmp_path, name):
     """A stand-in for BART-base and the data set, neither of which can be fetched here; all other settings are the paper's."""

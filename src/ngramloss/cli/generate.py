@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
-from ngramloss.cli.output import print_result
+from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
 
 GENERATE = """\
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         bars[0].update(done)
 
     try:
-        path = predictions.write_predictions(work, Path(options.out or model), progress=show)
+        path = predictions.write_predictions(work, Path(options.out or model), progress=show, say=tell)
     finally:
         for bar in bars:
             bar.close()

@@ -163,10 +163,22 @@ def token_pattern() -> re.Pattern[str]:
     >>> token_pattern().findall(normalised("The Straße, हिन्दी: 北京 2024"))
     ['the', 'strasse', 'हिन्दी', '北', '京', '2024']
     """
-    single = "".join(f"{first}-{last}" for first, last, name in _blocks() if name in SPACELESS)
-    # Python finds a character quickly in a class of the first 2^16 characters, but goes through others one by one.
-    mark = rf"(?:[{_marks(0x300, 0x10000)}]|(?=[\U00010000-\U0010ffff])[{_marks(0x10000, 0x20000)}])"
+    single, mark = _spaceless(), _mark()
     return re.compile(rf"(?=\w)[{single}]{mark}*|[^\W_{single}]+(?:{mark}+[^\W_{single}]*)*")
+
+
+@lru_cache(maxsize=1)
+def word_pattern() -> re.Pattern[str]:
+    """``WORD`` of the statistics for any script: also one character of a script without spaces, and combining marks."""
+    single, mark = _spaceless(), _mark()
+    word = rf"[^\W{single}]+(?:{mark}+[^\W{single}]*)*"
+    return re.compile(rf"\d+(?:[.,]\d+)+|(?=\w)[{single}]{mark}*|{word}(?:['’-]{word})*")
+
+
+@lru_cache(maxsize=1)
+def special_pattern() -> re.Pattern[str]:
+    """A character that ``\\w+`` does not treat as part of a word or does not separate."""
+    return re.compile(f"[{_spaceless()}]|{_mark()}")
 
 
 @lru_cache(maxsize=1)
@@ -174,6 +186,17 @@ def _blocks() -> list[tuple[str, str, str]]:
     """First and last character and script of every block, in order."""
     blocks = ((block.split("-"), name) for name, (_, written) in SCRIPTS.items() for block in written.split())
     return sorted((chr(int(first, 16)), chr(int(last, 16)), name) for (first, last), name in blocks)
+
+
+def _spaceless() -> str:
+    """The blocks of scripts without spaces, as the inside of a character class."""
+    return "".join(f"{first}-{last}" for first, last, name in _blocks() if name in SPACELESS)
+
+
+def _mark() -> str:
+    """A pattern of one combining mark."""
+    # Python finds a character quickly in a class of the first 2^16 characters, but goes through others one by one.
+    return rf"(?:[{_marks(0x300, 0x10000)}]|(?=[\U00010000-\U0010ffff])[{_marks(0x10000, 0x20000)}])"
 
 
 def _marks(start: int, stop: int) -> str:

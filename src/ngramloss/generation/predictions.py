@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import Example, Split, load
+from ngramloss.data.languages import AUTO
 from ngramloss.data.origins import canonical
-from ngramloss.data.sentences import sentences
+from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
@@ -105,11 +106,20 @@ def job(
     return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code)
 
 
-def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
+def write_predictions(
+    work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Path:
     """Write predictions, references and the settings of the job into a folder, or continue a stopped job.
 
     Under torchrun each process writes its share of the documents. No id is written twice: documents that are done are
     read from the files of the stopped job. A second job in the same folder at the same time is refused.
+
+    Args:
+        work: the job.
+        folder: where to write.
+        progress: called with the number of documents done since the last call, and of all documents.
+        say: called with sentences about texts that are not split by the rules of their language.
 
     Returns:
         The path of the predictions.
@@ -125,7 +135,7 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with nullcontext() if rank else run.lock(option="--out"):
-            return _write_share(work, run, rank, progress)
+            return _write_share(work, run, rank, progress, say if rank == 0 else None)
     except BaseException:
         if created and not any(folder.iterdir()):   # the error occurred before anything was written
             folder.rmdir()
@@ -141,7 +151,10 @@ def read_split(work: Job) -> Split:
     )
 
 
-def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
+def _write_share(
+    work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None,
+    say: Callable[[str], None] | None,
+) -> Path:
     """Write this process's share. The first process also writes the common files and merges the shares."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     split = read_split(work)
@@ -152,6 +165,10 @@ def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, 
     begun = _was_begun(run, settings)
     if begun and run.predictions.exists():
         return run.predictions
+    if say is not None and (work.model.startswith("lead-") or has_several_sentences(work)):
+        sources = [example.source for example in examples[:LOOKED_AT]]
+        for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
+            say(note)
     if processes == 1:
         run.tidy()
     if rank == 0:
@@ -233,9 +250,10 @@ def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
 
 
 def _writer(work: Job) -> Writer:
-    baseline = baseline_writer(work.model, work.data.name, work.split)
+    baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is not None:
-        splits = {"sentences": "pysbd"} if work.model.startswith("lead-") else {}
+        named = {} if work.data.language == AUTO else {"language": work.data.language}
+        splits = {"sentences": "pysbd", **named} if work.model.startswith("lead-") else {}
         return Writer(lambda examples: [Written(text, 0) for text in baseline(examples)], None,
                       {"model": work.model, **splits})
     model, tokenizer = load_model(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
@@ -253,8 +271,10 @@ def _writer(work: Job) -> Writer:
 
     def write(examples: Sequence[Example]) -> list[Written]:
         written = summaries(model, tokenizer, ids(examples), batch_size=len(examples))
-        return ([summary._replace(text="\n".join(sentences(summary.text))) for summary in written]
-                if by_line else written)
+        if not by_line:
+            return written
+        split = [sentences(summary.text, language=data.language) for summary in written]
+        return [summary._replace(text="\n".join(parts)) for summary, parts in zip(written, split, strict=True)]
 
     def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
         from ngramloss.generation.teacher_forced import forced_predictions

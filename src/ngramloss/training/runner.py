@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import load
+from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
@@ -151,6 +152,10 @@ def _prepare(
         trust_remote_code=trust_remote_code, say=say,
     )
     shape = Shape.of(data)
+    if data.separator != "none":
+        first = [example.source for example in train_split.examples[:LOOKED_AT]]
+        for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
+            say(note)
     described = {}
     for name, split in splits.items():
         with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=" documents", leave=False) as bar:
