@@ -7,11 +7,12 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss import heartbeat as heart
 from ngramloss import recipe
 from ngramloss.data import Example, Split, load
 from ngramloss.data.languages import AUTO
@@ -23,6 +24,7 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import appended, fingerprint, whole_rows, write_whole
 from ngramloss.generation.baselines import baseline_writer
 from ngramloss.generation.search import Written, load_model, model_of_run, summaries
+from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.recipe import Data, Generation, Model, Recipe
 from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
@@ -134,7 +136,7 @@ def write_predictions(
     created = rank == 0 and not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with nullcontext() if rank else run.lock(option="--out"):
+        with heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
             return _write_share(work, run, rank, progress, say if rank == 0 else None)
     except BaseException:
         if created and not any(folder.iterdir()):   # the error occurred before anything was written
@@ -196,13 +198,27 @@ def _write_share(
             shown = examples[:SEEN]
             rows = ({"id": example.id, **forced} for example, forced in zip(shown, writer.look(shown), strict=True))
             write_whole(run.seen, "".join(_line(row) for row in rows))
-        _merge(run, [example.id for example in examples])
+        _merge(run, [example.id for example in examples], processes)
     return run.predictions
 
 
-def _merge(run: RunFolder, ids: Sequence[str]) -> None:
-    """Wait until every document is done, then write all predictions in order."""
+def _merge(run: RunFolder, ids: Sequence[str], processes: int) -> None:
+    """Wait until every document is done, then write all predictions in order.
+
+    Raises:
+        TimeoutError: another process with documents left gives no sign of life.
+    """
+    listeners = {rank: Listener(run.beat(rank)) for rank in range(1, processes)}
     while len(done := _done_rows(run)) < len(ids):
+        left = Counter(index % processes for index, key in enumerate(ids) if key not in done)
+        dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
+        if dead and len(_done_rows(run)) < len(ids):   # not done since they were counted
+            count = sum(left[rank] for rank in dead)
+            raise TimeoutError(
+                f"process {', '.join(map(str, dead))} of 0 to {processes - 1} gave no sign of life for "
+                f"{heart.SILENCE:g} seconds and has {count} documents left: it ended, or was never started. Run the "
+                "same command again with all processes; documents that are done are kept."
+            )
         time.sleep(0.5)
     write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
     for path in run.shares():
