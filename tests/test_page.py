@@ -168,10 +168,10 @@ def marked():
 
 def test_outputs_that_are_empty_or_may_be_cut_off_are_counted_below_the_table():
     assert tables.marked(marked()) == [
-        ("ce", "2 empty and 3 with 62 tokens, the most allowed, which may be cut off, of 6."), ("ce + matches(2)", "1 empty, of 6.")]
+        ("ce", "of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off."), ("ce + matches(2)", "of 6 texts, 1 empty.")]
     assert tables.marked(sample(6)) == tables.marked(Report()) == []
     text = page.page_text(marked())
-    assert "<li><b><bdi>ce</bdi></b>: 2 empty and 3 with 62 tokens, the most allowed, which may be cut off, of 6.</li>" in text
+    assert "<li><b><bdi>ce</bdi></b>: of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off.</li>" in text
 
 
 # Blocks
@@ -751,7 +751,8 @@ def test_outputs_that_are_empty_or_may_be_cut_off_are_marked_in_their_case(visit
     assert cards.nth(0).locator(".flag").nth(1).get_attribute("title") == "This output has 62 tokens, the most allowed, so it may be cut off."
     assert cards.nth(1).locator(".flag").all_text_contents() == ["empty"]
     assert cards.nth(2).locator(".flag").count() == 0
-    assert "3 with 62 tokens, the most allowed" in tab.inner_text("#results .marked")
+    assert tab.eval_on_selector_all("#texts .system .body", "all => all.map(one => getComputedStyle(one, '::before').content)") == ['"(empty)"'] * 2 + ["none"] * 2
+    assert "3 with the most tokens allowed, 62" in tab.inner_text("#results .marked")
     choose(tab, "#measure", value="marks")
     until(tab, "location.hash.includes('by=marks')")
     assert listed(tab)[0] == "id-2", "three marks"

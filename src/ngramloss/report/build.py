@@ -211,7 +211,7 @@ def _cases(result: Result, texts: Aligned) -> Cases:
               for name, systems in columns.items()}
     return Cases(texts.task.ids, texts.task.references, texts.texts, described, scores,
                  [len(words_of(references[0])) for references in texts.task.references], texts.task.documents,
-                 [system.documents for system in result.cut_off])
+                 [list(system.documents) for system in result.cut_off])
 
 
 def _rounded(value: float, decimals: int) -> float | None:

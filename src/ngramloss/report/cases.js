@@ -227,7 +227,7 @@ function drawCase() {
   const cards = read.map((item, index) => {
     const weight = (gram) => item.kind !== "reference" ? (gold.has(gram) ? 1 : 0) :
       count.has(gram) ? (count.get(gram) === systems.length ? 3 : count.get(gram) * 2 > systems.length ? 2 : 1) : source.has(gram) && !systems.length ? 1 : 0;
-    const body = element("p", { class: "body", dir: "auto" });
+    const body = element("p", { class: item.text.trim() ? "body" : "body nothing", dir: "auto" });
     marked(body, item, n, weight);
     const scores = item.scores ? element("span", { class: "scores", textContent: item.scores }) : "";
     const title = element("span", {}, element("bdi", { textContent: item.title }), ...(item.kind === "system" ? [...flags(item.system), pins(item.system)] : []));

@@ -103,9 +103,9 @@ def marked(report: Report) -> list[tuple[str, str]]:
     for system, empty, full in zip(report.systems, report.cases.empty, known, strict=True):
         notes = [f"{len(empty):,} empty"] if empty else []
         if full:
-            notes.append(f"{len(full):,} with {system.most_tokens:,} tokens, the most allowed, which may be cut off")
+            notes.append(f"{len(full):,} with the most tokens allowed, {system.most_tokens:,}, which may be cut off")
         if notes:
-            lines.append((system.label, f"{' and '.join(notes)}, of {len(report.cases.ids):,}."))
+            lines.append((system.label, f"of {len(report.cases.ids):,} texts, {'; '.join(notes)}."))
     return lines
 
 
