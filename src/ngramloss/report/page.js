@@ -62,6 +62,7 @@ function shown(value, { signed = false, digits = 2 } = {}) {
 function fill(select, options, chosen) {
   select.replaceChildren(...options.map(([value, label]) => element("option", { value, textContent: label })));
   if (chosen !== undefined) select.value = chosen;
+  select.title = select.selectedOptions[0]?.textContent ?? "";   // a closed box may be too narrow for a name
 }
 
 async function copy(text, what) {
@@ -110,7 +111,8 @@ function startNavigation() {
 function startTable(table) {
   const body = table.querySelector(".systems");
   const rows = [...body.rows];
-  const value = (row, column) => column === "label" ? row.cells[0].textContent : parseFloat(row.cells[+column + 1].dataset.value);
+  const cells = new Map(rows.map((row) => [row, [...row.cells]]));   // as given, whichever column the reader puts first
+  const value = (row, column) => column === "label" ? row.cells[0].textContent : parseFloat(cells.get(row)[+column + 1].dataset.value);
   const compare = (a, b) => typeof a === "string" ? a.localeCompare(b) : Number.isNaN(a) - Number.isNaN(b) || a - b;
   for (const button of table.querySelectorAll("[data-sort]")) button.addEventListener("click", () => {
     const head = button.closest("th");
@@ -125,6 +127,28 @@ function startTable(table) {
       known(b) - known(a) || sign * compare(value(a, button.dataset.sort), value(b, button.dataset.sort)));
     body.append(...order);
   });
+}
+
+let first = "";   // the score that the reader has put first, if any
+
+/** Put a score first in every table that has it; cases and distributions begin with it, too. */
+function putFirst(name) {
+  first = name;
+  at("first").value = name;
+  tablesInOrder.forEach((order) => order(name));
+  document.dispatchEvent(new Event("first"));
+}
+
+/** A function that puts one column of a table before the other scores, which keep their order. */
+function startOrder(table) {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.dataset.score);
+  const rows = [...table.rows].filter((row) => row.cells.length === names.length).map((row) => [row, [...row.cells]]);
+  const start = names.findIndex((name) => name !== undefined);
+  return (name) => {
+    const column = names.indexOf(name);
+    if (column < 0) return;
+    for (const [row, cells] of rows) row.replaceChildren(...cells.slice(0, start), cells[column], ...cells.slice(start).filter((cell) => cell !== cells[column]));
+  };
 }
 
 /** What stands below each score, and copies of the first table in the order it now has. */
@@ -143,6 +167,8 @@ function startTools() {
 startTheme();
 startNavigation();
 document.querySelectorAll(".sortable").forEach(startTable);
+const tablesInOrder = [...document.querySelectorAll(".ordered")].map(startOrder);
+if (at("first")) at("first").addEventListener("change", () => putFirst(at("first").value));
 startTools();
 for (const button of document.querySelectorAll("[data-copy-text]")) {
   button.addEventListener("click", () => copy(button.dataset.copyText, "Signature"));

@@ -92,6 +92,7 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "report": report, "panels": drawings.training, "colours": charts.COLOURS,
         "ablations": list(zip(ablations, drawings.ablations, strict=True)),
         "table": tables.results(report, quality), "seeds": tables.seeds(report, quality),
+        "marked": tables.marked(report),
         "description": tables.results(report, description, speed=False, paper=False) if description else None,
         "comparisons": tables.comparisons(report), "settings": tables.settings(report.systems),
         "randomised": any(test is not None and test.p_randomisation is not None for test in tests),
@@ -103,14 +104,15 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     """Compressed blocks by name, and what the page must know to read them."""
     cases, systems = report.cases, report.systems
     facts: dict[str, Any] = {
-        "systems": [{"name": system.name, "label": system.label} for system in systems], "pair": _pair(systems),
+        "systems": [{"name": system.name, "label": system.label, "objective": system.objective,
+                     "mostTokens": system.most_tokens} for system in systems], "pair": _pair(systems),
         "block": blocks.BLOCK, "count": len(cases.ids) if cases else 0, "nothing": blocks.NOTHING, "figures": [],
         "seen": [system.name for system in systems if system.forced],
-        "objectives": {system.name: system.objective for system in systems if system.objective is not None},
     }  # fmt: skip
     if cases is None or not cases.ids:
         return {}, facts
-    packed = {"ids": blocks.pack(list(cases.ids))}
+    packed = {"ids": blocks.pack(list(cases.ids)), "marks": blocks.pack({
+        "empty": cases.empty, "cutOff": [list(indices) for indices in cases.cut_off or [()] * len(systems)]})}
     packed |= {f"texts-{index}": block for index, block in enumerate(blocks.pack_texts(cases.references, cases.texts))}
     for index, (name, score, values) in enumerate(_case_scores(cases)):
         encoded = blocks.encode_scores(values)

@@ -94,6 +94,21 @@ def comparisons(report: Report) -> list[ComparisonRow]:
     return rows
 
 
+def marked(report: Report) -> list[tuple[str, str]]:
+    """Label of a system → how many of its texts are empty or may be cut off, for those that have some."""
+    if report.cases is None:
+        return []
+    lines = []
+    known = report.cases.cut_off or [()] * len(report.systems)
+    for system, empty, full in zip(report.systems, report.cases.empty, known, strict=True):
+        notes = [f"{len(empty):,} empty"] if empty else []
+        if full:
+            notes.append(f"{len(full):,} with the most tokens allowed, {system.most_tokens:,}, which may be cut off")
+        if notes:
+            lines.append((system.label, f"of {len(report.cases.ids):,} texts, {'; '.join(notes)}."))
+    return lines
+
+
 def seeds(report: Report, names: Sequence[str]) -> Table:
     """Means over seeds, a row for each system; its name lists the runs."""
     scores = {name: report.scores[name] for name in names}
