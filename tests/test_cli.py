@@ -262,7 +262,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, xsum. Did you mean 'demo'?\n"),
+        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, translation, xsum. Did you mean 'demo'?\n"),
         (["demo", "--set", "train.seed"], "error: --set takes key=value, got 'train.seed'; for example --set train.batch_size=8.\n"),
         (["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
          "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),

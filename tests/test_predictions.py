@@ -204,7 +204,7 @@ def test_a_process_that_was_never_started_is_named(run, tmp_path):
     [
         (["lead-3", "--out", "x"], "choose the documents with --data"),
         (["lead-3", "--data", "newswire"], "give an output folder with --out DIR"),
-        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "generate accepts --set only for generation.* and data.*"),
+        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "generate accepts --set only for generation.*, data.* and task"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "-2"], "--batch-size must be 1 or more, got -2"),
         (["lead-0", "--data", "newswire", "--out", "x"], "lead-0 would write nothing; use lead-1"),

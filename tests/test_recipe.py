@@ -29,8 +29,8 @@ def complaint(name, *overrides):
 # What comes with the package
 
 
-def test_four_recipes_come_with_the_package_and_load():
-    assert recipe.builtin() == ["cnndm", "demo", "newswire", "xsum"]
+def test_five_recipes_come_with_the_package_and_load():
+    assert recipe.builtin() == ["cnndm", "demo", "newswire", "translation", "xsum"]
     assert [recipe.load(name).name for name in recipe.builtin()] == recipe.builtin()
 
 
@@ -136,7 +136,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("train.beta1=1.0", "train.beta1: must be below 1, got 1.0."),
         ("model.dropout=1", "model.dropout: must be below 1, got 1.0."),
         ("model.heads=3", "model.width: must be a multiple of model.heads."),
-        ("model.architecture=gpt", "model.architecture: must be one of bart, mbart, pegasus, marian, t5, got 'gpt'."),
+        ("model.architecture=gpt", "model.architecture: must be one of bart, mbart, m2m100, pegasus, marian, t5, got 'gpt'."),
         ("data.splitter=nltk", "data.splitter: must be one of pysbd, newline, period, got 'nltk'."),
         ("data.on_bad_row=drop", "data.on_bad_row: must be one of error, skip, got 'drop'."),
         ("train.schedule=step", "train.schedule: must be one of linear, cosine, "),
@@ -284,14 +284,14 @@ def test_a_base_must_be_a_name(tmp_path, base):
 def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
     path = written(tmp_path, 'base = "xsun"')
     with pytest.raises(FileNotFoundError, match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
-                       r"cnndm, demo, newswire, xsum. Did you mean 'xsum'\?"):
+                       r"cnndm, demo, newswire, translation, xsum. Did you mean 'xsum'\?"):
         recipe.load(path)
 
 
 def test_an_unknown_recipe_is_told_with_the_nearest():
-    with pytest.raises(FileNotFoundError, match=r"no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, xsum. Did you mean 'demo'\?"):
+    with pytest.raises(FileNotFoundError, match=r"no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, translation, xsum. Did you mean 'demo'\?"):
         recipe.load("demmo")
-    with pytest.raises(FileNotFoundError, match=r"one of cnndm, demo, newswire, xsum\.$"):
+    with pytest.raises(FileNotFoundError, match=r"one of cnndm, demo, newswire, translation, xsum\.$"):
         recipe.load("qqqq.toml")
 
 

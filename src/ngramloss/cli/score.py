@@ -9,12 +9,12 @@ from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
 SCORE = """\
-Score the summaries of one or more systems against references, with confidence intervals, and compare each system with
-the first.
+Score the summaries or translations of one or more systems against references, with confidence intervals, and compare
+each system with the first.
 
 A system is a run's folder after `ngramloss generate`, or a file of predictions. The scores of a run's documents are
 saved in its folder as scores.jsonl and reused. A file is JSONL with an id and a prediction in each line, or plain text
-with one summary per line; both may be compressed (.gz, .xz). Files of references and documents are written likewise.
+with one text per line; both may be compressed (.gz, .xz). Files of references and documents are written likewise.
 
 A system is named after its folder or file. Texts are matched by id; missing, extra or repeated ids are errors.
 `ngramloss list metrics` describes all metrics and their options. If a metric lacks a model or a package, the others
@@ -38,8 +38,8 @@ runs, after ngramloss generate:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    score = verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
-    add_scoring(score, metrics="rouge")
+    score = verb(verbs, "score", "score texts and compare systems", SCORE, SCORE_EXAMPLES)
+    add_scoring(score, metrics="rouge", translation_metrics="bleu,chrf")
     score.add_argument("--per-document", metavar="FILE", help="write the scores of every document as JSONL")
     form = score.add_mutually_exclusive_group()
     titles = {"json": "JSON", "latex": "a LaTeX table", "markdown": "a Markdown table", "csv": "CSV"}

@@ -35,6 +35,7 @@ KNOWN = {
     "xsum": Hub("EdinburghNLP/xsum", None, "document", "summary"),
     "samsum": Hub("knkarthick/samsum", None, "dialogue", "summary"),
     "dialogsum": Hub("knkarthick/dialogsum", None, "dialogue", "summary"),
+    "multi30k": Hub("bentrevett/multi30k", None, "en", "de"),
 }
 ALIASES = {"cnndm": "cnn_dailymail", "cnn_dm": "cnn_dailymail", "cnn/dm": "cnn_dailymail"}
 SPLIT_ALIASES = {"dev": "validation", "valid": "validation", "val": "validation"}

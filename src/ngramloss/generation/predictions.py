@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from ngramloss import heartbeat as heart
 from ngramloss import recipe
-from ngramloss.data import Example, Split, load
+from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.languages import AUTO
+from ngramloss.data.multilingual import codes
 from ngramloss.data.origins import canonical
 from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
@@ -25,7 +26,7 @@ from ngramloss.files import appended, fingerprint, whole_rows, write_whole
 from ngramloss.generation.baselines import baseline_writer
 from ngramloss.generation.search import Written, load_model, model_of_run, summaries
 from ngramloss.heartbeat import Listener, heartbeat
-from ngramloss.recipe import Data, Generation, Model, Recipe
+from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
 
@@ -33,6 +34,9 @@ SEEN = 500
 """Number of documents for which a run also saves what its objective sees."""
 SEVERAL_SENTENCES = ("cnn_dailymail",)
 """Data sets whose summaries have several sentences: they are written one per line, where ROUGE-Lsum splits."""
+DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
+"""Task → the recipe that completes the settings for a model that was trained elsewhere."""
+
 
 class Writer(NamedTuple):
     """A model or baseline that writes summaries.
@@ -61,6 +65,7 @@ class Job(NamedTuple):
         limit: maximum number of documents; 0 means all.
         batch_size: documents per batch.
         trust_remote_code: whether code that comes with the model may run.
+        task: what the texts are of the documents, "summarisation" or "translation".
     """
 
     model: str
@@ -72,6 +77,7 @@ class Job(NamedTuple):
     limit: int
     batch_size: int
     trust_remote_code: bool = False
+    task: str = TASKS[0]
 
 
 def job(
@@ -89,12 +95,15 @@ def job(
                                    "deleted. The same ngramloss train command continues from its last checkpoint.")
         own = recipe.load(str(run.recipe), objective=False)
     for setting in overrides:
-        if not setting.startswith(("generation.", "data.")):
-            raise UserError(f"generate accepts --set only for generation.* and data.*, got {setting!r}.")
+        if not setting.startswith(("generation.", "data.", "task=")):
+            raise UserError(f"generate accepts --set only for generation.*, data.* and task, got {setting!r}.")
     if data is None and own is None and preset is None:
         raise UserError("choose the documents with --data, or a --preset.")
-    # A model that was trained elsewhere does not expect separators before sentences.
-    base = own or recipe.load(preset or "xsum", ["data.separator=none"])
+    if own is None:   # a model that was trained elsewhere does not expect separators before sentences
+        task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
+        base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])
+    else:
+        base = own
     if preset is not None:
         base = dataclasses.replace(base, generation=recipe.load(preset).generation)
     if data is not None:   # columns and a held-out part are of the run's own data
@@ -105,12 +114,12 @@ def job(
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
     search = settings.generation if searched else None
-    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code)
+    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code, settings.task)
 
 
 def write_predictions(
     work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write predictions, references and the settings of the job into a folder, or continue a stopped job.
 
@@ -119,9 +128,9 @@ def write_predictions(
 
     Args:
         work: the job.
-        folder: where to write.
-        progress: called with the number of documents done since the last call, and of all documents.
-        say: called with sentences about texts that are not split by the rules of their language.
+        folder: where; it is created if it does not exist.
+        progress: called with the number of documents done since the last call, and the number of all.
+        say: shows a message to the user; called only in the first process.
 
     Returns:
         The path of the predictions.
@@ -137,7 +146,7 @@ def write_predictions(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
-            return _write_share(work, run, rank, progress, say if rank == 0 else None)
+            return _write_share(work, run, rank, progress, (lambda _: None) if rank else say)
     except BaseException:
         if created and not any(folder.iterdir()):   # the error occurred before anything was written
             folder.rmdir()
@@ -147,27 +156,28 @@ def write_predictions(
 def read_split(work: Job) -> Split:
     """Read the documents of a job."""
     return load(
-        work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
-        id=work.data.id or None, on_bad_row=work.data.on_bad_row, limit=work.limit,
+        work.data.name, work.split, **columns_of(work.data, work.task), on_bad_row=work.data.on_bad_row,
+        limit=work.limit,
         validation_fraction=work.data.validation_fraction if work.split == "validation" else 0.0,
     )
 
 
 def _write_share(
-    work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None,
-    say: Callable[[str], None] | None,
+    work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None, say: Callable[[str], None]
 ) -> Path:
     """Write this process's share. The first process also writes the common files and merges the shares."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     split = read_split(work)
     examples = split.examples
-    writer = _writer(work)
+    writer = _writer(work, say)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
                 "documents": len(examples), "preset": work.preset, "versions": _versions()}
+    if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
+        settings["task"] = work.task
     begun = _was_begun(run, settings)
     if begun and run.predictions.exists():
         return run.predictions
-    if say is not None and (work.model.startswith("lead-") or has_several_sentences(work)):
+    if rank == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
         sources = [example.source for example in examples[:LOOKED_AT]]
         for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
             say(note)
@@ -265,14 +275,17 @@ def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
 
 
-def _writer(work: Job) -> Writer:
+def _writer(work: Job, say: Callable[[str], None]) -> Writer:
     baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is not None:
         named = {} if work.data.language == AUTO else {"language": work.data.language}
         splits = {"sentences": "pysbd", **named} if work.model.startswith("lead-") else {}
         return Writer(lambda examples: [Written(text, 0) for text in baseline(examples)], None,
                       {"model": work.model, **splits})
-    model, tokenizer = load_model(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
+    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
+    model, tokenizer = load_model(
+        work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say
+    )  # fmt: skip
     if work.generation is not None:
         from ngramloss.training.models import prepare_generation
 
@@ -298,7 +311,6 @@ def _writer(work: Job) -> Writer:
         references = [example.target for example in examples]
         return forced_predictions(model, tokenizer, ids(examples), references, max_target=shape.max_target)
 
-    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
     weights = weight_files(Path(work.loading.name))
     search = model.generation_config.to_diff_dict()
     search.pop("transformers_version", None)
@@ -306,6 +318,7 @@ def _writer(work: Job) -> Writer:
     return Writer(write, look if own else None, {
         "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": search,
         "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
+        **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
     })  # fmt: skip
 
 

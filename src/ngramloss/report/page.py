@@ -12,6 +12,7 @@ from typing import Any
 from ngramloss.errors import UserError
 from ngramloss.files import write_whole
 from ngramloss.metrics.registry import Score
+from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, tables
 from ngramloss.report.record import Cases, Report, System
 
@@ -106,6 +107,7 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     facts: dict[str, Any] = {
         "systems": [{"name": system.name, "label": system.label, "objective": system.objective,
                      "mostTokens": system.most_tokens} for system in systems], "pair": _pair(systems),
+        "text": WORDS[report.task].text,
         "block": blocks.BLOCK, "count": len(cases.ids) if cases else 0, "nothing": blocks.NOTHING, "figures": [],
         "seen": [system.name for system in systems if system.forced],
     }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ngramloss.metrics.registry import Score
+from ngramloss.recipe import TASKS
 from ngramloss.tabular import is_number
 
 LENGTH, NOVELTY = "words", "novel2"
@@ -194,6 +195,8 @@ class Report:
     version: str = ""
     made: str = ""
     """The date."""
+    task: str = TASKS[0]
+    """What the texts are of the documents; the page calls them by its words."""
     scores: Mapping[str, Score] = field(default_factory=dict)
     """In the order of the columns."""
     systems: Sequence[System] = ()

@@ -142,7 +142,7 @@ function startSpread() {
   fill(at("spread-a"), systems, spread.a);
   fill(at("spread-b"), systems, spread.b);
   fill(at("spread-figure"), scoreChoices(), spread.figure);
-  fill(at("spread-length"), [["words", "the summary"], ["reference words", "the reference"]], spread.length);
+  fill(at("spread-length"), [["words", `the ${facts.text}`], ["reference words", "the reference"]], spread.length);
   const draw = () => Promise.all([drawHistogram(), drawScatter()]);
   for (const [id, name, read] of [["spread-a", "a", Number], ["spread-b", "b", Number], ["spread-figure", "figure", Number], ["spread-length", "length", String]]) {
     at(id).addEventListener("change", () => { spread[name] = read(at(id).value); draw(); });
