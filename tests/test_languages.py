@@ -54,7 +54,7 @@ def tokens_of(text):
     found, open_word, open_token = [], False, False
     for letter in text:
         kind = unicodedata.category(letter)[0]
-        if re.match(r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff]", letter):
+        if re.match(r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]", letter):
             continue
         if kind == "M" and open_token:
             found[-1] += letter
@@ -121,6 +121,7 @@ MIXED = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(MIXED, MIXED)
 @example("0u61 é", "0u61 0uc3a90")
+@example("0UC3A90", "é")
 @example("Straße", "STRASSE")
 @example("ab\u0301", "ab")
 def test_auto_agrees_with_the_definition_for_any_mixture_of_scripts(reference, prediction):
@@ -202,6 +203,7 @@ def test_english_with_an_accent_here_and_there_gets_no_note():
     english = "The minister of the café said “no” – and it’s €5. " + "Nobody else did that day. " * 20
     assert said(english, english) == []
     assert said("", "!?") == []
+    assert "they skip 0.46% of the letters here (é 猫), and find no word in 1 of 2 texts." in said(english, "猫")[0]
 
 
 @pytest.fixture
@@ -357,9 +359,10 @@ def test_german_rules_are_used_where_german_is_named():
     text = "Am 3. Oktober kommt Dr. Müller z. B. nach Köln. Er bleibt."
     assert sentences(text, language="de") == ["Am 3. Oktober kommt Dr. Müller z. B. nach Köln.", "Er bleibt."]
     assert len(sentences(text)) > 2
-    reversed_text = "Er bleibt. Am 3. Oktober kommt Dr. Müller z. B. nach Köln."
-    named = rouge([[text]], [reversed_text], tokens="auto", sentences="pysbd", language="de")
-    assert named.values["rougeLsum"] == [100]
+    one, turned = "Am 3. Oktober kommt er.", "Oktober kommt er am 3."
+    named = rouge([[one]], [turned], tokens="auto", sentences="pysbd", language="de")
+    assert named.values["rougeLsum"] == named.values["rougeL"] == [60]   # one sentence each: Oktober kommt er
+    assert rouge([[one]], [turned], tokens="auto", sentences="pysbd").values["rougeLsum"] == [100]   # English: Am 3. | …
     assert "|lsum:pysbd|language:de|tokens:auto|" in named.signature
 
 
