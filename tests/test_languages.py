@@ -28,6 +28,7 @@ from ngramloss.data.sentences import sentences, splitting_notes
 from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
+from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.rouge import NAMES, notes, rewritten, rouge
 from ngramloss.metrics.shape import shape
 
@@ -393,6 +394,14 @@ def test_splitting_says_which_language_it_does_not_know():
     assert len(said(korean, korean, sentences="pysbd", tokens="auto")) == 1
     with pytest.raises(ValueError, match="the language must be auto or a code of two letters such as de, got 'german'"):
         sentences("A.", language="german")
+
+
+@pytest.mark.parametrize(("metric", "texts"), [("summac", 2), ("factcc", 1)])
+def test_metrics_of_sentences_say_which_language_they_do_not_know(metric, texts):
+    given = {"documents": [TEXTS["ko"][0]], "predictions": [TEXTS["ko"][1]]}
+    (note,) = METRICS[metric].notes_on(given, {})
+    assert note.startswith(f"pysbd has no rules for Korean: {texts} of {texts} texts")
+    assert METRICS[metric].notes_on(given, {"splitter": "newline"}) == METRICS[metric].notes_on(given, {"language": "de"}) == []
 
 
 def test_a_chinese_line_that_pysbd_spoils_is_split_after_its_marks(monkeypatch):
