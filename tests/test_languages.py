@@ -28,6 +28,7 @@ from ngramloss.data.sentences import sentences, splitting_notes
 from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
+from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.rouge import NAMES, notes, rewritten, rouge
 from ngramloss.metrics.shape import shape
 
@@ -54,7 +55,7 @@ def tokens_of(text):
     found, open_word, open_token = [], False, False
     for letter in text:
         kind = unicodedata.category(letter)[0]
-        if re.match(r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff]", letter):
+        if re.match(r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]", letter):
             continue
         if kind == "M" and open_token:
             found[-1] += letter
@@ -121,6 +122,7 @@ MIXED = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(MIXED, MIXED)
 @example("0u61 é", "0u61 0uc3a90")
+@example("0UC3A90", "é")
 @example("Straße", "STRASSE")
 @example("ab\u0301", "ab")
 def test_auto_agrees_with_the_definition_for_any_mixture_of_scripts(reference, prediction):
@@ -202,6 +204,7 @@ def test_english_with_an_accent_here_and_there_gets_no_note():
     english = "The minister of the café said “no” – and it’s €5. " + "Nobody else did that day. " * 20
     assert said(english, english) == []
     assert said("", "!?") == []
+    assert "they skip 0.46% of the letters here (é 猫), and find no word in 1 of 2 texts." in said(english, "猫")[0]
 
 
 @pytest.fixture
@@ -357,9 +360,10 @@ def test_german_rules_are_used_where_german_is_named():
     text = "Am 3. Oktober kommt Dr. Müller z. B. nach Köln. Er bleibt."
     assert sentences(text, language="de") == ["Am 3. Oktober kommt Dr. Müller z. B. nach Köln.", "Er bleibt."]
     assert len(sentences(text)) > 2
-    reversed_text = "Er bleibt. Am 3. Oktober kommt Dr. Müller z. B. nach Köln."
-    named = rouge([[text]], [reversed_text], tokens="auto", sentences="pysbd", language="de")
-    assert named.values["rougeLsum"] == [100]
+    one, turned = "Am 3. Oktober kommt er.", "Oktober kommt er am 3."
+    named = rouge([[one]], [turned], tokens="auto", sentences="pysbd", language="de")
+    assert named.values["rougeLsum"] == named.values["rougeL"] == [60]   # one sentence each: Oktober kommt er
+    assert rouge([[one]], [turned], tokens="auto", sentences="pysbd").values["rougeLsum"] == [100]   # English: Am 3. | …
     assert "|lsum:pysbd|language:de|tokens:auto|" in named.signature
 
 
@@ -390,6 +394,14 @@ def test_splitting_says_which_language_it_does_not_know():
     assert len(said(korean, korean, sentences="pysbd", tokens="auto")) == 1
     with pytest.raises(ValueError, match="the language must be auto or a code of two letters such as de, got 'german'"):
         sentences("A.", language="german")
+
+
+@pytest.mark.parametrize(("metric", "texts"), [("summac", 2), ("factcc", 1)])
+def test_metrics_of_sentences_say_which_language_they_do_not_know(metric, texts):
+    given = {"documents": [TEXTS["ko"][0]], "predictions": [TEXTS["ko"][1]]}
+    (note,) = METRICS[metric].notes_on(given, {})
+    assert note.startswith(f"pysbd has no rules for Korean: {texts} of {texts} texts")
+    assert METRICS[metric].notes_on(given, {"splitter": "newline"}) == METRICS[metric].notes_on(given, {"language": "de"}) == []
 
 
 def test_a_chinese_line_that_pysbd_spoils_is_split_after_its_marks(monkeypatch):

@@ -54,7 +54,6 @@ _KANA = 0.05
 """From this share of kana among Han and kana on, a text is Japanese: Chinese texts quote single kana."""
 
 _NOT_ASCII_LETTER = bytes(code for code in range(128) if not chr(code).isalpha())
-_OTHER_LETTER = re.compile(r"[^\W\d_\x00-\x7f]")
 _INVISIBLE = re.compile(
     r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]"
 )
@@ -92,12 +91,13 @@ def letters(texts: Iterable[str]) -> Letters:
     >>> letters(["Käse 12!"])
     Letters(ascii=3, others=Counter({'ä': 1}))
     """
-    plain, others = 0, Counter[str]()
+    plain, characters = 0, Counter[str]()
     for text in texts:
         plain += len(text.encode("ascii", "ignore").translate(None, _NOT_ASCII_LETTER))
         if not text.isascii():
-            others.update(_OTHER_LETTER.findall(text))
-    return Letters(plain, others)
+            characters.update(text)
+    others = {letter: count for letter, count in characters.items() if letter.isalpha() and not letter.isascii()}
+    return Letters(plain, Counter(others))
 
 
 def script(letter: str) -> str:
