@@ -119,6 +119,14 @@ def test_markdown_is_one_table():
     assert lines[-1].startswith("| BART-base (paper) | 41.63 |")
 
 
+def test_a_copy_begins_with_the_score_that_the_reader_has_put_first():
+    lines = tables.copies(sample(0), "wmd")["markdown"].text.splitlines()
+    assert lines[0] == "|  | WMD ↓ | R-1 | R-L | R-Lsum | Docs/s |"
+    assert r"| ce + matches(2) | **4.510** | **41.87**\*\* | **34.13**\* | **34.13** | 26.10 (×0.90) |" in lines
+    assert tables.copies(sample(0), "docs_per_second")["csv"].text.splitlines()[0].startswith("name,label,kind,docs_per_second,rouge1,")
+    assert tables.copies(sample(0), "nothing") == tables.copies(sample(0))
+
+
 def test_csv_reads_back_with_every_score_in_full():
     rows = list(csv.DictReader(joined("csv").splitlines()))
     assert [(row["name"], row["kind"]) for row in rows] == [("lead", "baseline"), ("base", "system"), ("m2", "system"), ("r2", "system"), ("BART-base", "paper")]
@@ -580,6 +588,10 @@ def test_copies_come_in_the_order_of_the_table(visit, form):
     assert tab.evaluate("window.copied").split("\n") == [*parts.before, *[parts.rows[place] for place in (1, 2, 0)], *parts.after]
     assert "copied" in tab.inner_text("#copied")
     assert tab.is_hidden("#copy-text")
+    choose(tab, "#first", label="WMD")
+    tab.click(f"[data-copy={form}]")
+    parts = tables.copies(sample(0), "wmd")[form]
+    assert tab.evaluate("window.copied").split("\n") == [*parts.before, *[parts.rows[place] for place in (1, 2, 0)], *parts.after]
 
 
 def test_where_the_clipboard_is_refused_the_text_can_be_taken_by_hand(visit):

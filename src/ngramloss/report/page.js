@@ -158,7 +158,7 @@ function startTools() {
     document.querySelectorAll("[data-below]").forEach((other) => other.setAttribute("aria-pressed", other === button));
   });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
-    const form = facts.copies[button.dataset.copy];
+    const form = facts.copies[first][button.dataset.copy];
     const lines = [...document.querySelector(".systems").rows].map((row) => form.rows[row.dataset.place]);
     copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent);
   });

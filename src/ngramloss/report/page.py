@@ -61,7 +61,8 @@ def page_text(report: Report, *, budget: int = BUDGET) -> str:
     drawings = charts.draw(report)
     shown = _shown(report, drawings)
     packed, facts = _case_blocks(report)
-    facts["copies"] = {form: parts._asdict() for form, parts in tables.copies(report).items()}
+    facts["copies"] = {first: {form: parts._asdict() for form, parts in tables.copies(report, first).items()}
+                       for first in ("", *(head.name for head in shown["table"].heads))}
     facts["panels"] = [_panel_facts(panel) for panel in drawings.training]
     empty = template.render(**shown, blocks=packed, facts=escaped(facts))
     sources = (report.cases.documents if report.cases else None) or []
