@@ -1,17 +1,18 @@
 """Multilingual models: training and generation begin with the same tokens, whatever the folder says."""
 
 import json
+import re
 
 import pytest
 import sacrebleu
 import tiny_tokenizers
 import torch
-from tiny_multilingual import LANGUAGES, PAIRS, model_folder
+from tiny_multilingual import LANGUAGES, PAIRS, model_folder, sentencepiece_model
 
 from ngramloss import cli
 from ngramloss.data import Example
 from ngramloss.data.multilingual import codes, set_languages
-from ngramloss.data.tokens import Shape, tokenise
+from ngramloss.data.tokens import Shape, tokenise, tokenizer_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.recipe import Model
@@ -157,6 +158,25 @@ def test_each_pair_of_languages_has_its_own_tokens_in_the_cache(family, tmp_path
         assert ids[pair[0]] in row["input_ids"]
         assert ids[pair[1]] in row["labels"]
     assert len({rows.folder for rows in tokens}) == 3
+
+
+@pytest.mark.parametrize("family", ["m2m100"], indirect=True)
+def test_tokens_depend_on_how_sentencepiece_splits(family):
+    _, tokenizer = loaded(family[1])
+    before = tokenizer_fingerprint(tokenizer)
+    assert before == tokenizer_fingerprint(loaded(family[1])[1])
+    tokenizer.sp_model.LoadFromSerializedProto(sentencepiece_model(["aaa bbb abab"], 8))
+    assert tokenizer_fingerprint(tokenizer) != before
+
+
+@pytest.mark.parametrize("family", ["m2m100"], indirect=True)
+def test_a_model_without_embeddings_for_its_languages_is_refused(family, tmp_path, data, capsys):
+    model, tokenizer = loaded(family[1])
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "small")
+    tokenizer.save_pretrained(tmp_path / "small")
+    assert cli.main(["train", str(recipe_file(tmp_path, tmp_path / "small", data, "m2m100")), "--run", str(tmp_path / "run")]) == 2
+    assert re.search(rf"the tokenizer has \d+ tokens but the model has {len(tokenizer)} embeddings", capsys.readouterr().err)
 
 
 # The start of the decoder

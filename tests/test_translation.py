@@ -85,6 +85,14 @@ def test_a_language_that_is_missing_in_a_row_makes_it_a_bad_row(tmp_path):
         load(file, "train", source="en", target="de")
 
 
+def test_the_held_out_part_is_read_from_the_same_columns(tmp_path):
+    file = jsonl(tmp_path / "x.jsonl", *({"de": f"Nein {i}.", "en": f"No {i}."} for i in range(6)))
+    for split, count in (("train", 3), ("validation", 3)):
+        examples = load(file, split, languages=("en", "de"), task="translation", validation_fraction=0.5).examples
+        assert len(examples) == count
+        assert all(example.source.startswith("No") for example in examples)
+
+
 # Metrics and words
 
 

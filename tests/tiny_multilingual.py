@@ -30,11 +30,10 @@ PAIRS = [
 LANGUAGES = {"mbart": ("en_XX", "de_DE"), "mbart50": ("en_XX", "de_DE"), "m2m100": ("en", "de"), "nllb": ("eng_Latn", "deu_Latn")}
 
 
-def sentencepiece_model():
+def sentencepiece_model(texts=tuple(text for pair in PAIRS for text in pair), pieces=220):
     written = io.BytesIO()
-    texts = [text for pair in PAIRS for text in pair]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=written, vocab_size=220, hard_vocab_limit=False, model_type="bpe",
+        sentence_iterator=iter(texts), model_writer=written, vocab_size=pieces, hard_vocab_limit=False, model_type="bpe",
         character_coverage=1.0, minloglevel=2,
     )  # fmt: skip
     return written.getvalue()

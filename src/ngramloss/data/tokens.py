@@ -160,6 +160,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
     rules |= {"truncation": None, "padding": None}   # these depend on the last call
+    if hasattr(tokenizer, "sp_model"):   # splits the text before the vocabulary is consulted, as in M2M100
+        rules["pieces"] = hashlib.sha256(tokenizer.sp_model.serialized_model_proto()).hexdigest()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     languages = [str(getattr(tokenizer, name, "")) for name in ("src_lang", "tgt_lang")]
     what = [type(tokenizer).__name__, rules, special, languages]
