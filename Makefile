@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-docs test-adopt test-all test-oldest check demo bench clean
+.PHONY: setup quick test test-docs test-adopt test-fuzz test-all test-oldest check demo bench clean
 
 setup: .venv/ready
 
@@ -22,13 +22,13 @@ setup: .venv/ready
 
 # Lanes. Two processes share the tests; each computes in one thread, or they would wait for each other.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-QUICK = not (slow or browser or docs or adopt or gpu)
+QUICK = not (slow or browser or docs or adopt or fuzz or gpu)
 
 quick: setup
 	$(PYTEST) -m "$(QUICK)"
 
 test: check
-	$(PYTEST) -m "not (docs or adopt)"
+	$(PYTEST) -m "not (docs or adopt or fuzz)"
 
 # Commands of a page follow each other; pages do not.
 test-docs: setup
@@ -37,7 +37,11 @@ test-docs: setup
 test-adopt: setup
 	$(PYTEST) -m "adopt and not docs"
 
-test-all: test test-docs test-adopt
+# Ten thousand damaged files.
+test-fuzz: setup
+	$(PYTEST) -m "fuzz and not (docs or adopt)"
+
+test-all: test test-docs test-adopt test-fuzz
 
 # The quick lane on the oldest versions that pyproject.toml allows.
 test-oldest: BIN := .venv-oldest/bin

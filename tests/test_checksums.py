@@ -75,10 +75,16 @@ def test_the_seal_covers_the_facts_in_it(tmp_path):
 def test_a_seal_of_an_earlier_version_is_valid_without_its_own_checksum(tmp_path):
     fill(tmp_path)
     seal(tmp_path)
-    old = json.loads((tmp_path / SEAL).read_text())
-    del old["checksum"]
-    (tmp_path / SEAL).write_text(json.dumps(old))
+    files = json.loads((tmp_path / SEAL).read_text())["files"]
+    (tmp_path / SEAL).write_text(json.dumps({"files": files, "step": 3}, indent=1))
     assert damage(tmp_path) == ""
+
+
+def test_a_seal_that_lost_its_own_checksum_is_damaged(tmp_path):
+    fill(tmp_path)
+    seal(tmp_path, step=3)
+    (tmp_path / SEAL).write_text((tmp_path / SEAL).read_text().replace('"checksum"', '"cheksum"'))
+    assert damage(tmp_path) == f"its {SEAL} was changed"
 
 
 def test_what_another_process_rebuilt_meanwhile_is_kept(tmp_path):

@@ -484,6 +484,9 @@ def test_rows_of_nothing_have_a_gradient_of_zero():
     assert loss.tolist() == [0, 0]
     loss.sum().backward()
     assert not logits.grad.any()
+    short = torch.zeros(2, 1, 5, requires_grad=True)
+    JointLoss("matches(2)", reduction="none")(short, torch.zeros(2, 1).long()).sum().backward()   # no window is read
+    assert not short.grad.any()
 
 
 def test_another_reduction_is_explained():

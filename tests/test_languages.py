@@ -14,11 +14,23 @@ from hypothesis import strategies as st
 
 from ngramloss.cli import main
 from ngramloss.data import sentences as splitting
-from ngramloss.data.languages import SCRIPTS, SPACELESS, language_of, letters, normalised, script, token_pattern
+from ngramloss.data.languages import (
+    SCRIPTS,
+    SPACELESS,
+    language_of,
+    letters,
+    normalised,
+    script,
+    token_pattern,
+    word_pattern,
+)
 from ngramloss.data.sentences import sentences, splitting_notes
+from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
+from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.rouge import NAMES, notes, rewritten, rouge
+from ngramloss.metrics.shape import shape
 
 # language → a reference, a prediction that shares a part of it, and one that shares nothing
 TEXTS = {
@@ -43,7 +55,7 @@ def tokens_of(text):
     found, open_word, open_token = [], False, False
     for letter in text:
         kind = unicodedata.category(letter)[0]
-        if re.match(r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff]", letter):
+        if re.match(r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]", letter):
             continue
         if kind == "M" and open_token:
             found[-1] += letter
@@ -110,6 +122,7 @@ MIXED = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(MIXED, MIXED)
 @example("0u61 é", "0u61 0uc3a90")
+@example("0UC3A90", "é")
 @example("Straße", "STRASSE")
 @example("ab\u0301", "ab")
 def test_auto_agrees_with_the_definition_for_any_mixture_of_scripts(reference, prediction):
@@ -191,6 +204,7 @@ def test_english_with_an_accent_here_and_there_gets_no_note():
     english = "The minister of the café said “no” – and it’s €5. " + "Nobody else did that day. " * 20
     assert said(english, english) == []
     assert said("", "!?") == []
+    assert "they skip 0.46% of the letters here (é 猫), and find no word in 1 of 2 texts." in said(english, "猫")[0]
 
 
 @pytest.fixture
@@ -239,6 +253,22 @@ def test_saved_scores_come_with_their_notes(files, capsys):
     assert (run / "scores.jsonl").exists()
     assert texts[0] == texts[1]
     assert "rouge: the default rules" in texts[1]
+
+
+# ── words of the shape ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(ENGLISH, st.text("aÀß1_'’-., é“ж", max_size=30)))
+def test_words_of_scripts_with_spaces_are_those_of_the_plain_pattern(text):
+    folded = unicodedata.normalize("NFC", text).casefold()
+    assert words_of(text) == WORD.findall(folded) == word_pattern().findall(folded)
+
+
+def test_characters_and_vowel_signs_count_as_they_are_read():
+    assert words_of("猫在睡觉。iPhone's 3.5") == [*"猫在睡觉", "iphone's", "3.5"]
+    assert words_of(TEXTS["hi"][0])[:3] == ["बिल्ली", "खिड़की", "के"]
+    assert shape([TEXTS["zh"][0]]).values["words"] == [11]
 
 
 # ── BLEU ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -330,9 +360,10 @@ def test_german_rules_are_used_where_german_is_named():
     text = "Am 3. Oktober kommt Dr. Müller z. B. nach Köln. Er bleibt."
     assert sentences(text, language="de") == ["Am 3. Oktober kommt Dr. Müller z. B. nach Köln.", "Er bleibt."]
     assert len(sentences(text)) > 2
-    reversed_text = "Er bleibt. Am 3. Oktober kommt Dr. Müller z. B. nach Köln."
-    named = rouge([[text]], [reversed_text], tokens="auto", sentences="pysbd", language="de")
-    assert named.values["rougeLsum"] == [100]
+    one, turned = "Am 3. Oktober kommt er.", "Oktober kommt er am 3."
+    named = rouge([[one]], [turned], tokens="auto", sentences="pysbd", language="de")
+    assert named.values["rougeLsum"] == named.values["rougeL"] == [60]   # one sentence each: Oktober kommt er
+    assert rouge([[one]], [turned], tokens="auto", sentences="pysbd").values["rougeLsum"] == [100]   # English: Am 3. | …
     assert "|lsum:pysbd|language:de|tokens:auto|" in named.signature
 
 
@@ -356,7 +387,7 @@ def test_splitting_says_which_language_it_does_not_know():
     ]
     assert splitting_notes(["a"], "pysbd", "xx", "")[0].startswith("pysbd has no rules for 'xx': 1 of 1 texts")
     assert splitting_notes([german], "pysbd", "auto", "data.language") == [
-        "sentences are split by the rules of English, and the letters say that some texts are in another language. Name it: data.language=de, fr, es, …"
+        "sentences are split by the rules of English, and the letters say that some texts are in another language. Name it, for example data.language=de."
     ]
     assert splitting_notes([german], "pysbd", "de", "") == splitting_notes([korean], "newline", "auto", "") == []
     assert splitting_notes(["A cat."], "pysbd", "auto", "") == splitting_notes([TEXTS["ru"][0]], "pysbd", "auto", "") == []
@@ -365,8 +396,71 @@ def test_splitting_says_which_language_it_does_not_know():
         sentences("A.", language="german")
 
 
+@pytest.mark.parametrize(("metric", "texts"), [("summac", 2), ("factcc", 1)])
+def test_metrics_of_sentences_say_which_language_they_do_not_know(metric, texts):
+    given = {"documents": [TEXTS["ko"][0]], "predictions": [TEXTS["ko"][1]]}
+    (note,) = METRICS[metric].notes_on(given, {})
+    assert note.startswith(f"pysbd has no rules for Korean: {texts} of {texts} texts")
+    assert METRICS[metric].notes_on(given, {"splitter": "newline"}) == METRICS[metric].notes_on(given, {"language": "de"}) == []
+
+
 def test_a_chinese_line_that_pysbd_spoils_is_split_after_its_marks(monkeypatch):
     stand_in = types.ModuleType("pysbd")
     stand_in.Segmenter = lambda **_: types.SimpleNamespace(segment=lambda line: [])
     monkeypatch.setitem(sys.modules, "pysbd", stand_in)
     assert splitting.sentences("猫在睡觉。外面下雨。") == ["猫在睡觉。", "外面下雨。"]
+
+
+# ── the recipe's language ────────────────────────────────────────────────────────────────────────────────────────────
+
+GERMAN = "Am 3. Oktober kommt Dr. Müller z. B. nach Köln. Er bleibt."
+
+
+@pytest.fixture
+def german(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("test.jsonl").write_text(json.dumps({"document": GERMAN, "summary": "Müller bleibt."}) + "\n")
+    return "test=test.jsonl"
+
+
+def test_lead_sentences_are_those_of_the_language(german, capsys):
+    arguments = ["generate", "lead-1", "--data", german]
+    assert main([*arguments, "--out", "plain"]) == 0
+    assert "Name it, for example --set data.language=de." in capsys.readouterr().err
+    assert main([*arguments, "--out", "named", "--set", "data.language=de"]) == 0
+    assert "language" not in capsys.readouterr().err
+    plain, named = (json.loads(Path(folder, "predictions.jsonl").read_text())["prediction"] for folder in ("plain", "named"))
+    assert (plain, named) == ("Am 3.", GERMAN.removesuffix(" Er bleibt."))
+    assert json.loads(Path("named/generation.json").read_text())["language"] == "de"
+
+
+def test_statistics_count_the_sentences_of_the_language(german, capsys):
+    def counted(*options):
+        assert main(["data", "stats", german, "--json", *options]) == 0
+        printed = capsys.readouterr()
+        return json.loads(printed.out)["splits"]["test"], printed.err
+
+    split, said = counted("--language", "de")
+    assert (split["source_sentences"], split["notes"], "language" in said) == (2, [], False)
+    split, said = counted()
+    assert split["source_sentences"] > 2
+    assert said.rstrip().endswith(split["notes"][0])
+    assert "Name it, for example --language=de." in said
+    assert main(["data", "stats", german, "--language", "German"]) == 2
+    assert "error: the language must be auto or a code of two letters such as de, got 'German'." in capsys.readouterr().err
+
+
+def test_separators_stand_before_the_sentences_of_the_recipes_language():
+    pytest.importorskip("transformers")
+    import tiny_tokenizers
+
+    from ngramloss import recipe
+    from ngramloss.data.tokens import Shape, separator_id, sources
+
+    tokenizer = tiny_tokenizers.FAMILIES["bart"]()
+    counts = {}
+    for language in ("auto", "de"):
+        data = recipe.load("demo", [f"data.language={language}"]).data
+        shape, separator = Shape.of(data), separator_id(tokenizer, "auto")
+        counts[language] = sources([GERMAN], tokenizer, shape, separator)[0].count(separator) - 1
+    assert counts["de"] == 2 < counts["auto"]

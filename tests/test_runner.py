@@ -479,6 +479,17 @@ def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
     assert "| train | 20 | 1 |" in (tmp_path / "b" / "card.md").read_text()
 
 
+def test_a_training_says_that_sentences_of_its_language_have_no_rules(place, tmp_path, capsys):
+    rows = [json.dumps({"document": f"고양이가 잔다. 비가 {number}일 온다.", "summary": "고양이가 잔다."}) for number in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "train.jsonl"))
+    once = ["--set", "train.max_steps=1", "--set", "train.eval_every=0"]
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", *once) == 0
+    assert capsys.readouterr().err.count("pysbd has no rules for Korean: 8 of 8 texts are split at line ends") == 1
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", *once, "--set", "data.separator=none") == 0
+    assert "Korean" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["xsum", "cnndm"])
 def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, tmp_path, name):
     """A stand-in for BART-base and the data set, neither of which can be fetched here; all other settings are the paper's."""
@@ -539,6 +550,38 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
     codes, err = fork_ranks(refuse, two, environment=environment())
     assert codes == [0, 0]
     assert "is already finished" in err
+
+
+DIES = """
+import os, signal, sys
+from ngramloss import cli, heartbeat
+from ngramloss.training import runner
+heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
+whole = runner.tokenise
+def tokenise(*args, **options):
+    if os.environ["RANK"] == "0" and sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(*args, **options)
+runner.tokenise = tokenise
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def test_a_first_process_that_died_is_named_by_the_others(place, tmp_path):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    together = {**environment(), "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    both = [fork(DIES, ["dies", *command(place, tmp_path / "a")], environment={**together, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+    assert both[0].wait() == -signal.SIGKILL
+    assert both[1].wait(timeout=60) == 1
+    assert ("error: the first process (rank 0) gave no sign of life for 3 seconds before the data were prepared: it ended, or works in another folder. "
+            "Start all processes again.") in both[1].communicate()[1]
+    codes, err = fork_ranks(DIES, ["lives", *command(place, tmp_path / "a", "--set", "train.max_steps=2", "--set", "train.warmup_steps=0")], environment=environment())
+    assert codes == [0, 0], err[-2000:]
+    assert not list((tmp_path / "a").glob("*.alive"))
 
 
 def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):

@@ -25,8 +25,8 @@ def seal(folder: Path, **facts: Any) -> None:
             os.fsync(file.fileno())
         content[str(path.relative_to(folder))] = [path.stat().st_size, _checksum(path)]
     described = {**facts, "files": content}
-    described.pop(OWN, None)
-    write_whole(folder / SEAL, json.dumps({**described, OWN: _own_checksum(described)}, indent=1))
+    described[OWN] = _own_checksum(described)
+    write_whole(folder / SEAL, json.dumps({OWN: described.pop(OWN), **described}, indent=1))
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -47,7 +47,8 @@ def damage(folder: Path, *, exact: bool = False) -> str:
     try:
         described = facts(folder)
         files = [(name, size, checksum) for name, (size, checksum) in described["files"].items()]
-        if described.get(OWN) not in (None, _own_checksum(described)):   # earlier versions wrote none
+        earlier = next(iter(described)) == "files"   # written by an earlier version, without its own checksum
+        if not earlier and described.get(OWN) != _own_checksum(described):
             return f"its {SEAL} was changed"
     except FileNotFoundError:
         return "writing it did not finish"

@@ -17,6 +17,10 @@ from typing import Any, TextIO
 
 from ngramloss.errors import UserError
 
+LONGEST_TOML = 2**20
+MOST_DOTS = 500
+"""The largest TOML file that is read, in bytes, and the most dots in one of its lines."""
+
 
 def cache_folder() -> Path:
     """The folder for prepared data: ``$NGRAMLOSS_CACHE``, or ``ngramloss`` in the user's cache."""
@@ -95,6 +99,10 @@ def read_object(path: Path, advice: str = "") -> dict[str, Any]:
 
 def parse_toml(content: bytes, where: str) -> dict[str, Any]:
     """Read TOML. Raises ``UserError`` with the place if it is damaged, whatever it contains."""
+    # The reader needs memory for the square of the parts of a key: a.a.a. … of 200 KB would take 40 GB.
+    if len(content) > LONGEST_TOML or any(line.count(b".") > MOST_DOTS for line in content.split(b"\n")):
+        raise UserError(f"{where} is not a file of settings: expected at most {LONGEST_TOML:,} bytes, and at most "
+                        f"{MOST_DOTS:,} dots in a line.")
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as reason:   # not TOML, not UTF-8, too deep, an enormous number

@@ -64,6 +64,10 @@ class RunFolder:
         """The prediction files of all processes of an unfinished job."""
         return sorted(self.path.glob("predictions.partial-*.jsonl"))
 
+    def beat(self, rank: int) -> Path:
+        """The file that one of several processes touches while it works."""
+        return self.path / f"process-{rank}.alive"
+
     @property
     def finished(self) -> bool:
         """Whether the training has ended."""
@@ -168,7 +172,7 @@ class RunFolder:
 
 NAMES = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _Part))
 _UNFINISHED = re.compile(
-    rf"({'|'.join(map(re.escape, NAMES))}|predictions\.partial-\d+\.jsonl)\.partial-[0-9a-f]{{16}}"
+    rf"({'|'.join(map(re.escape, NAMES))}|predictions\.partial-\d+\.jsonl)\.partial-[0-9a-f]{{16}}|process-\d+\.alive"
 )
 
 

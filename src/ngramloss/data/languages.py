@@ -54,7 +54,6 @@ _KANA = 0.05
 """From this share of kana among Han and kana on, a text is Japanese: Chinese texts quote single kana."""
 
 _NOT_ASCII_LETTER = bytes(code for code in range(128) if not chr(code).isalpha())
-_OTHER_LETTER = re.compile(r"[^\W\d_\x00-\x7f]")
 _INVISIBLE = re.compile(
     r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]"
 )
@@ -92,12 +91,13 @@ def letters(texts: Iterable[str]) -> Letters:
     >>> letters(["Käse 12!"])
     Letters(ascii=3, others=Counter({'ä': 1}))
     """
-    plain, others = 0, Counter[str]()
+    plain, characters = 0, Counter[str]()
     for text in texts:
         plain += len(text.encode("ascii", "ignore").translate(None, _NOT_ASCII_LETTER))
         if not text.isascii():
-            others.update(_OTHER_LETTER.findall(text))
-    return Letters(plain, others)
+            characters.update(text)
+    others = {letter: count for letter, count in characters.items() if letter.isalpha() and not letter.isascii()}
+    return Letters(plain, Counter(others))
 
 
 def script(letter: str) -> str:
@@ -163,10 +163,22 @@ def token_pattern() -> re.Pattern[str]:
     >>> token_pattern().findall(normalised("The Straße, हिन्दी: 北京 2024"))
     ['the', 'strasse', 'हिन्दी', '北', '京', '2024']
     """
-    single = "".join(f"{first}-{last}" for first, last, name in _blocks() if name in SPACELESS)
-    # Python finds a character quickly in a class of the first 2^16 characters, but goes through others one by one.
-    mark = rf"(?:[{_marks(0x300, 0x10000)}]|(?=[\U00010000-\U0010ffff])[{_marks(0x10000, 0x20000)}])"
+    single, mark = _spaceless(), _mark()
     return re.compile(rf"(?=\w)[{single}]{mark}*|[^\W_{single}]+(?:{mark}+[^\W_{single}]*)*")
+
+
+@lru_cache(maxsize=1)
+def word_pattern() -> re.Pattern[str]:
+    """``WORD`` of the statistics for any script: also one character of a script without spaces, and combining marks."""
+    single, mark = _spaceless(), _mark()
+    word = rf"[^\W{single}]+(?:{mark}+[^\W{single}]*)*"
+    return re.compile(rf"\d+(?:[.,]\d+)+|(?=\w)[{single}]{mark}*|{word}(?:['’-]{word})*")
+
+
+@lru_cache(maxsize=1)
+def special_pattern() -> re.Pattern[str]:
+    """A character that ``\\w+`` does not treat as part of a word or does not separate."""
+    return re.compile(f"[{_spaceless()}]|{_mark()}")
 
 
 @lru_cache(maxsize=1)
@@ -174,6 +186,17 @@ def _blocks() -> list[tuple[str, str, str]]:
     """First and last character and script of every block, in order."""
     blocks = ((block.split("-"), name) for name, (_, written) in SCRIPTS.items() for block in written.split())
     return sorted((chr(int(first, 16)), chr(int(last, 16)), name) for (first, last), name in blocks)
+
+
+def _spaceless() -> str:
+    """The blocks of scripts without spaces, as the inside of a character class."""
+    return "".join(f"{first}-{last}" for first, last, name in _blocks() if name in SPACELESS)
+
+
+def _mark() -> str:
+    """A pattern of one combining mark."""
+    # Python finds a character quickly in a class of the first 2^16 characters, but goes through others one by one.
+    return rf"(?:[{_marks(0x300, 0x10000)}]|(?=[\U00010000-\U0010ffff])[{_marks(0x10000, 0x20000)}])"
 
 
 def _marks(start: int, stop: int) -> str:

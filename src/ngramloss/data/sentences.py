@@ -150,6 +150,10 @@ def _each(split: Callable[[str], list[str]], texts: Sequence[str]) -> list[list[
     return [split(text) for text in texts]
 
 
+LOOKED_AT = 1000
+"""Number of texts of a data set that are read for notes."""
+
+
 def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: str) -> list[str]:
     """Sentences about languages whose rules pysbd lacks, and about Latin letters that are probably not English.
 
@@ -161,6 +165,7 @@ def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: 
     """
     if splitter != "pysbd":
         return []
+    checked_language(language)
     by_language: dict[str, list[str]] = {}
     for text in texts:
         by_language.setdefault(language_of([text]) if language == AUTO else language, []).append(text)
@@ -171,7 +176,7 @@ def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: 
                          f"line ends and after {ENDINGS} and the like.")
     if language == AUTO and letters(by_language.get("en", [])).share_not_ascii >= ACCENTED:
         found.append("sentences are split by the rules of English, and the letters say that some texts are in another "
-                     f"language. Name it: {option}=de, fr, es, …")
+                     f"language. Name it, for example {option}=de.")
     return found
 
 

@@ -7,22 +7,25 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss import heartbeat as heart
 from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load
+from ngramloss.data.languages import AUTO
 from ngramloss.data.multilingual import codes
 from ngramloss.data.origins import canonical
-from ngramloss.data.sentences import sentences
+from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import appended, fingerprint, whole_rows, write_whole
 from ngramloss.generation.baselines import baseline_writer
 from ngramloss.generation.search import Written, load_model, model_of_run, summaries
+from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
@@ -142,7 +145,7 @@ def write_predictions(
     created = rank == 0 and not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with nullcontext() if rank else run.lock(option="--out"):
+        with heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
             return _write_share(work, run, rank, progress, (lambda _: None) if rank else say)
     except BaseException:
         if created and not any(folder.iterdir()):   # the error occurred before anything was written
@@ -174,6 +177,10 @@ def _write_share(
     begun = _was_begun(run, settings)
     if begun and run.predictions.exists():
         return run.predictions
+    if rank == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
+        sources = [example.source for example in examples[:LOOKED_AT]]
+        for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
+            say(note)
     if processes == 1:
         run.tidy()
     if rank == 0:
@@ -201,13 +208,27 @@ def _write_share(
             shown = examples[:SEEN]
             rows = ({"id": example.id, **forced} for example, forced in zip(shown, writer.look(shown), strict=True))
             write_whole(run.seen, "".join(_line(row) for row in rows))
-        _merge(run, [example.id for example in examples])
+        _merge(run, [example.id for example in examples], processes)
     return run.predictions
 
 
-def _merge(run: RunFolder, ids: Sequence[str]) -> None:
-    """Wait until every document is done, then write all predictions in order."""
+def _merge(run: RunFolder, ids: Sequence[str], processes: int) -> None:
+    """Wait until every document is done, then write all predictions in order.
+
+    Raises:
+        TimeoutError: another process with documents left gives no sign of life.
+    """
+    listeners = {rank: Listener(run.beat(rank)) for rank in range(1, processes)}
     while len(done := _done_rows(run)) < len(ids):
+        left = Counter(index % processes for index, key in enumerate(ids) if key not in done)
+        dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
+        if dead and len(_done_rows(run)) < len(ids):   # not done since they were counted
+            count = sum(left[rank] for rank in dead)
+            raise TimeoutError(
+                f"process {', '.join(map(str, dead))} of 0 to {processes - 1} gave no sign of life for "
+                f"{heart.SILENCE:g} seconds and has {count} documents left: it ended, or was never started. Run the "
+                "same command again with all processes; documents that are done are kept."
+            )
         time.sleep(0.5)
     write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
     for path in run.shares():
@@ -255,9 +276,10 @@ def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
 
 
 def _writer(work: Job, say: Callable[[str], None]) -> Writer:
-    baseline = baseline_writer(work.model, work.data.name, work.split)
+    baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is not None:
-        splits = {"sentences": "pysbd"} if work.model.startswith("lead-") else {}
+        named = {} if work.data.language == AUTO else {"language": work.data.language}
+        splits = {"sentences": "pysbd", **named} if work.model.startswith("lead-") else {}
         return Writer(lambda examples: [Written(text, 0) for text in baseline(examples)], None,
                       {"model": work.model, **splits})
     own = Path(work.loading.name).is_dir() and work.loading.name != work.model
@@ -278,8 +300,10 @@ def _writer(work: Job, say: Callable[[str], None]) -> Writer:
 
     def write(examples: Sequence[Example]) -> list[Written]:
         written = summaries(model, tokenizer, ids(examples), batch_size=len(examples))
-        return ([summary._replace(text="\n".join(sentences(summary.text))) for summary in written]
-                if by_line else written)
+        if not by_line:
+            return written
+        split = [sentences(summary.text, language=data.language) for summary in written]
+        return [summary._replace(text="\n".join(parts)) for summary, parts in zip(written, split, strict=True)]
 
     def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
         from ngramloss.generation.teacher_forced import forced_predictions

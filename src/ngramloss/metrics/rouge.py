@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -91,7 +92,7 @@ def notes(
     found = []
     if tokens == "default":
         counts = letters(texts)
-        empty = sum(1 for text in texts if not text.isascii() and not _DEFAULT.search(text) and letters([text]).total)
+        empty = sum(not _DEFAULT.search(text) and any(map(str.isalpha, text)) for text in texts)
         if counts.share_not_ascii >= SKIPPED or empty:
             some = " ".join([*(letter for letter, _ in counts.others.most_common(4)), "…"][: len(counts.others)])
             none = f", and find no word in {empty:,} of {len(texts):,} texts" if empty else ""
@@ -114,7 +115,11 @@ def rewritten(text: str) -> str:
 
 
 def _stand_in(match: re.Match[str]) -> str:
-    token = match[0]
+    return _stand_in_of(match[0])
+
+
+@lru_cache(maxsize=2**16)
+def _stand_in_of(token: str) -> str:
     # The spaces separate it from its neighbours: characters of Chinese stand side by side.
     return token if token.isascii() and not token.startswith("0u") else f" 0u{token.encode().hex()}0 "
 

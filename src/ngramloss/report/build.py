@@ -131,12 +131,14 @@ def _labels(result: Result) -> list[str]:
 def _system(result: Result, index: int, label: str) -> System:
     name, run = result.names[index], result.runs[index]
     values = {score: _value(figures[index]) for score, figures in result.figures.items()}
+    most = result.cut_off[index].most or None
     if run is None:
-        return System(name, label, values, audit=result.audit[index])
+        return System(name, label, values, most_tokens=most, audit=result.audit[index])
     settings = {"written by": provenance.written_by(run), "recipe": run.recipe, "generation": run.generation}
     return System(
         name, label, values, is_baseline=run.is_baseline, objective=run.label if run.recipe else None,
-        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None, audit=result.audit[index],
+        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None, most_tokens=most,
+        audit=result.audit[index],
         settings=flat({key: value for key, value in settings.items() if value}),
         forced=_forced(run) if run.recipe else {},
     )  # fmt: skip
@@ -229,7 +231,8 @@ def _cases(result: Result, texts: Aligned) -> Cases:
     scores = {name: [[_rounded(value, described[name].decimals) for value in system] for system in systems]
               for name, systems in columns.items()}
     return Cases(texts.task.ids, texts.task.references, texts.texts, described, scores,
-                 [len(words_of(references[0])) for references in texts.task.references], texts.task.documents)
+                 [len(words_of(references[0])) for references in texts.task.references], texts.task.documents,
+                 [list(system.documents) for system in result.cut_off])
 
 
 def _rounded(value: float, decimals: int) -> float | None:

@@ -9,18 +9,21 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss import heartbeat as heart
 from ngramloss import recipe
 from ngramloss.data import Split, columns_of, load
 from ngramloss.data.multilingual import codes, set_languages
+from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
+from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import plugin_sources
 from ngramloss.recipe import Recipe
@@ -72,8 +75,9 @@ def train(
             say(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
         if rank == 0:
-            _report_to_others(run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
-                              single=processes == 1)
+            with heartbeat(run.beat(0)) if processes > 1 else nullcontext():
+                _report_to_others(run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
+                                  single=processes == 1)
         prepared = _wait_for_prepared(run)
         outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code)
         if outcome.finished and rank == 0:
@@ -154,6 +158,10 @@ def _prepare(
     )
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     shape = Shape.of(data)
+    if data.separator != "none":
+        first = [example.source for example in train_split.examples[:LOOKED_AT]]
+        for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
+            say(note)
     described = {}
     unit = f" {recipe.WORDS[settings.task].sources}"
     for name, split in splits.items():
@@ -218,8 +226,18 @@ def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, 
 
 
 def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
-    """Wait for the first process, which may read and tokenise for longer than a collective operation waits."""
+    """Wait for the first process, which may read and tokenise for longer than a collective operation waits.
+
+    Raises:
+        TimeoutError: the first process gives no sign of life.
+    """
+    first = Listener(run.beat(0))
     while not run.prepared.exists():
+        if first.is_dead and not run.prepared.exists():
+            raise TimeoutError(
+                f"the first process (rank 0) gave no sign of life for {heart.SILENCE:g} seconds before the data were "
+                "prepared: it ended, or works in another folder. Start all processes again."
+            )
         time.sleep(0.2)
     prepared = read_object(run.prepared, "Start the training again.")
     if "error" in prepared:
