@@ -81,6 +81,18 @@ def test_a_seal_of_garbage_seals_nothing(tmp_path, garbage):
     assert find(tmp_path) == (before, {newest: f"its {SEAL} cannot be read"})
 
 
+@pytest.mark.parametrize(("facts", "sound"), [
+    ({}, True), ({"finished": True}, True), ({"best_step": 1, "best": 0.5}, True), ({"best": "x"}, True),
+    ({"finished": "yes"}, False), ({"finished": None}, False), ({"best_step": 1}, False), ({"best_step": "1", "best": 1.0}, False), ({"best_step": True, "best": 1}, False),
+])
+def test_a_seal_may_say_less_but_nothing_of_another_kind(tmp_path, facts, sound):
+    before, newest = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2, **facts)
+    assert find(tmp_path).newest == (newest if sound else before)
+    said = checkpoints.facts(find(tmp_path).newest)
+    assert said["finished"] is (facts.get("finished") is True and sound)
+    assert said["best_step"] == (facts.get("best_step") if sound else None)
+
+
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_one_flipped_bit_anywhere_is_seen(tmp_path_factory, data):

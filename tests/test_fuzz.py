@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import traceback
 from pathlib import Path
 
@@ -68,15 +69,12 @@ def insert(rng, content):
 
 
 def replace_value(rng, content):
-    """Another value in place of a number, a text or a word."""
-    starts = [at for at in range(len(content)) if content[at : at + 1] in b'0123456789"tfn']
-    if not starts:
+    """Another value in place of one that stands after a colon, an equals sign or a comma."""
+    values = list(re.finditer(rb"(?<=[=:,])[ \t]*(\"[^\"\n]*\"|[^,}\]\n\t\"]+)", content))
+    if not values:
         return insert(rng, content)
-    at = rng.choice(starts)
-    end = at + 1
-    while end < len(content) and content[end : end + 1] not in b',}]\n=:"':
-        end += 1
-    return content[:at] + rng.choice(PIECES)(rng) + content[end:]
+    value = rng.choice(values)
+    return content[: value.start(1)] + rng.choice(PIECES)(rng) + content[value.end(1) :]
 
 
 def swap_lines(rng, content):
@@ -196,10 +194,21 @@ class DataSets(Case):
         assert split is None or (some is not None and split.examples == some.examples)
         for example in (some.examples if some is not None else []):
             assert all(isinstance(text, str) and text.strip() and text.encode() for text in example[:3])
+        if name == "data.jsonl":   # nothing is read but what a line says
+            said = [[*row.values()] for line in path.read_bytes().split(b"\n") for row in parsed(line)]
+            assert all(any(example.source in row and example.target in row for row in said) for example in (some.examples if some else []))
         ids = [example.id for example in some.examples] if some is not None else []
         assert len(set(ids)) == len(ids)
         for what in ("reference", "document", "prediction"):
             ends_in_a_sentence(lambda what=what: read_texts(path, what))
+
+
+def parsed(line):
+    try:
+        row = json.loads(line.decode("utf-8-sig", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return []
+    return [row] if isinstance(row, dict) else []
 
 
 class TokenCaches(Case):

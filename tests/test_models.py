@@ -271,6 +271,29 @@ def test_a_name_that_is_nowhere_is_told_with_what_to_give(part, tokenizer):
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_where_no_hub_answers_it_is_asked_once_and_not_for_long(part, tokenizer, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    asked = []
+
+    class Unreachable:
+        def head(self, address, timeout):
+            asked.append(timeout)
+            raise ConnectionError("Name or service not known")
+
+        def __getattr__(self, name):
+            pytest.fail(f"the hub was asked again ({name})")
+
+    monkeypatch.setattr("huggingface_hub.get_session", Unreachable)
+    models.hub_answers.cache_clear()
+    try:
+        for _ in range(2):
+            refused(Model(name="nobody/nothing"), tokenizer, part)
+    finally:
+        models.hub_answers.cache_clear()
+    assert asked == [3]
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_an_empty_folder_is_told(part, tokenizer, tmp_path):
     assert refused(Model(name=str(tmp_path)), tokenizer, part).endswith(FOLDER)
 

@@ -171,13 +171,15 @@ def test_a_run_of_an_earlier_version_and_one_of_now_are_seeds_of_one_system(tmp_
 
 def test_a_reproduction_begun_by_an_earlier_version_goes_on(tmp_path):
     plan = reproduce.make_plan("table2", tmp_path, data="newswire", objectives=["ce"])
-    reproduce._claim(plan)
-    now = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "ce-1" / "model").mkdir(parents=True)   # a run that would be lost
+    now = reproduce._fixed_settings(plan)
     before = now["recipe"].replace('revision = "main"\n', 'revision = "main"\ntrust_remote_code = false\n')
     assert before != now["recipe"]
     (tmp_path / "plan.json").write_text(json.dumps(now | {"recipe": before}, indent=1))
-    reproduce._claim(plan)
-    assert json.loads((tmp_path / "plan.json").read_text()) == now
+    reproduce._raise_if_another_plan(plan)
+    (tmp_path / "plan.json").write_text(json.dumps(now | {"recipe": before.replace("false", "true")}, indent=1))
+    with pytest.raises(UserError, match="was started with other settings"):
+        reproduce._raise_if_another_plan(plan)
 
 
 # Model folders
