@@ -148,6 +148,13 @@ def test_every_backend_gives_the_same_loss(family, options):
     assert_same_gradients(model, other)
 
 
+def test_a_loss_for_each_row_is_not_for_trainers():
+    message = r"a trainer needs one loss, so reduction must be 'mean', got 'none'\. .* JointLoss\(\.\.\., reduction='none'\) in your own loop"
+    for build in (lambda: attach(tiny("bart"), "ce", reduction="none"), lambda: compute_loss_func("ce", reduction="none")):
+        with pytest.raises(ValueError, match=message):
+            build()
+
+
 def test_options_reach_the_joint_loss():
     model, inputs = attach(tiny("llama"), "ce", check=True), batch("llama")
     model.lm_head.weight.data.fill_(float("inf"))

@@ -52,7 +52,7 @@ def test_a_model_from_scratch_and_its_path_for_copying_are_disclosed():
 
 def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
     text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": 1500, "best": 1.23456}, Path("checkpoint-1500"))
-    assert text.startswith("# demo-matches234\n\n`ce + matches(2,3,4)` on `newswire`, from `scratch`. Weights of step 1500 (lowest validation ce, 1.2346) of 1800.\n")
+    assert text.startswith("# demo-matches234\n\nSummarisation: `ce + matches(2,3,4)` on `newswire`, from `scratch`. Weights of step 1500 (lowest validation ce, 1.2346) of 1800.\n")
     assert "\n| train | 24,000 | 1 | `0123456789abcdef` |\n| validation | 500 | 0 | `fedcba9876543210` |\n" in text
     assert f"\n* ngramloss {__version__}\n* torch {torch.__version__}\n" in text
     assert all(f"* {line}\n" in text for line in card.ALWAYS)

@@ -6,14 +6,18 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
 import ngramloss
+from ngramloss import doctor
 from ngramloss.cli import main
 from ngramloss.errors import UserError
+from ngramloss.metrics.registry import METRICS
+from ngramloss.stats import BACKENDS, chosen_backend
 
 PAIR = ["explain", "--reference", "the cat sat on the mat", "--candidate", "the cat lay on the mat"]
 
@@ -169,6 +173,7 @@ def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypat
     assert "the paper's loops work only with BART, not with T5ForConditionalGeneration. Remove --loops." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bench_head_in_another_precision(monkeypatch, capsys):
     from ngramloss.bench import head
 
@@ -211,6 +216,25 @@ def test_doctor_names_the_backend_and_the_reason(capsys):
     assert "plain" in shown
 
 
+def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
+    monkeypatch.setattr("ngramloss.metrics.registry.installed", lambda package: None if package == "sacrebleu" else "1")
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["doctor", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert list(known) == ["ngramloss", "python", "packages", "gpu", "chosen", "backends", "objectives", "metrics"]
+    assert known["packages"]["torch"] == version("torch")
+    assert known["packages"].keys() == set(doctor.PACKAGES)
+    assert known["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+    first = known["chosen"][0]
+    assert (first["device"], first["dtype"], first["backend"]) == ("cpu", "float32", chosen_backend(torch.device("cpu"), torch.float32).backend)
+    assert known["backends"] == BACKENDS
+    assert known["objectives"]["ce"] == {"ready": True, "state": "ready", "origin": None}
+    assert known["metrics"]["bleu"] == {"ready": False, "state": "needs the package sacrebleu: pip install 'ngramloss[score]'", "origin": None}
+    assert known["metrics"].keys() == set(METRICS)
+    assert "\n".join(doctor.lines(known)) + "\n" == shown, "nothing is printed that JSON does not have"
+
+
 # train
 
 
@@ -238,10 +262,10 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, xsum. Did you mean 'demo'?\n"),
+        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, translation, xsum. Did you mean 'demo'?\n"),
         (["demo", "--set", "train.seed"], "error: --set takes key=value, got 'train.seed'; for example --set train.batch_size=8.\n"),
         (["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
-         "error: recipe demo has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),
+         "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),
     ],
 )
 def test_train_tells_mistakes_without_making_a_folder(arguments, message, capsys, tmp_path, monkeypatch):
@@ -363,8 +387,8 @@ def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
 def test_list_shows_the_options_of_metrics_and_objectives(capsys):
     assert main(["list", "metrics"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^  bertscore\.model +a folder or hub id \(required\)$", shown, re.M)
-    assert re.search(r"^  wmd\.stop_words +words to leave out: none, english \(default none\)$", shown, re.M)
+    assert re.search(r"^  bertscore\.model +folder or hub id of the model \(required\)$", shown, re.M)
+    assert re.search(r"^  wmd\.stop_words +words to ignore; one of none, english \(default none\)$", shown, re.M)
     assert main(["list", "objectives"]) == 0
     assert re.search(r"^  ce\(smoothing=…\) +.*\(default 0\.0\)$", capsys.readouterr().out, re.M)
 

@@ -127,7 +127,7 @@ def test_a_hostile_field_is_shown_as_text(files, capsys):
     (files / "bad.jsonl").write_text(json.dumps({"id": "1", f"{HOSTILE}\nerror: forged": "x"}))
     assert scored(files, files / "bad.jsonl") == 2
     _, err = printed(capsys)
-    assert r"has no prediction: it has id, a\x1b[2J" in err
+    assert r"has no prediction. Its columns are id, a\x1b[2J" in err
     assert err.count("\n") == 1
 
 

@@ -137,6 +137,14 @@ def test_the_splitter_and_the_model_are_signed(small):
     assert re.fullmatch(r"factcc\|model:factccx0\|files:[0-9a-f]{12}\|splitter:newline\|tokens:64\|precision:fp32\|transformers:[^|]+\|version:[^|]+", found.signature)
 
 
+def test_the_language_is_used_and_signed(small):
+    text = "Am 3. Oktober kommt z. B. er."
+    found = factcc(["a b"], [text], model=small[0], language="de")
+    assert found.values["factcc"] == factcc(["a b"], [text], model=small[0], splitter="newline").values["factcc"]
+    assert found.values != factcc(["a b"], [text], model=small[0]).values
+    assert "|splitter:pysbd|language:de|" in found.signature
+
+
 def test_a_pair_has_512_tokens_at_most(tmp_path):
     made(tmp_path, outputs=("CORRECT", "INCORRECT"), positions=700)
     assert "|tokens:512|" in factcc(["wind " * 900], ["Rain."], model=str(tmp_path)).signature

@@ -159,7 +159,7 @@ def test_empty_summaries_and_empty_lines_at_the_end_are_told_of(folder, capsys):
         ("a\nb\n", {}, "has 2 summaries and"),
         ("a\nb\nc\nd\n", {}, "or one sentence per line. Nothing was written."),
         ("a\nb\nc\n", {"--order": "a\nb\n"}, "has 3 summaries and"),
-        ("a\nb\nc\n", {"--order": "a\nb\nd\n"}, "does not have the ids of"),
+        ("a\nb\nc\n", {"--order": "a\nb\nd\n"}, "must have the same ids. In "),
         ("a\nb\nc\n", {"--order": "a\nb\nd\n"}, "1 missing ('c'), 1 extra ('d')"),
         ("a\nb\nc\n", {"--order": "a\nb\na\n"}, "repeats 1 ids ('a')"),
         ("a\nb\nc\n", {"--gold": "other\ntexts\nhere\n"}, "has 3 references, of which 0 are among the 3 of"),

@@ -405,3 +405,90 @@ def test_counts_of_zero_give_zero_not_nan():
     nothing = torch.full_like(labels, -100)
     for zero in (0, torch.tensor(0)):
         assert JointLoss(EVERYTHING)(logits, nothing, num_tokens=zero, num_sequences=zero) == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@given(batch=batches(), tokens=st.none() | st.integers(1, 9), sequences=st.none() | st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+def test_each_row_has_its_share_of_the_loss(case, batch, tokens, sequences):
+    """A row's value as the oracle computes it, over the denominator of the whole batch; 0 without labels."""
+    counts = {"num_tokens": tokens, "num_sequences": sequences}
+    loss, parts = JointLoss([case.term], reduction="none")(batch.logits, batch.labels, return_parts=True, **counts)
+    real = batch.labels != -100
+    batchs_own = real.sum() if case.part.per == "token" else real.any(-1).sum()
+    divisor = (tokens if case.part.per == "token" else sequences) or batchs_own.item() or 1
+    probabilities = batch.logits.softmax(-1)
+    expected = [case.oracle(row, labels.tolist()).item() / divisor if (labels != -100).any() else 0.0
+                for row, labels in zip(probabilities, batch.labels, strict=True)]
+    torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(parts[case.part.name], loss)
+
+
+@pytest.mark.parametrize("counts", [{}, {"num_tokens": 50, "num_sequences": torch.tensor(7)}])
+def test_rows_add_up_to_the_loss_from_logits_hidden_states_and_statistics(counts):
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.cat([example()[1], torch.full((1, 9), -100)])
+    hidden = torch.randn(5, 9, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    whole, rows = JointLoss(EVERYTHING), JointLoss(EVERYTHING, reduction="none")
+
+    def ways(loss_fn):
+        yield loss_fn(hidden @ weight.T, labels, return_parts=True, **counts)
+        yield loss_fn.from_hidden(hidden, weight, labels, return_parts=True, **counts)
+        stats = ng.token_stats(hidden @ weight.T, labels, needs=loss_fn.needs)
+        yield loss_fn.from_stats(stats, labels, **counts)
+
+    for (loss, parts), (shares, row_parts) in zip(ways(whole), ways(rows), strict=True):
+        assert shares.shape == (5,)
+        assert shares[4] == 0
+        torch.testing.assert_close(shares.sum(), loss)
+        torch.testing.assert_close({name: part.sum() for name, part in row_parts.items()}, parts)
+        assert all(part.shape == (5,) and not part.requires_grad for part in row_parts.values())
+        got, wanted = (torch.autograd.grad(value, (hidden, weight)) for value in (shares.sum(), loss))
+        torch.testing.assert_close(got, wanted)
+
+
+def test_a_rows_share_depends_on_that_row_alone():
+    logits, labels = example()
+    rows = JointLoss("ce + matches(2)", reduction="none")
+    counts = {"num_tokens": 30, "num_sequences": 4}
+    together = rows(logits, labels, **counts)
+    torch.testing.assert_close(together, torch.cat([rows(logits[row : row + 1], labels[row : row + 1], **counts) for row in range(4)]))
+    leaf = logits.clone().requires_grad_()
+    rows(leaf, labels)[2].backward()
+    assert [bool(row.any()) for row in leaf.grad] == [False, False, True, False]
+
+
+def test_the_gradient_of_each_row_is_right():
+    logits, labels = example(B=2, T=5, V=4)
+    rows = JointLoss("ce(smoothing=0.1) + 0.5*matches(2) + bag(2) + precision(2)", reduction="none")
+    assert torch.autograd.gradcheck(lambda leaf: rows(leaf, labels), logits.clone().requires_grad_())
+
+
+def test_nan_stays_in_its_row_and_check_names_its_place():
+    logits, labels = example()
+    logits[2, 4, 0] = torch.nan
+    assert JointLoss("matches(2)", reduction="none")(logits, labels).isnan().tolist() == [False, False, True, False]
+    with pytest.raises(ValueError, match="the logits at row 2, position 4 contain NaN"):
+        JointLoss("matches(2)", reduction="none", check=True)(logits, labels)
+    logits[2, 4, 0] = -torch.inf
+    labels[2, 4] = 0
+    with pytest.raises(ValueError, match=r"^ce is inf although"):
+        JointLoss("ce", reduction="none", check=True)(logits, labels)
+    assert not JointLoss("matches(2) + 0*ce", reduction="none")(logits, labels).isinf().any()
+
+
+def test_rows_of_nothing_have_a_gradient_of_zero():
+    logits = torch.zeros(2, 3, 5, requires_grad=True)
+    loss = JointLoss(EVERYTHING, reduction="none")(logits, torch.full((2, 3), -100))
+    assert loss.tolist() == [0, 0]
+    loss.sum().backward()
+    assert not logits.grad.any()
+    short = torch.zeros(2, 1, 5, requires_grad=True)
+    JointLoss("matches(2)", reduction="none")(short, torch.zeros(2, 1).long()).sum().backward()   # no window is read
+    assert not short.grad.any()
+
+
+def test_another_reduction_is_explained():
+    with pytest.raises(ValueError, match=r"reduction must be 'mean' or 'none', got 'sum'\. For a sum .* num_tokens=1 and num_sequences=1"):
+        JointLoss("ce", reduction="sum")

@@ -1,4 +1,4 @@
-"""Lanes of tests: each test is in exactly one of those that continuous integration runs."""
+"""Lanes of tests: each test is in exactly one of those that continuous integration runs, and bounds are tested versions."""
 
 import re
 import tomllib
@@ -7,9 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MARKERS = [
-    marker.partition(":")[0]
-    for marker in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    marker.partition(":")[0] for marker in PROJECT["tool"]["pytest"]["ini_options"]["markers"]
     if not marker.startswith("xdist_group:")
 ]
 
@@ -47,3 +47,31 @@ def test_the_quick_lane_has_unmarked_tests_alone_and_is_a_part_of_make_test():
 
 def test_the_oldest_versions_run_the_quick_lane():
     assert expression("test-oldest") == expression("quick")
+
+
+def pinned(name):
+    return dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / name).read_text(), re.M))
+
+
+def bounds(sign):
+    """Package → version, for what pyproject.toml bounds with a sign."""
+    every = " ".join(requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra)
+    return dict(re.findall(rf"([\w-]+)(?:[<>=]+[\w.]+,)?{sign}([\w.]+)", every))
+
+
+def same_version(one, other):
+    return one.removesuffix(".0") == other.removesuffix(".0")
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    oldest, lower = pinned("constraints-oldest.txt"), bounds(">=")
+    assert {"transformers", "triton"} <= lower.keys()
+    assert oldest.keys() >= lower.keys()
+    assert [name for name in lower if name != "torch" and not same_version(oldest[name], lower[name])] == []
+    assert oldest["torch"] == pinned("constraints.txt")["torch"]
+
+
+def test_the_newest_versions_allowed_are_those_that_are_tested():
+    upper = bounds("<=")
+    assert "transformers" in upper
+    assert {name: pinned("constraints.txt")[name] for name in upper} == upper

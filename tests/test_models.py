@@ -77,7 +77,7 @@ def test_every_architecture_trains_is_saved_and_is_loaded(architecture, tokenize
     again, (words, folder) = models.load(settings, tokenizer), models.load_tokenizer(settings, lambda: (), "")
     assert folder is None
     assert words(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
-    assert again.config.model_type == architecture
+    assert again.config.model_type == architecture.replace("m2m100", "m2m_100")
     for (name, one), other in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
 
@@ -87,7 +87,7 @@ def test_a_new_model_has_the_sizes_and_tokens_it_was_asked_for(architecture, tok
     model = models.load(replace(SMALL, architecture=architecture), tokenizer)
     assert "WARNING" not in caplog.text
     config = model.config
-    assert config.model_type == architecture
+    assert config.model_type == architecture.replace("m2m100", "m2m_100")
     assert model.get_input_embeddings().weight.shape == (len(tokenizer), 16)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     names = {"t5": ("num_layers", "num_decoder_layers", "d_ff")}.get(
@@ -124,7 +124,7 @@ def projections(model):
         yield from (module.encoder_attn.v_proj, module.encoder_attn.out_proj)
 
 
-@pytest.mark.parametrize("architecture", ["bart", "mbart", "pegasus", "marian"])
+@pytest.mark.parametrize("architecture", ["bart", "mbart", "m2m100", "pegasus", "marian"])
 def test_copying_starts_cross_attention_at_the_identity(architecture):
     model, plain = built(architecture, copying=True, decoder_layers=2), built(architecture, decoder_layers=2)
     assert len(list(projections(model))) == 4
@@ -158,7 +158,7 @@ def test_positions_that_are_fixed_sinusoids_stay_as_they_are(architecture):
 
 def test_copying_is_refused_where_there_is_no_such_path():
     with pytest.raises(ValueError, match=r"model.copying: T5ForConditionalGeneration has no `encoder_attn` to initialise as the identity\. "
-                       r"Set it to false, or choose the architecture bart, mbart, pegasus or marian\."):
+                       r"Set it to false, or choose the architecture bart, mbart, m2m100, pegasus or marian\."):
         built("t5", copying=True)
 
 

@@ -119,6 +119,14 @@ def test_markdown_is_one_table():
     assert lines[-1].startswith("| BART-base (paper) | 41.63 |")
 
 
+def test_a_copy_begins_with_the_score_that_the_reader_has_put_first():
+    lines = tables.copies(sample(0), "wmd")["markdown"].text.splitlines()
+    assert lines[0] == "|  | WMD ↓ | R-1 | R-L | R-Lsum | Docs/s |"
+    assert r"| ce + matches(2) | **4.510** | **41.87**\*\* | **34.13**\* | **34.13** | 26.10 (×0.90) |" in lines
+    assert tables.copies(sample(0), "docs_per_second")["csv"].text.splitlines()[0].startswith("name,label,kind,docs_per_second,rouge1,")
+    assert tables.copies(sample(0), "nothing") == tables.copies(sample(0))
+
+
 def test_csv_reads_back_with_every_score_in_full():
     rows = list(csv.DictReader(joined("csv").splitlines()))
     assert [(row["name"], row["kind"]) for row in rows] == [("lead", "baseline"), ("base", "system"), ("m2", "system"), ("r2", "system"), ("BART-base", "paper")]
@@ -155,6 +163,23 @@ def test_settings_are_parted_into_shared_and_different():
 def test_nested_settings_are_written_by_dotted_name():
     assert flat({"list": [1, {"a": None}], "empty": {}, "a": {"b": "c"}}) == {"list": '[1, {"a": null}]', "empty": "{}", "a.b": "c"}
     assert flat({}) == {}
+
+
+def marked():
+    """A few cases whose outputs are empty or as long as their system may write."""
+    report = sample(6)
+    texts = [list(column) for column in report.cases.texts]
+    texts[1][0], texts[1][2], texts[2][2] = "", " \n", ""
+    systems = [replace(one, most_tokens=62 if one.name == "base" else None) for one in report.systems]
+    return replace(report, systems=systems, cases=replace(report.cases, texts=texts, cut_off=[[], [1, 2, 5], [], []]))
+
+
+def test_outputs_that_are_empty_or_may_be_cut_off_are_counted_below_the_table():
+    assert tables.marked(marked()) == [
+        ("ce", "of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off."), ("ce + matches(2)", "of 6 texts, 1 empty.")]
+    assert tables.marked(sample(6)) == tables.marked(Report()) == []
+    text = page.page_text(marked())
+    assert "<li><b><bdi>ce</bdi></b>: of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off.</li>" in text
 
 
 # Blocks
@@ -231,6 +256,8 @@ def test_nothing_in_json_can_end_its_element():
     (lambda cases: {"scores": {**cases.scores, "rouge1": cases.scores["rouge1"][:3]}}, "rouge1 of 3 systems, and there are 4"),
     (lambda cases: {"scores": {**cases.scores, "rouge1": [cases.scores["rouge1"][0][:5], *cases.scores["rouge1"][1:]]}}, "6 ids and 5 rouge1 of 'lead'"),
     (lambda cases: {"scores": {"rouge1": cases.scores["rouge1"]}}, "cases has no words"),
+    (lambda cases: {"cut_off": [[], [], [0]]}, "cut_off of 3 systems, and there are 4"),
+    (lambda cases: {"cut_off": [[], [], [0], []]}, "'m2' has texts that are cut off and no most_tokens"),
     (lambda cases: {"described": {"words": SCORES["words"]}}, "cases has no rouge1, or no description of it"),
 ])  # fmt: skip
 def test_cases_that_do_not_fit_together_are_refused(change, message):
@@ -561,6 +588,10 @@ def test_copies_come_in_the_order_of_the_table(visit, form):
     assert tab.evaluate("window.copied").split("\n") == [*parts.before, *[parts.rows[place] for place in (1, 2, 0)], *parts.after]
     assert "copied" in tab.inner_text("#copied")
     assert tab.is_hidden("#copy-text")
+    choose(tab, "#first", label="WMD")
+    tab.click(f"[data-copy={form}]")
+    parts = tables.copies(sample(0), "wmd")[form]
+    assert tab.evaluate("window.copied").split("\n") == [*parts.before, *[parts.rows[place] for place in (1, 2, 0)], *parts.after]
 
 
 def test_where_the_clipboard_is_refused_the_text_can_be_taken_by_hand(visit):
@@ -702,6 +733,207 @@ def test_what_the_objective_saw_is_marked_with_and_without_place(visit, n, free,
         assert marks == expected
     tab.evaluate("location.hash = '#case=id-1'")
     until(tab, "!document.querySelector('#seen').childElementCount")
+
+
+def unseen_tokens():
+    report = sample(2)
+    tokens = ["the", "", " ", "\n", "\u200b", "mat"]
+    forced = replace(report.systems[2].forced["id-0"], tokens=tokens, best=["", "", " ", "mat", "the", "mat"])
+    return replace(report, systems=[replace(one, forced={"id-0": forced}) if one.forced else one for one in report.systems])
+
+
+def test_tokens_that_nobody_could_see_have_a_sign_and_keep_their_row(visit):
+    tab = visit(unseen_tokens, hash="#case=id-0&n=1")
+    tab.wait_for_selector("#seen .token")
+    assert tab.locator("#seen .token > :first-child").all_text_contents() == ["the", "∅", "␣", "⏎", "U+200B", "mat"]
+    assert tab.locator("#seen .best-token").all_text_contents() == ["∅", "∅", "␣", "mat", "the", "mat"]
+    assert tab.locator("#seen .sign").first.get_attribute("title") == "an empty token"
+    for child in (1, 2, 3, 4):
+        tops = tab.eval_on_selector_all(f"#seen .token > :nth-child({child})", "all => all.map(one => Math.round(one.getBoundingClientRect().top))")
+        assert len(set(tops)) == 1, "all on one line"
+    assert tab.eval_on_selector_all("#seen .token", "all => all.every(one => one.offsetWidth >= 20)")
+    assert tab.eval_on_selector_all("#seen .token .bound", "all => all.map(one => +one.classList.contains('on'))") == [0, 1, 1, 0, 0, 1]
+
+
+def test_outputs_that_are_empty_or_may_be_cut_off_are_marked_in_their_case(visit):
+    tab = visit(marked, hash="#case=id-2&a=base&b=m2")
+    until(tab, "document.querySelector('#case-title').textContent === 'Case id-2'")
+    cards = tab.locator("#texts .system")
+    assert cards.nth(0).locator(".flag").all_text_contents() == ["empty", "cut off?"]
+    assert cards.nth(0).locator(".flag").nth(1).get_attribute("title") == "This output has 62 tokens, the most allowed, so it may be cut off."
+    assert cards.nth(1).locator(".flag").all_text_contents() == ["empty"]
+    assert cards.nth(2).locator(".flag").count() == 0
+    assert tab.eval_on_selector_all("#texts .system .body", "all => all.map(one => getComputedStyle(one, '::before').content)") == ['"(empty)"'] * 2 + ["none"] * 2
+    assert "3 with the most tokens allowed, 62" in tab.inner_text("#results .marked")
+    choose(tab, "#measure", value="marks")
+    until(tab, "location.hash.includes('by=marks')")
+    assert listed(tab)[0] == "id-2", "three marks"
+    assert sorted(listed(tab)[1:4]) == ["id-0", "id-1", "id-5"]
+
+
+def test_the_order_by_marks_is_offered_only_where_there_are_some(visit):
+    assert visit(lambda: sample(3)).locator("#measure option[value=marks]").count() == 0
+
+
+def pinned(tab):
+    return tab.eval_on_selector_all("#texts .role[aria-pressed=true]", "all => all.map(one => one.dataset.pin)")
+
+
+def test_two_systems_are_pinned_and_stay_from_case_to_case(visit):
+    tab = visit()
+    case = tab.inner_text("#case-title")
+    assert pinned(tab) == ["a-1", "b-2"]
+    tab.click("[data-pin=b-3]")
+    until(tab, "location.hash.includes('b=r2')")
+    assert pinned(tab) == ["a-1", "b-3"]
+    assert tab.inner_text("#case-title") == case, "pinning does not leave the case"
+    assert tab.evaluate("document.activeElement.dataset.pin") == "b-3"
+    tab.keyboard.press("Shift+Tab")   # the same by keyboard: A of this system, so that the two change places
+    tab.keyboard.press("Enter")
+    until(tab, "location.hash.includes('a=r2&b=base')")
+    assert pinned(tab) == ["a-3", "b-1"]
+    tab.click("#only")
+    assert tab.locator("#texts .system bdi").all_text_contents() == ["ce + rewards(2) & 50%_x", "ce"]
+    tab.click("#next")
+    until(tab, f"document.querySelector('#case-title').textContent !== {json.dumps(case)}")
+    assert pinned(tab) == ["a-3", "b-1"]
+    assert tab.locator("#texts .system").count() == 2
+    title, address = tab.inner_text("#case-title"), tab.evaluate("location.hash")
+    again = visit(hash=address)
+    until(again, f"document.querySelector('#case-title').textContent === {json.dumps(title)}")
+    assert pinned(again) == ["a-3", "b-1"]
+    assert again.locator("#texts .system").count() == 2
+    assert again.get_attribute("#only", "aria-pressed") == "true"
+    again.click("#only")
+    assert again.locator("#texts .system").count() == 4
+
+
+LONG_NAME = "ce(smoothing=0.1) + 0.5*matches(2,3,4):released + 0.25*rewards(2,3) with a name that no box could hold"
+
+
+def long_names():
+    report = sample(4)
+    return replace(report, systems=[replace(one, label=f"{LONG_NAME} {place}") for place, one in enumerate(report.systems)])
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_of_systems_can_be_read_in_full(visit, width):
+    tab = visit(long_names, viewport={"width": width, "height": 900})
+    assert tab.locator("#pair-names bdi").all_inner_texts() == [f"{LONG_NAME} 1", f"{LONG_NAME} 2"]
+    assert tab.get_attribute("#system-a", "title") == f"{LONG_NAME} 1"
+    for selector in ("#pair-names bdi", "#texts .system h4 bdi", ".systems th bdi"):
+        cut = "all => all.filter(one => { const box = one.closest('p, h4, th'); return box.scrollWidth > box.clientWidth + 1; }).length"
+        assert tab.eval_on_selector_all(selector, cut) == 0, selector
+    assert tab.get_attribute(".systems th >> nth=0", "title") == f"{LONG_NAME} 1 (base)"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_reader_chooses_the_score_that_comes_first(visit):
+    tab = visit()
+
+    def heads(table):
+        return tab.locator(f"{table} thead th").all_inner_texts()
+
+    assert heads(".sortable >> nth=0 >>")[:4] == ["System", "R-1", "R-L", "R-Lsum"]
+    choose(tab, "#first", label="WMD")
+    until(tab, "location.hash.includes('first=wmd')")
+    assert heads(".sortable >> nth=0 >>") == ["System", "WMD ↓", "R-1", "R-L", "R-Lsum", "Docs/s"]
+    assert heads(".seeds")[:3] == ["System", "Seeds", "WMD ↓"]
+    row = tab.locator(".sortable >> nth=0 >> .systems tr >> nth=0 >> td .score").all_inner_texts()
+    assert row == ["4.520", "41.57", "33.68", "33.68", "29.00"]
+    assert tab.locator("#figure option").all_text_contents()[0] == "WMD"
+    assert tab.locator("#case-figures thead th").all_text_contents()[:2] == ["System", "WMD"]
+    scores = sample().cases.scores["wmd"]
+    apart = {key: scores[2][place] - scores[1][place] for place, key in enumerate(sample().cases.ids)}
+    assert listed(tab)[0] == max(apart, key=apart.get), "cases are ordered by it"
+    tab.click(".sortable >> nth=0 >> th:nth-child(3) button")
+    assert tab.locator(".sortable >> nth=0 >> .systems tr >> nth=0 >> bdi >> nth=0").inner_text() == "ce + matches(2)", "columns still sort by themselves"
+    again = visit(hash=tab.evaluate("location.hash"))
+    until(again, "document.querySelector('#case-title').textContent.startsWith('Case')")
+    assert again.input_value("#first") == "wmd"
+    assert again.locator("#figure option").all_text_contents()[0] == "WMD"
+    choose(again, "#first", label="R-1")
+    assert again.locator(".sortable >> nth=0 >> thead th").all_inner_texts()[:5] == ["System", "R-1", "R-L", "R-Lsum", "WMD ↓"]
+
+
+STRANGE = ["__proto__", "constructor", "toString", "hasOwnProperty", "0", "-1", "7", "case=a&b#c d%20", "", " ", "x" * 30_000, "null"]
+
+
+def strange_ids():
+    report = sample(len(STRANGE))
+    forced = {key: report.systems[2].forced["id-0"] for key in ("__proto__", "7")}
+    systems = [replace(one, name=name, forced=forced if one.forced else {})
+               for one, name in zip(report.systems, ["__proto__", "constructor", "toString", "x"], strict=True)]
+    return replace(report, systems=systems, cases=replace(report.cases, ids=STRANGE))
+
+
+def test_ids_of_any_kind_are_listed_opened_and_linked(visit):
+    tab = visit(strange_ids, hash="#case=__proto__&by=given")
+    assert tab.inner_text("#found") == "12 cases"
+    assert set(listed(tab)) == {key[:500] for key in STRANGE}
+    for place, key in enumerate(STRANGE):
+        tab.evaluate(f"location.hash = new URLSearchParams({{ ...({len(key)} > 500 ? {{ number: {place + 1} }} : {{ case: {json.dumps(key)} }}), by: 'constructor' }})")
+        until(tab, f"document.querySelector('#case-title bdi')?.textContent === {json.dumps(key)}")
+        assert tab.locator("#texts .reference .body").text_content() == strange_ids().cases.references[place][0]
+        until(tab, f"document.querySelectorAll('#seen .token').length === {6 if key in ('__proto__', '7') else 0}")
+    tab.evaluate("document.getElementById('cases').scrollIntoView({ behavior: 'instant' })")
+    tab.evaluate("location.hash = 'number=11'")
+    until(tab, "document.querySelector('#case-title bdi').textContent.length === 30000")
+    tab.fill("#n", "3")
+    assert "number=11&n=3" in tab.evaluate("location.hash")
+    assert tab.evaluate("document.querySelector('#case-title').offsetHeight") < 150
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+    for wrong in ("0", "13", "x", "constructor"):
+        tab.evaluate(f"location.hash = 'number={wrong}'")
+        until(tab, f"document.querySelector('#found').textContent === 'There is no case {wrong}.'")
+
+
+def long_document():
+    """Five million characters in one document, one reference and one output, next to short ones."""
+    report, rng = sample(4), random.Random(0)
+    vocabulary = ["".join(rng.choices("etaoinshrdlucmfwyp", k=rng.randint(2, 9))) for _ in range(300)]
+    text = " ".join(rng.choices(vocabulary, k=800_000))[:5_000_000]
+    texts = [list(column) for column in report.cases.texts]
+    texts[1][2] = "w" * 1_000_000
+    return replace(report, cases=replace(report.cases, documents=[text, None, None, None], texts=texts,
+                                         references=[[text[:50_000]], *report.cases.references[1:]]))
+
+
+def test_a_document_of_five_megabytes_opens_at_once_and_part_by_part(visit, record_property):
+    tab = visit(long_document, hash="#case=id-1&n=2")
+    text = long_document().cases.documents[0]
+
+    def timed(change, claim):
+        """Milliseconds in the page from a change to its being drawn."""
+        tab.evaluate(f"(() => {{ window.began = performance.now(); window.took = 0; {change}; const look = () => {{ if ({claim}) {{ document.body.offsetHeight; window.took = performance.now() - window.began; }} else requestAnimationFrame(look); }}; look(); }})()")
+        until(tab, "window.took > 0")
+        return tab.evaluate("window.took")
+
+    body = "document.querySelector('#texts .document .body')"
+    opened = timed("location.hash = '#case=id-0&n=2'", body)
+    slid = timed("const n = document.getElementById('n'); n.value = 1; n.dispatchEvent(new Event('input'))", body)
+    record_property("milliseconds to open", round(opened))
+    record_property("milliseconds to mark anew", round(slid))
+    assert opened < 3000, "15 s and more where every word was marked"
+    assert slid < 1500
+    part = tab.evaluate(f"{body}.textContent")
+    assert text.startswith(part)
+    assert 19_900 <= len(part) <= 20_000
+    assert text[len(part)] == " ", "no word is cut"
+    assert tab.locator("#texts .document mark").count() > 0
+    button = tab.locator("#texts .document .rest")
+    assert button.inner_text() == f"show 20,000 more of {5_000_000 - len(part):,} characters"
+    button.focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(f"{body}.textContent.length") > 39_900
+    assert tab.evaluate("document.activeElement.className") == "rest"
+    assert tab.locator("#texts .reference .rest").count() == 1
+    tab.evaluate("location.hash = '#case=id-2'")
+    until(tab, "document.querySelector('#case-title').textContent === 'Case id-2'")
+    assert tab.evaluate("document.querySelector('#texts .system .body').textContent.length") == 20_000
+    tab.evaluate("location.hash = '#case=id-3'")
+    until(tab, "document.querySelector('#case-title').textContent === 'Case id-3'")
+    assert tab.locator(".rest").count() == 0
 
 
 def test_a_run_can_be_hidden_and_values_read_off(visit):

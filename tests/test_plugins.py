@@ -93,6 +93,8 @@ def test_an_objective_from_outside_is_explained_listed_and_shown_by_doctor(files
     shown = capsys.readouterr().out
     assert any(line.split() == ["halves", "ready", "(plugin)"] for line in shown.splitlines())
     assert any(line.split() == ["vowels", "ready", "(plugin)"] for line in shown.splitlines())
+    assert main(["doctor", "--json", "--plugin", "mine.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["vowels"] == {"ready": True, "state": "ready", "origin": "plugin"}
 
 
 def test_options_from_outside_are_checked_like_our_own(files, capsys):

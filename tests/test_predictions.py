@@ -204,7 +204,7 @@ def test_a_process_that_was_never_started_is_named(run, tmp_path):
     [
         (["lead-3", "--out", "x"], "choose the documents with --data"),
         (["lead-3", "--data", "newswire"], "give an output folder with --out DIR"),
-        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "generate accepts --set only for generation.* and data.*"),
+        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "generate accepts --set only for generation.*, data.* and task"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "-2"], "--batch-size must be 1 or more, got -2"),
         (["lead-0", "--data", "newswire", "--out", "x"], "lead-0 would write nothing; use lead-1"),
@@ -223,7 +223,7 @@ def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments,
 def listened(monkeypatch):
     """Every example that lead-N is asked for, in order."""
     asked, whole = [], BASELINES["lead-N"]
-    heard = whole._replace(write=lambda number, split, examples: asked.extend(examples) or whole.write(number, split, examples))
+    heard = whole._replace(write=lambda number, split, examples, language: asked.extend(examples) or whole.write(number, split, examples, language))
     monkeypatch.setitem(BASELINES, "lead-N", heard)
     return asked
 
@@ -323,7 +323,11 @@ def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
 def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
     assert generate(run, "--limit", 3, "--out", tmp_path) == 2
-    assert "has predictions made with other settings" in capsys.readouterr().err
+    assert "has predictions made with other settings (fingerprint: " in (told := capsys.readouterr().err)
+    assert "; documents: 2 → 3). Choose another --out, or delete them." in told
+    assert generate(run, "--limit", 2, "--out", tmp_path, "--set", "generation.max_length=9", "--set", "generation.length_penalty=0.5") == 2
+    told = capsys.readouterr().err
+    assert "other settings (generation.max_length: 12 → 9; generation.length_penalty: 1.0 → 0.5). Choose another" in told, "nothing else"
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
 
 

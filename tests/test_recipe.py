@@ -29,8 +29,8 @@ def complaint(name, *overrides):
 # What comes with the package
 
 
-def test_four_recipes_come_with_the_package_and_load():
-    assert recipe.builtin() == ["cnndm", "demo", "newswire", "xsum"]
+def test_five_recipes_come_with_the_package_and_load():
+    assert recipe.builtin() == ["cnndm", "demo", "newswire", "translation", "xsum"]
     assert [recipe.load(name).name for name in recipe.builtin()] == recipe.builtin()
 
 
@@ -131,12 +131,12 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("train.compile=1", "train.compile: must be true or false, got 1."),
         ("train.report_to=wandb", "train.report_to: must be a list of texts, got 'wandb'."),
         ("train.report_to=[1]", "train.report_to: must be a list of texts, got [1]."),
-        ('train.report_to=["wandb","excel"]', "train.report_to: must be one of tensorboard, trackio, wandb, got 'excel'."),
+        ('train.report_to=["wandb","excel"]', "train.report_to: must be one of mlflow, tensorboard, trackio, wandb, got 'excel'."),
         ("train.beta2=1", "train.beta2: must be below 1, got 1.0."),
         ("train.beta1=1.0", "train.beta1: must be below 1, got 1.0."),
         ("model.dropout=1", "model.dropout: must be below 1, got 1.0."),
         ("model.heads=3", "model.width: must be a multiple of model.heads."),
-        ("model.architecture=gpt", "model.architecture: must be one of bart, mbart, pegasus, marian, t5, got 'gpt'."),
+        ("model.architecture=gpt", "model.architecture: must be one of bart, mbart, m2m100, pegasus, marian, t5, got 'gpt'."),
         ("data.splitter=nltk", "data.splitter: must be one of pysbd, newline, period, got 'nltk'."),
         ("data.on_bad_row=drop", "data.on_bad_row: must be one of error, skip, got 'drop'."),
         ("train.schedule=step", "train.schedule: must be one of linear, cosine, "),
@@ -153,7 +153,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
 )  # fmt: skip
 def test_a_wrong_value_is_one_mistake_that_says_what_is_expected(override, told):
     shown = complaint("demo", override)
-    assert shown.startswith("recipe demo has one mistake:\n  ")
+    assert shown.startswith("recipe demo with your options has one mistake:\n  ")
     assert told in shown
 
 
@@ -284,14 +284,14 @@ def test_a_base_must_be_a_name(tmp_path, base):
 def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
     path = written(tmp_path, 'base = "xsun"')
     with pytest.raises(FileNotFoundError, match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
-                       r"cnndm, demo, newswire, xsum. Did you mean 'xsum'\?"):
+                       r"cnndm, demo, newswire, translation, xsum. Did you mean 'xsum'\?"):
         recipe.load(path)
 
 
 def test_an_unknown_recipe_is_told_with_the_nearest():
-    with pytest.raises(FileNotFoundError, match=r"no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, xsum. Did you mean 'demo'\?"):
+    with pytest.raises(FileNotFoundError, match=r"no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, translation, xsum. Did you mean 'demo'\?"):
         recipe.load("demmo")
-    with pytest.raises(FileNotFoundError, match=r"one of cnndm, demo, newswire, xsum\.$"):
+    with pytest.raises(FileNotFoundError, match=r"one of cnndm, demo, newswire, translation, xsum\.$"):
         recipe.load("qqqq.toml")
 
 
@@ -329,7 +329,7 @@ def recipes(draw):
                   on_bad_row=draw(st.sampled_from(["error", "skip"]))),
         model=Model(name=draw(TEXT), revision=draw(TEXT), dropout=draw(st.floats(0, 0.999)), copying=draw(st.booleans())),
         train=Train(learning_rate=draw(POSITIVE), epsilon=draw(POSITIVE), epochs=draw(st.floats(1e-9, 1e9)), seed=draw(st.integers(0, 2**32 - 1)),
-                    report_to=draw(st.lists(st.sampled_from(["tensorboard", "trackio", "wandb"])))),
+                    report_to=draw(st.lists(st.sampled_from(["mlflow", "tensorboard", "trackio", "wandb"])))),
         generation=Generation(length_penalty=draw(st.floats(-1e9, 1e9))),
     )  # fmt: skip
 

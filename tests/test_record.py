@@ -50,6 +50,18 @@ def test_the_record_has_everything(tmp_path):
         "shape": ["words", "repeated3", "compression", "novel1", "novel2", "novel3", "novel4", "coverage", "density"]}.items() for name in names}
 
 
+def test_texts_with_the_most_tokens_that_the_search_allows_are_known(tmp_path):
+    counted = run(tmp_path / "a", dict(TEXTS, b=" "), tokens={"a": 12, "b": 4, "c": 12}, limits=(0, 12))
+    found = record(counted, run(tmp_path / "b"), metrics=("rouge",))
+    assert found.cases.cut_off == [[0, 2], []]
+    assert [system.most_tokens for system in found.systems] == [12, None], "nothing is known of a folder that did not count"
+    assert found.cases.empty == [[1], []]
+    page_text = page.page_text(found)
+    assert "of 3 texts, 1 empty; 2 with the most tokens allowed, 12, which may be cut off." in page_text
+    marks = re.search(r'id="pack-marks">(.*?)</script>', page_text)[1]
+    assert json.loads(gzip.decompress(base64.b64decode(marks))) == {"empty": [[1], []], "cutOff": [[0, 2], []]}
+
+
 def test_values_have_their_intervals_and_tests(tmp_path):
     folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES), run(tmp_path / "c", dict(TEXTS, b="it"))]
     texts = systems.align(None, folders)

@@ -56,3 +56,11 @@ def test_a_cpu_or_a_step_without_gradient_is_not_replayed():
     assert not replay.suits(token_stats(logits, labels))
     (part,) = JointLoss("matches(2)").parts
     assert replay.fastest(part, token_stats(logits, labels)) is part.function
+
+
+def test_the_loss_of_each_row_is_not_replayed(monkeypatch):
+    monkeypatch.setattr(replay, "suits", lambda stats: True)
+    logits, labels = example()
+    loss_fn = JointLoss("ce + matches(2)", reduction="none")
+    loss_fn(logits, labels).sum().backward()
+    assert loss_fn not in replay._programs

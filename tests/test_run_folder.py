@@ -115,7 +115,7 @@ def test_old_summaries_never_stand_under_a_new_objective(tmp_path, capsys):
     assert train(folder, "--fresh", "--set", "objective=ce + matches(2)") == 0
     capsys.readouterr()
     assert score(folder) == 2
-    assert f"error: no predictions in {folder}. Make them with: ngramloss generate {folder}\n" == capsys.readouterr().err
+    assert f"error: no predictions in {folder}. Generate them with: ngramloss generate {folder}\n" == capsys.readouterr().err
     assert generate(folder) == 0
     capsys.readouterr()
     assert score(folder) == 0

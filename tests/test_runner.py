@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -477,6 +479,17 @@ def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
     assert "| train | 20 | 1 |" in (tmp_path / "b" / "card.md").read_text()
 
 
+def test_a_training_says_that_sentences_of_its_language_have_no_rules(place, tmp_path, capsys):
+    rows = [json.dumps({"document": f"고양이가 잔다. 비가 {number}일 온다.", "summary": "고양이가 잔다."}) for number in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "train.jsonl"))
+    once = ["--set", "train.max_steps=1", "--set", "train.eval_every=0"]
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", *once) == 0
+    assert capsys.readouterr().err.count("pysbd has no rules for Korean: 8 of 8 texts are split at line ends") == 1
+    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", *once, "--set", "data.separator=none") == 0
+    assert "Korean" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["xsum", "cnndm"])
 def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, tmp_path, name):
     """A stand-in for BART-base and the data set, neither of which can be fetched here; all other settings are the paper's."""
@@ -614,6 +627,29 @@ def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, t
     assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
 
 
+def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
+    """With a stand-in that has what transformers calls: the real package starts a database."""
+    calls = []
+    stand_in = ModuleType("mlflow")
+    stand_in.__spec__, stand_in.__version__ = ModuleSpec("mlflow", None), "3.0"
+    stand_in.utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100))
+    stand_in.is_tracking_uri_set = lambda: True
+    stand_in.get_tracking_uri = lambda: "here"
+    stand_in.active_run = lambda: None if ("end_run", (), {}) in calls or not calls else SimpleNamespace(info=SimpleNamespace(run_id="1"))
+    for name in ("start_run", "end_run", "log_params", "log_metrics"):
+        setattr(stand_in, name, lambda *given, name=name, **options: calls.append((name, given, options)))
+    monkeypatch.setitem(sys.modules, "mlflow", stand_in)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    few = [word for one in ('train.report_to=["mlflow"]', "train.max_steps=2", "train.eval_every=2") for word in ("--set", one)]
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *few) == 0
+    assert calls[0][0] == "start_run"
+    assert calls[-1][0] == "end_run"
+    sent = [options for name, _, options in calls if name == "log_metrics"]
+    for line in log(tmp_path / "a"):
+        assert any(options["step"] == line["step"] and options["metrics"].items() >= {
+            name.replace("(", "_").replace(")", "_"): value for name, value in line.items() if name != "step"}.items() for options in sent), line
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -624,6 +660,7 @@ def test_two_processes_that_are_killed_go_on_as_if_nothing_had_happened(place, t
         (["train.fsdp=true"], "needs several processes: start with torchrun"),
         (["train.precision=fp16"], "fp16 needs a GPU"),
         (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
+        (['train.report_to=["mlflow"]'], "train.report_to: mlflow is not installed. Install it with: pip install mlflow"),
         (["train.best=rouge"], "train.best: must be one of loss, ce, matches(2), bag(2), got 'rouge'"),
         (["objective=ce + matchs(2)"], "Did you mean 'matches'"),
     ],

@@ -26,8 +26,8 @@ from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
 from ngramloss.metrics.facts import _share, facts
 from ngramloss.metrics.overlap import bleu, chrf
-from ngramloss.metrics.registry import checked_options
-from ngramloss.metrics.rouge import rouge
+from ngramloss.metrics.registry import Score, checked_options, scores_of
+from ngramloss.metrics.rouge import NAMES, PARTS, rouge
 from ngramloss.metrics.scores import fingerprint
 from ngramloss.metrics.shape import fragments, shape
 from ngramloss.scoring import results, systems
@@ -139,7 +139,7 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ('{"id": "a", "prediction": "x"}\n', "does not have the ids of"),
+        ('{"id": "a", "prediction": "x"}\n', "must have the same ids. In wrong.jsonl: 2 missing"),
         ('{"id": "a", "prediction": "x"}\n', r"2 missing ('b', 'c')"),
         ('{"id": "a", "prediction": "x"}\n{"id": "a", "prediction": "y"}\n', "wrong.jsonl:2 repeats the id 'a'"),
         ("".join(f'{{"id": "{key}", "prediction": "x"}}\n' for key in "abcd"), "1 extra ('d')"),
@@ -271,8 +271,8 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
         (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'rouge.stemmer'"),
         (["--set", "rouge.stemmer=no"], "rouge.stemmer: must be true or false, got 'no'"),
         (["--set", "rouge.stemmer=1"], "rouge.stemmer: must be true or false, got 1"),
-        (["--set", "rouge.tokenizer=2024"], "rouge.tokenizer: must be one of default, unicode, characters, got '2024'"),
-        (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from none, zh, 13a"),
+        (["--set", "rouge.tokens=2024"], "rouge.tokens: must be one of default, unicode, characters, auto, got '2024'"),
+        (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from auto, none, zh, 13a"),
         (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order: must be a whole number, got True"),
         (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrf.word_order: must be at least 0, got -1"),
         (["--samples", "0"], "--samples must be 1 or more, got 0"),
@@ -295,6 +295,16 @@ def test_spaces_between_metrics_do_not_matter(files, capsys):
     found = json.loads(capsys.readouterr().out)["systems"][0]
     assert {"rouge1", "chrf"} <= found["scores"].keys()
     assert "nw:2" in found["signature"]["chrf"]
+
+
+def test_precision_and_recall_of_rouge_come_on_request(files, capsys):
+    assert score(files, files / "good.jsonl", "--set", "rouge.parts=true", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["systems"][0]
+    assert list(found["scores"]) == [*NAMES, *PARTS]
+    assert found["signature"]["rouge"] == rouge([["a"]], ["a"]).signature + f"|ngramloss:{__version__}", "F is the same"
+    assert score(files, files / "good.jsonl", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["systems"][0]["scores"]) == list(NAMES)
+    assert scores_of("rouge")["rougeL_recall"] == Score("R-L R", "recall of ROUGE-L: how much of the reference is in the prediction")
 
 
 def test_a_splitter_of_sentences_reaches_rouge(files, capsys):
@@ -337,7 +347,7 @@ def test_two_enormous_texts_are_refused_with_a_sentence(monkeypatch):
     with pytest.raises(ValueError, match=r"ROUGE-L of document 2 would need 0 GB: its reference has 3 words and the prediction 5\. Shorten one"):
         rouge([["a"], ["x", "a b c"]], ["a", "a b c d e"])
     with pytest.raises(ValueError, match="has 4 words"):
-        rouge([["abcd"]], ["abcd"], tokenizer="characters")
+        rouge([["abcd"]], ["abcd"], tokens="characters")
 
 
 def test_long_documents_are_searched_for_copies_in_good_time():
@@ -389,8 +399,10 @@ def test_a_metric_that_lacks_its_model_says_so_and_the_others_run(files, capsys)
     assert "wmd was left out: " in out
     assert "nowhere.txt" in out
     assert "summac was left out: needs the documents. Give them with --documents FILE" in out
-    assert score(files, files / "good.jsonl", "--metrics", "factcc", "--documents", files / "docs.jsonl") == 1
-    assert "factcc was left out: needs --set factcc.model=…" in capsys.readouterr().out
+    assert score(files, files / "good.jsonl", "--metrics", "factcc", "--documents", files / "docs.jsonl") == 2
+    printed = capsys.readouterr()
+    assert "error: nothing was scored.\n  factcc: needs --set factcc.model=…" in printed.err
+    assert printed.out == ""
 
 
 def test_word_movers_distance_runs_from_the_command_line(files, capsys):
@@ -407,7 +419,7 @@ def test_word_movers_distance_runs_from_the_command_line(files, capsys):
 
 def test_an_unknown_option_of_a_metric_is_told(files, capsys):
     assert score(files, files / "good.jsonl", "--set", "rouge.stem=false") == 2
-    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokenizer." in capsys.readouterr().err
+    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokens, language, parts." in capsys.readouterr().err
 
 
 def test_progress_is_no_option_and_numbers_may_be_whole():
@@ -477,14 +489,24 @@ def test_any_texts_and_several_references_score_as_googles_package_scores_them(s
         return " ".join(draw.choices([*WORDS.split(), "\n"], k=draw.randint(0, 25))) + draw.choice(["", "\n", ". It rained. It stopped!\nThen more."])
 
     references, predictions = [[text() for _ in range(draw.randint(1, 3))] for _ in range(60)], [text() for _ in range(60)]
-    found = rouge(references, predictions, stemmer=stemmer, sentences=splitter)
-    scorer = RougeScorer(list(found.values), use_stemmer=stemmer)
+    found = rouge(references, predictions, stemmer=stemmer, sentences=splitter, parts=True)
+    scorer = RougeScorer(list(NAMES), use_stemmer=stemmer)
     for place, (those, prediction) in enumerate(zip(references, predictions, strict=True)):
         whole = scorer.score_multi(those, prediction)
         split = scorer.score_multi(["\n".join(sentences(one, splitter)) for one in those], "\n".join(sentences(prediction, splitter)))
         for name, values in found.values.items():
-            assert values[place] == pytest.approx(100 * (split if name == "rougeLsum" else whole)[name].fmeasure, abs=1e-9)
-    assert found.signature.startswith(f"rouge|refs:var|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|")
+            measured, _, part = name.partition("_")
+            expected = getattr((split if measured == "rougeLsum" else whole)[measured], part or "fmeasure")
+            assert values[place] == pytest.approx(100 * expected, abs=1e-9), name
+    assert list(found.values) == [*NAMES, *PARTS]
+    assert list(rouge(references, predictions, stemmer=stemmer, sentences=splitter).values) == list(NAMES)
+    assert found.signature.startswith(f"rouge|refs:var|rule:best-f|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|")
+
+
+def test_precision_and_recall_are_of_the_reference_with_the_best_f():
+    found = rouge([["the cat sat on the mat today", "cat"]], ["the cat"], parts=True).values
+    assert [found[f"rouge1{part}"][0] for part in ("_precision", "_recall", "")] == pytest.approx([50, 100, 200 / 3])
+    assert [found[f"rouge2{part}"][0] for part in ("_precision", "_recall", "")] == pytest.approx([100, 100 / 6, 200 / 7])
 
 
 def test_bleu_and_chrf_are_sacrebleus_with_several_references():
@@ -531,11 +553,11 @@ def test_lsum_splits_at_newlines_unless_told_otherwise():
 
 def test_other_scripts_need_another_tokenizer():
     assert rouge([["今天 天气 很 好"]], ["今天 天气 很 好"]).values["rouge1"] == [0.0]
-    assert rouge([["今天天气很好"]], ["今天天气很好"], tokenizer="characters").values["rouge1"] == [100.0]
-    assert rouge([["добрый день"]], ["добрый день"], tokenizer="unicode").values["rouge1"] == [100.0]
-    assert rouge([["今天。很好。"]], ["今天。很好。"], tokenizer="characters", sentences="pysbd").values["rougeLsum"] == [100.0]
-    with pytest.raises(ValueError, match="unknown tokenizer 'chars' for ROUGE; choose from default, unicode, characters"):
-        rouge([["a"]], ["a"], tokenizer="chars")
+    assert rouge([["今天天气很好"]], ["今天天气很好"], tokens="characters").values["rouge1"] == [100.0]
+    assert rouge([["добрый день"]], ["добрый день"], tokens="unicode").values["rouge1"] == [100.0]
+    assert rouge([["今天。很好。"]], ["今天。很好。"], tokens="characters", sentences="pysbd").values["rougeLsum"] == [100.0]
+    with pytest.raises(ValueError, match="unknown tokens 'chars' for ROUGE; choose from default, unicode, characters, auto"):
+        rouge([["a"]], ["a"], tokens="chars")
 
 
 def test_shape_counts_what_is_new_repeated_and_copied():

@@ -346,10 +346,12 @@ def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
 
 def test_a_folder_without_predictions_says_how_to_make_them(tmp_path, capsys):
     (tmp_path / "begun").mkdir()
-    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}. Make them with: ngramloss generate {tmp_path / 'begun'}\n")
+    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}, and it is not a run's folder. Give a run's folder after ngramloss generate, or a file of predictions.\n")
+    (tmp_path / "begun" / "recipe.toml").write_text("")
+    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}. Generate them with: ngramloss generate {tmp_path / 'begun'}\n")
     (tmp_path / "begun" / "predictions.partial-0.jsonl").write_text("")
     code, said = score(capsys, tmp_path / "begun")
-    assert (code, "are not finished. Make them with: ngramloss generate" in said) == (2, True)
+    assert (code, "are not finished. Generate them with: ngramloss generate" in said) == (2, True)
 
 
 def test_runs_for_other_references_are_not_compared(tmp_path, capsys):
@@ -383,7 +385,7 @@ def test_a_run_without_documents_is_measured_without_them(tmp_path, capsys):
 
 def test_nothing_is_kept_where_nothing_was_found(tmp_path, capsys):
     folder = run(tmp_path / "a")
-    assert cli.main(["score", str(folder), "--metrics", "factcc"]) == 1
+    assert cli.main(["score", str(folder), "--metrics", "factcc"]) == 2
     assert not list(folder.glob("scores*"))
 
 

@@ -202,6 +202,14 @@ def test_the_splitter_is_used_and_signed(small):
     assert "splitter:newline" in found.signature
 
 
+def test_the_language_is_used_and_signed(small):
+    text = "Am Donnerstag, dem 3. Oktober kommt er nach Hause."
+    found = summac([text], [text], model=small[0], form="zs", language="de")
+    assert found.values == summac([text], [text], model=small[0], form="zs", splitter="newline").values
+    assert found.values != summac([text], [text], model=small[0], form="zs").values
+    assert "|splitter:pysbd|language:de|" in found.signature
+
+
 def test_safetensors_give_the_same(small, tmp_path):
     folder, path, state, _ = small
     save_file(state, tmp_path / "conv.safetensors")

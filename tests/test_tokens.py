@@ -221,7 +221,7 @@ def test_the_same_content_is_tokenised_once(tmp_path, monkeypatch):
         {"tokenizer": "bart"},
         {"tokenizer": "mbart"},
         *({"shape": replace(ROOMY, **changed)} for changed in [
-            {"separator": "none"}, {"splitter": "period"}, {"prefix": "x"}, {"max_source": 50}, {"max_target": 5},
+            {"separator": "none"}, {"splitter": "period"}, {"prefix": "x"}, {"max_source": 50}, {"max_target": 5}, {"language": "de"},
         ]),
     ],
     ids=str,

@@ -17,42 +17,48 @@ from ngramloss.version import __version__, installed
 PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors"]
 
 
-def report() -> Iterator[str]:
-    """The lines to print."""
-    yield f"ngramloss {__version__}, Python {platform.python_version()}"
-    for package in PACKAGES:
-        yield f"  {package:<14}{installed(package) or 'not installed'}"
+def facts() -> dict[str, Any]:
+    """Everything that ``ngramloss doctor`` shows, as JSON has it."""
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    chosen = [(device, dtype, chosen_backend(torch.device(device), dtype)) for device in devices for dtype in dtypes]
+    return {
+        "ngramloss": __version__, "python": platform.python_version(),
+        "packages": {package: installed(package) for package in PACKAGES},
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "chosen": [{"device": device, "dtype": str(dtype).removeprefix("torch."), **choice._asdict()}
+                   for device, dtype, choice in chosen],
+        "backends": dict(BACKENDS),
+        "objectives": {name: _entry(name, OBJECTIVES, lambda name: "ready") for name in OBJECTIVES},
+        "metrics": {name: _entry(name, METRICS, _readiness) for name in METRICS},
+    }  # fmt: skip
+
+
+def lines(known: dict[str, Any]) -> Iterator[str]:
+    """The facts as lines to print."""
+    yield f"ngramloss {known['ngramloss']}, Python {known['python']}"
+    for package, version in known["packages"].items():
+        yield f"  {package:<14}{version or 'not installed'}"
     yield ""
-    devices = [torch.device("cpu")]
-    if torch.cuda.is_available():
-        devices.append(torch.device("cuda"))
-        yield f"GPU: {torch.cuda.get_device_name()}"
-    else:
-        yield "GPU: none found by torch"
-    for device in devices:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            backend, reason = chosen_backend(device, dtype)
-            yield f"  {device.type:<5}{str(dtype).removeprefix('torch.'):<10}→ {backend:<9}({reason})"
+    yield f"GPU: {known['gpu'] or 'none found by torch'}"
+    for row in known["chosen"]:
+        yield f"  {row['device']:<5}{row['dtype']:<10}→ {row['backend']:<9}({row['reason']})"
     yield ""
     yield "backends:"
-    for name, text in BACKENDS.items():
+    for name, text in known["backends"].items():
         yield f"  {name:<9}{text}"
-    yield ""
-    yield "objectives:"
-    for name in OBJECTIVES:
-        yield f"  {name:<11}{_state(name, OBJECTIVES, lambda name: 'ready')}"
-    yield ""
-    yield "metrics:"
-    for name in METRICS:
-        yield f"  {name:<11}{_state(name, METRICS, _readiness)}"
+    for kind in ("objectives", "metrics"):
+        yield ""
+        yield f"{kind}:"
+        for name, entry in known[kind].items():
+            yield f"  {name:<11}{entry['state']}" + (f" ({entry['origin']})" if entry["origin"] else "")
 
 
-def _state(name: str, registry: Registry[Any], state: Callable[[str], str]) -> str:
-    """Whether an entry can be used, and where it comes from if it is not built in."""
-    if problem := registry.problem(name):
-        return problem
-    origin = registry.origin(name)
-    return state(name) + (f" ({origin})" if origin else "")
+def _entry(name: str, registry: Registry[Any], state: Callable[[str], str]) -> dict[str, Any]:
+    """Whether an entry can be used, in words too, and where it comes from if it is not built in."""
+    problem = registry.problem(name)
+    words = problem or state(name)
+    return {"ready": words == "ready", "state": words, "origin": None if problem else registry.origin(name) or None}
 
 
 def _readiness(name: str) -> str:

@@ -1,4 +1,4 @@
-"""terms, with logits, hidden states or TokenStats, and labels → one differentiable scalar, and its parts."""
+"""terms, with logits, hidden states or TokenStats, and labels → a differentiable loss, and its parts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ngramloss import diagnostics
+from ngramloss.errors import UserError
 from ngramloss.gpu import replay
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import Part, Term, check_names
@@ -32,6 +33,9 @@ class JointLoss(torch.nn.Module):
             synchronises with it. For debugging, in eager mode.
         backend: how :meth:`from_hidden` computes the statistics: ``"auto"`` or one of ``ngramloss.stats.BACKENDS``.
         memory: ``"fast"``, or ``"lean"`` for less memory and one more matrix product; used by :meth:`from_hidden`.
+        reduction: ``"mean"`` returns the loss, []. ``"none"`` returns each row's share of it, [B]: the row's value of
+            each term, divided by the same denominator and weighted. The shares add up to the loss; parts are shares
+            too. A row that contains only padding has 0.
 
     Example:
         >>> loss_fn = JointLoss("ce + matches(2,3,4)")
@@ -46,11 +50,14 @@ class JointLoss(torch.nn.Module):
 
     def __init__(
         self, objective: str | Iterable[Term] | Term, *, check: bool = False, backend: str = "auto",
-        memory: str = "fast",
+        memory: str = "fast", reduction: str = "mean",
     ) -> None:
         super().__init__()
+        if reduction not in ("mean", "none"):
+            raise UserError(f"reduction must be 'mean' or 'none', got {reduction!r}. For a sum over tokens and "
+                            "sequences, pass num_tokens=1 and num_sequences=1.")
         self.terms = _terms(objective)
-        self.check, self.backend, self.memory = check, backend, memory
+        self.check, self.backend, self.memory, self.reduction = check, backend, memory, reduction
         self.parts: tuple[Part, ...] = tuple(part for term in self.terms for part in term.parts)
         check_names(self.terms)
         self.needs = frozenset(need for term in self.terms for need in term.needs)
@@ -127,15 +134,21 @@ class JointLoss(torch.nn.Module):
     def from_stats(
         self, stats: TokenStats, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss from existing statistics. Also returns the parts, unweighted and detached."""
+        """Compute the loss from existing statistics. Also returns the parts, unweighted and detached.
+
+        Both are [], or [B] with ``reduction="none"``.
+        """
         labels = labels.long()                                           # [B, T]
         counts = {
             "num_tokens": _count("num_tokens", num_tokens, stats.lse),
             "num_sequences": _count("num_sequences", num_sequences, stats.lse),
         }
-        if not self.check and replay.suits(stats):
+        if self.reduction == "none":
+            values = self.row_values(stats, labels, **counts)            # [parts, B]
+        elif not self.check and replay.suits(stats):
             return replay.replayed(self, stats, labels, counts)
-        values = self.values(stats, labels, **counts)                    # [parts]
+        else:
+            values = self.values(stats, labels, **counts)                # [parts]
         parts = zip(self.parts, values.detach().unbind(), strict=True)
         return self.weighted(values), {part.name: value for part, value in parts}
 
@@ -144,6 +157,21 @@ class JointLoss(torch.nn.Module):
         num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
     ) -> Tensor:
         """Each part's value, unweighted, with its gradient, [parts]. Counts are tensors on the same device, []."""
+        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences)
+        return self._checked(each.sum(-1) / divisor + zero.sum(), stats, labels)   # [parts]
+
+    def row_values(
+        self, stats: TokenStats, labels: Tensor, *,
+        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
+    ) -> Tensor:
+        """Each row's share of each part's value, unweighted, with its gradient, [parts, B]: :meth:`values` in rows."""
+        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences)
+        return self._checked(each / divisor.unsqueeze(-1) + zero.sum(-1), stats, labels)   # [parts, B]
+
+    def _each_row(
+        self, stats: TokenStats, labels: Tensor, num_tokens: Tensor | None, num_sequences: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What each part is of each row, [parts, B]; each part's denominator, [parts]; and zeros that carry NaN."""
         real = labels != IGNORE_INDEX                                    # [B, T]
         sequence = real.any(-1)                                          # [B]
         divisors = {
@@ -152,22 +180,25 @@ class JointLoss(torch.nn.Module):
         }
         each = torch.stack([replay.fastest(part, stats)(stats, labels) for part in self.parts])   # [parts, B]
         divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
-        # This is zero, but it carries NaN: an objective that reads only matched windows would hide a NaN elsewhere,
-        # and a gradient scaler must see it.
-        zero = (stats.lse.detach() * 0).where(real, 0.0).sum()           # []
-        values = each.where(sequence, 0.0).sum(-1) / divisor + zero      # [parts]
-        if not values.requires_grad:   # no position was read: backward() still needs a graph
+        # An objective that reads only matched windows would hide a NaN elsewhere, and a gradient scaler must see it.
+        zero = (stats.lse.detach() * 0).where(real, 0.0)                 # [B, T]
+        return each.where(sequence, 0.0), divisor, zero
+
+    def _checked(self, values: Tensor, stats: TokenStats, labels: Tensor) -> Tensor:
+        """The values, with a graph for ``backward()`` even if no position was read; raises if ``check`` finds NaN."""
+        if not values.requires_grad:
             values = values + stats.lse[:0].sum()
         if self.check:
-            names = [part.name for part in self.parts]
-            diagnostics.raise_unless_finite(stats, labels, dict(zip(names, values.unbind(), strict=True)))
+            parts = zip(self.parts, values.unbind(), strict=True)
+            diagnostics.raise_unless_finite(stats, labels, {part.name: value.sum() for part, value in parts})
         return values
 
     def weighted(self, values: Tensor) -> Tensor:
-        """The weighted sum of the parts' values, []. A part with weight 0 adds nothing, not even NaN."""
+        """The weighted sum of the parts' values, [] or [B]. A part with weight 0 adds nothing, not even NaN."""
         weights = tuple(part.weight for part in self.parts)
         weight = _numbers(weights, values.dtype, values.device)          # [parts]
-        return (values * weight if all(weights) else (values * weight).masked_fill(weight == 0, 0.0)).sum()   # []
+        weight = weight if values.ndim == 1 else weight.unsqueeze(-1)    # [parts] or [parts, 1]
+        return (values * weight if all(weights) else (values * weight).masked_fill(weight == 0, 0.0)).sum(0)
 
     def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""

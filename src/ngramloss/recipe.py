@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
@@ -32,6 +32,11 @@ class Data:
     """The column with the summaries; empty: detect it. Several, with commas, are several references."""
     id: str = ""
     """The column with the ids; empty: detect it; ``none``: number the rows."""
+    source_language: str = ""
+    """The language of the sources, for a multilingual model, as its tokenizer spells it: ``en_XX`` for mBART,
+    ``eng_Latn`` for NLLB, ``en`` for M2M100."""
+    target_language: str = ""
+    """The same for the targets."""
     validation_fraction: float = setting(0.0, least=0, below=1)
     """If the data have no validation split: the part of the training split that is held out for validation, chosen by
     the ids, so that the same rows are held out every time."""
@@ -39,6 +44,8 @@ class Data:
     """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
     splitter: str = setting("pysbd", choices=("pysbd", "newline", "period"))
     """How sources are split into sentences, for the separator."""
+    language: str = "auto"
+    """The language of the texts, for pysbd, such as de; ``auto`` chooses by script, and English for Latin letters."""
     prefix: str = ""
     """Text before every source, such as ``summarize: `` for T5."""
     max_source: int = setting(1024, least=4)
@@ -56,7 +63,7 @@ class Model:
     name: str = "facebook/bart-base"
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
     revision: str = "main"
-    architecture: str = setting("bart", choices=("bart", "mbart", "pegasus", "marian", "t5"))
+    architecture: str = setting("bart", choices=("bart", "mbart", "m2m100", "pegasus", "marian", "t5"))
     width: int = setting(256, least=4, most=2**16)
     encoder_layers: int = setting(3, least=1, most=2**10)
     decoder_layers: int = setting(3, least=1, most=2**10)
@@ -113,7 +120,7 @@ class Train:
     memory: str = setting("fast", choices=("fast", "lean"))
     """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
     seed: int = setting(42, least=0)
-    report_to: list[str] = setting([], choices=("tensorboard", "trackio", "wandb"))
+    report_to: list[str] = setting([], choices=("mlflow", "tensorboard", "trackio", "wandb"))
 
     def raise_unless_warmup_fits(self, steps: int) -> None:
         """Raise if a training of this many steps ends before the warm-up does."""
@@ -127,7 +134,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Generation:
-    """How to generate summaries; saved with the model as its ``generation_config``."""
+    """How to generate texts; saved with the model as its ``generation_config``."""
 
     num_beams: int = setting(4, least=1, most=2**12)
     length_penalty: float = 1.0
@@ -147,6 +154,8 @@ class Recipe:
     model: Model = field(default_factory=Model)
     train: Train = field(default_factory=Train)
     generation: Generation = field(default_factory=Generation)
+    task: str = "summarisation"
+    """What the targets are of the sources: one of ``TASKS``."""
 
     @property
     def slug(self) -> str:
@@ -173,6 +182,23 @@ def _short(term: str) -> str:
     return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
 
 
+class Words(NamedTuple):
+    """What messages and the page call the texts of a task."""
+
+    text: str
+    texts: str
+    source: str
+    sources: str
+
+
+WORDS = {
+    "summarisation": Words("summary", "summaries", "document", "documents"),
+    "translation": Words("translation", "translations", "source", "sources"),
+}
+TASKS = tuple(WORDS)
+"""The task decides which columns are found first, which metrics come first, and what the texts are called."""
+TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS)}
+"""The settings outside sections."""
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}
 
 
@@ -204,12 +230,13 @@ def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) ->
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(_name(name), settings, objective=objective)
+    return _build_recipe(_name(name), settings, objective=objective, overridden=bool(overrides))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
     """The recipe with ``key=value`` overrides; ``objective`` as in :func:`load`."""
-    settings = {"objective": recipe.objective, **{name: dataclasses.asdict(getattr(recipe, name)) for name in SECTIONS}}
+    top = {key: getattr(recipe, key) for key in TOP}
+    settings = {**top, **{name: dataclasses.asdict(getattr(recipe, name)) for name in SECTIONS}}
     for override in overrides:
         _override(settings, override)
     return _build_recipe(recipe.name, settings, objective=objective)
@@ -217,7 +244,7 @@ def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True)
 
 def dump(recipe: Recipe) -> str:
     """The recipe as TOML that :func:`load` reads back."""
-    lines = [f"objective = {_toml(recipe.objective)}"]
+    lines = [f"{key} = {_toml(getattr(recipe, key))}" for key in TOP]
     for section in SECTIONS:
         values = dataclasses.asdict(getattr(recipe, section))
         lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
@@ -231,7 +258,7 @@ def differences(recipe: Recipe, other: Recipe) -> list[str]:
 
 
 def _flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    yield "objective", recipe.objective
+    yield from ((key, getattr(recipe, key)) for key in TOP)
     for section in SECTIONS:
         for key, value in dataclasses.asdict(getattr(recipe, section)).items():
             yield f"{section}.{key}", value
@@ -307,7 +334,9 @@ def _drop_consent(settings: dict[str, Any], where: str) -> None:
         )
 
 
-def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = True) -> Recipe:
+def _build_recipe(
+    name: str, settings: Mapping[str, Any], *, objective: bool = True, overridden: bool = False
+) -> Recipe:
     mistakes: list[str] = []
     known = _settings()
     values: dict[str, Any] = {}
@@ -330,7 +359,7 @@ def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = T
             mistakes.append(str(mistake))
     sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in settings_of(kind)
                                  if f"{section}.{key}" in typed}) for section, kind in SECTIONS.items()}
-    recipe = Recipe(name, typed.get("objective", "ce"), **sections)
+    recipe = Recipe(name, **{key: typed.get(key, described.default) for key, described in TOP.items()}, **sections)
     mistakes += _broken_rules(recipe)
     if objective:
         try:
@@ -339,7 +368,8 @@ def _build_recipe(name: str, settings: Mapping[str, Any], *, objective: bool = T
             mistakes.append(str(mistake))
     if mistakes:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise UserError(f"recipe {name} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        changed = " with your options" if overridden else ""
+        raise UserError(f"recipe {name}{changed} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
     return recipe
 
 
@@ -362,7 +392,7 @@ def _settings() -> dict[str, Setting]:
     """Every key and its setting."""
     sections = {f"{section}.{key}": described for section, fields in SECTIONS.items()
                 for key, described in settings_of(fields).items()}
-    return {"objective": Setting("ce"), **sections}
+    return {**TOP, **sections}
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:

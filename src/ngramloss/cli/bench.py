@@ -102,7 +102,7 @@ def _bench_head(options: argparse.Namespace) -> int:
     rows: list[head.Row] = []
     for row in head.measure(sizes, device, dtype, loops=options.loops):
         if not rows or row.size != rows[-1].size:
-            print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<46}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/floor':>9}")
+            print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<46}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/bound':>9}")
         rows.append(row)
         values = f"{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{row.to_stock:>9.2f}{row.to_floor:>9.2f}"
         print_result(f"{row.what:<46}{row.why_not or values}")

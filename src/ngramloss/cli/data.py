@@ -37,6 +37,8 @@ def add(verbs: Verbs) -> None:
     add_columns(stats, source="of the sources", target="of the targets")
     stats.add_argument("--on-bad-row", choices=["error", "skip"], default="error",
                        help="stop at an invalid row, or skip it (default: %(default)s)")
+    stats.add_argument("--language", default="auto", metavar="CODE",
+                       help="language for splitting sentences, such as de (default: chosen by script)")
     stats.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N examples of each split")
     stats.add_argument("--json", action="store_true", help="print JSON instead of a table")
     stats.set_defaults(run_verb=run)
@@ -60,12 +62,14 @@ def run(options: argparse.Namespace) -> int:
     result = measurement(
         options.name, splits=options.split, rules=options.rules, source=options.source or None,
         target=options.target or None, id=options.id or None,
-        on_bad_row=options.on_bad_row, limit=options.limit, progress=show,
+        on_bad_row=options.on_bad_row, limit=options.limit, language=options.language, progress=show,
     )  # fmt: skip
     for bar in bars.values():
         bar.close()
     for rows in result.skipped.values():
         for bad in rows:
             tell(f"skipped {bad}")
+    for note in dict.fromkeys(note for notes in result.notes.values() for note in notes):
+        tell(note)
     print_result(escape.in_json(json.dumps(result.record(), indent=1, ensure_ascii=False)) if options.json else result)
     return 0

@@ -12,19 +12,27 @@ DOCTOR = "Show which packages are installed, which backend is used, and why."
 DOCTOR_EXAMPLES = """\
 examples:
   ngramloss doctor
+  ngramloss doctor --json
 """
 
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     doctor = verb(verbs, "doctor", "show installed packages and the backend", DOCTOR, DOCTOR_EXAMPLES)
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of lines")
     doctor.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from ngramloss.doctor import report
+    import json
 
-    for line in report():
-        print_result(line)
+    from ngramloss import doctor, escape
+
+    known = doctor.facts()
+    if options.json:
+        print_result(escape.in_json(json.dumps(known, indent=1, ensure_ascii=False)))
+    else:
+        for line in doctor.lines(known):
+            print_result(line)
     return 0

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
-from ngramloss.cli.output import print_result
+from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
 
 GENERATE = """\
-Write a summary for every document of a split: predictions.jsonl, with references.jsonl and the settings in
-generation.json.
+Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings
+in generation.json.
 
 MODEL is a run's folder, a model's folder or hub id, or a baseline such as lead-3, the first three sentences. `ngramloss
 list baselines` lists all baselines. To continue a stopped job, run the same command again. Under torchrun, each process
-summarises a share of the documents."""
+writes a share of the texts. A multilingual model needs data.source_language and data.target_language."""
 
 GENERATE_EXAMPLES = """\
 examples:
@@ -22,22 +22,25 @@ examples:
   ngramloss generate facebook/bart-large-cnn --data cnn_dailymail --preset cnndm --out bart-large
   ngramloss generate lead-3 --data newswire --out lead
   ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
+  ngramloss generate facebook/m2m100_418M --data my/pairs --preset translation --out m2m100 \\
+    --set data.source_language=en --set data.target_language=de
 """
 
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    generate = verb(verbs, "generate", "write summaries for a split", GENERATE, GENERATE_EXAMPLES)
+    generate = verb(verbs, "generate", "write summaries or translations of a split", GENERATE, GENERATE_EXAMPLES)
     generate.add_argument("model", metavar="MODEL", help="a run's folder, a model's folder or hub id, or a baseline")
     generate.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
-    generate.add_argument("--split", default="test", metavar="SPLIT", help="split to summarise (default: %(default)s)")
-    generate.add_argument("--preset", choices=["cnndm", "xsum"], help="use the paper's beam search settings")
+    generate.add_argument("--split", default="test", metavar="SPLIT", help="split to read (default: %(default)s)")
+    generate.add_argument("--preset", choices=["cnndm", "xsum", "translation"],
+                          help="use the search settings of this recipe; those of cnndm and xsum are the paper's")
     generate.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="change a setting in generation.* or data.*; repeatable",
+        help="change a setting in generation.* or data.*, or task; repeatable",
     )
     generate.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
-    generate.add_argument("--limit", type=int, default=0, metavar="N", help="summarise at most N documents")
+    generate.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
     generate.add_argument("--batch-size", type=int, default=16, metavar="N",
                           help="documents per batch (default: %(default)s)")
     generate.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
@@ -53,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from ngramloss.generation import predictions
+    from ngramloss.recipe import WORDS
     from ngramloss.run_folder import RunFolder
 
     model = options.model
@@ -65,11 +69,12 @@ def run(options: argparse.Namespace) -> int:
     bars: list[tqdm[object]] = []   # created late, so that an error message does not end up behind an empty bar
 
     def show(done: int, total: int) -> None:
-        bars.extend([] if bars else [tqdm(unit=" documents", desc="writing", total=total)])
+        words = WORDS[work.task]
+        bars.extend([] if bars else [tqdm(unit=f" {words.sources}", desc=f"writing {words.texts}", total=total)])
         bars[0].update(done)
 
     try:
-        path = predictions.write_predictions(work, Path(options.out or model), progress=show)
+        path = predictions.write_predictions(work, Path(options.out or model), progress=show, say=tell)
     finally:
         for bar in bars:
             bar.close()

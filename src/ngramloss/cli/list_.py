@@ -66,7 +66,7 @@ def _metrics() -> dict[str, str]:
 
 
 def _option(described: Setting) -> str:
-    choices = f": {', '.join(described.choices)}" if described.choices else ""
+    choices = f"; one of {', '.join(described.choices)}" if described.choices else ""
     default = described.default
     shown = {True: "true", False: "false"}.get(default, default) if isinstance(default, bool) else default
     state = "required" if described.required else "" if default is None else f"default {shown}"

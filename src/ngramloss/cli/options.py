@@ -40,8 +40,8 @@ def recipe_settings(options: argparse.Namespace) -> list[str]:
     return [*options.set, *named, *([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])]
 
 
-def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
-    """Add the options of the commands that score."""
+def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metrics: str) -> None:
+    """Add the options of the commands that score, with the metrics that are computed unless others are chosen."""
     verb.add_argument(
         "predictions", nargs="+", metavar="RUN_OR_FILE", help="one per system; the others are compared with the first"
     )
@@ -53,9 +53,11 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str) -> None:
     verb.add_argument("--prediction", metavar="COLUMN", default="", help="column of the predictions (default: found)")
     add_columns(verb, source="of the documents", target="of the references; several with commas")
     verb.add_argument(
-        "--metrics", default=metrics, metavar="NAMES",
-        help=f"metrics to compute, separated by commas: {', '.join(METRICS)} (default: %(default)s)",
+        "--metrics", metavar="NAMES",
+        help=f"metrics to compute, separated by commas: {', '.join(METRICS)} (default: {metrics}; if a run's task is "
+        f"translation: {translation_metrics})",
     )
+    verb.set_defaults(metrics_by_task={"summarisation": metrics, "translation": translation_metrics})
     verb.add_argument(
         "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="set a metric's option; repeatable"
     )
@@ -98,7 +100,8 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     from ngramloss.scoring import audit, results, systems
     from ngramloss.scoring.texts import Named
 
-    chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
+    given = _default_metrics(options) if options.metrics is None else options.metrics
+    chosen = [name.strip() for name in given.split(",") if name.strip()]
     settings = metric_options(options.set, chosen)
     if options.sentences:
         settings.setdefault("rouge", {})["sentences"] = options.sentences
@@ -125,6 +128,17 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     for warning in result.cache_warnings:
         tell(f"warning: {warning}")
     return result, texts
+
+
+def _default_metrics(options: argparse.Namespace) -> str:
+    """The metrics for the task of the runs; for a translation if any run is one."""
+    from pathlib import Path
+
+    from ngramloss.scoring import provenance
+
+    tasks = {provenance.task(Path(path)) for path in options.predictions if Path(path).is_dir()}
+    metrics: dict[str, str] = options.metrics_by_task
+    return metrics["translation" if "translation" in tasks else "summarisation"]
 
 
 def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:

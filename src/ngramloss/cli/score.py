@@ -6,14 +6,15 @@ import argparse
 
 from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, verb
 from ngramloss.cli.output import print_result
+from ngramloss.errors import UserError
 
 SCORE = """\
-Score the summaries of one or more systems against references, with confidence intervals, and compare each system with
-the first.
+Score the summaries or translations of one or more systems against references, with confidence intervals, and compare
+each system with the first.
 
 A system is a run's folder after `ngramloss generate`, or a file of predictions. The scores of a run's documents are
 saved in its folder as scores.jsonl and reused. A file is JSONL with an id and a prediction in each line, or plain text
-with one summary per line; both may be compressed (.gz, .xz). Files of references and documents are written likewise.
+with one text per line; both may be compressed (.gz, .xz). Files of references and documents are written likewise.
 
 A system is named after its folder or file. Texts are matched by id; missing, extra or repeated ids are errors.
 `ngramloss list metrics` describes all metrics and their options. If a metric lacks a model or a package, the others
@@ -28,7 +29,7 @@ examples, from the first line on:
   ngramloss score --references refs.jsonl --documents refs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl b.jsonl
   ngramloss score --references refs.jsonl a.jsonl --sentences pysbd --json
   ngramloss score --references refs.jsonl a.jsonl b.jsonl --limits 5:62 --markdown
-  ngramloss score --references refs.jsonl a.jsonl --set rouge.tokenizer=characters --latex
+  ngramloss score --references refs.jsonl a.jsonl --set rouge.tokens=auto --latex
   ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large
 runs, after ngramloss generate:
   ngramloss score runs/*
@@ -37,8 +38,8 @@ runs, after ngramloss generate:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    score = verb(verbs, "score", "score summaries and compare systems", SCORE, SCORE_EXAMPLES)
-    add_scoring(score, metrics="rouge")
+    score = verb(verbs, "score", "score texts and compare systems", SCORE, SCORE_EXAMPLES)
+    add_scoring(score, metrics="rouge", translation_metrics="bleu,chrf")
     score.add_argument("--per-document", metavar="FILE", help="write the scores of every document as JSONL")
     form = score.add_mutually_exclusive_group()
     titles = {"json": "JSON", "latex": "a LaTeX table", "markdown": "a Markdown table", "csv": "CSV"}
@@ -57,5 +58,7 @@ def run(options: argparse.Namespace) -> int:
         tables.write_documents(result, out)
     forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown, "csv": tables.as_csv}
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
+    if result.absent and not result.figures:
+        raise UserError("nothing was scored.\n" + "\n".join(f"  {name}: {why}" for name, why in result.absent.items()))
     print_result(form(result))
-    return 1 if result.absent and not result.figures else 0
+    return 0

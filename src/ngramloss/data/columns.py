@@ -7,10 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ngramloss.data.multilingual import column_names
 from ngramloss.errors import UserError
 
 SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src")
 TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt")
+FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
+"""Task → the names of its source and target columns that come before the others."""
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
 
 
@@ -33,7 +36,8 @@ class Columns(NamedTuple):
 
 
 def columns(
-    present: Sequence[str], where: str, *, source: str | None = None, target: str | None = None, id: str | None = None
+    present: Sequence[str], where: str, *, source: str | None = None, target: str | None = None, id: str | None = None,
+    languages: tuple[str, str] = ("", ""), task: str = "",
 ) -> Columns:
     """Choose the columns to read: the given ones, or else the first one present of the usual names.
 
@@ -45,12 +49,16 @@ def columns(
         source: the source column, if given.
         target: the target column, if given; several, separated by commas, are several references of each row.
         id: the id column, if given; ``none`` means that there is none.
+        languages: codes of the languages of source and target, empty if unknown. Columns may be named after them.
+        task: some tasks have names of their own, which come first.
 
     Example:
         >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
         Columns(source='dialogue', target='summary', id='fname', others=())
         >>> columns(["text", "summary1", "summary2"], "test.csv").others
         ('summary2',)
+        >>> columns(["de", "en"], "train.tsv", languages=("en_XX", "de_DE"))
+        Columns(source='en', target='de', id=None, others=())
     """
     given_targets = given_columns(target, present)
     for role, names in (("source", [source] if source else []), ("target", given_targets)):
@@ -58,9 +66,14 @@ def columns(
             check_present(name, role, present, where)
     if source is not None and source in given_targets:
         raise UserError(f"source and target of {where} must be different columns, but both are {source!r}.")
-    chosen_source = source if source is not None else usual(SOURCES, present, taken=given_targets)
-    targets = given_targets or reference_columns(TARGETS, present, taken=[source] if source else [])
-    for role, chosen, wanted in (("source", chosen_source, SOURCES), ("target", targets, TARGETS)):
+    first = FIRST.get(task, ((), ()))
+    sources, all_targets = (
+        tuple(dict.fromkeys([*column_names(code), *of_task, *names]))
+        for code, of_task, names in zip(languages, first, (SOURCES, TARGETS), strict=True)
+    )
+    chosen_source = source if source is not None else usual(sources, present, taken=given_targets)
+    targets = given_targets or reference_columns(all_targets, present, taken=[chosen_source] if chosen_source else [])
+    for role, chosen, wanted in (("source", chosen_source, sources), ("target", targets, all_targets)):
         if not chosen:
             raise UserError(
                 f"cannot find the {role} column of {where}. Its columns are {listed(present)}, and none of them is "

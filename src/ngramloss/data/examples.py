@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ngramloss.data import origins
 from ngramloss.data.columns import Columns, columns
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import UserError
+from ngramloss.recipe import Data
 
 LOOKED_AT = 100
 """Number of rows read to find all columns: a JSON object may omit some."""
+
+TRANSLATION = "translation"
+"""The column in which data sets of the hub have the same text in several languages: ``{"en": "…", "de": "…"}``."""
 
 SHOWN = 10
 """Number of bad rows that an error lists."""
@@ -57,6 +61,8 @@ def load(
     limit: int = 0,
     seed: int = 0,
     validation_fraction: float = 0.0,
+    languages: tuple[str, str] = ("", ""),
+    task: str = "",
 ) -> Split:
     """Read one split of a data set.
 
@@ -77,6 +83,9 @@ def load(
         seed: for ``newswire``, which is generated. Other data sets ignore it.
         validation_fraction: if above 0, ``validation`` is this part of the data set's training split, and ``train``
             the rest. The data set must not have a validation split of its own.
+        languages: codes of the languages of source and target, if columns may be named after them. The texts of a
+            column ``translation`` that has a text by language are columns too.
+        task: ``translation`` looks for the column names that are usual there first.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -90,9 +99,10 @@ def load(
     if validation_fraction and split in ("train", "validation"):
         if "validation" in origins.split_names(name):
             raise UserError(f"{name} has a validation split of its own. Leave data.validation_fraction out.")
-        whole = load(name, "train", source=source, target=target, id=id, on_bad_row=on_bad_row, seed=seed)
+        whole = load(name, "train", source=source, target=target, id=id, on_bad_row=on_bad_row, seed=seed,
+                     languages=languages, task=task)
         return _held_out(whole, split, validation_fraction, limit)
-    rows = origins.split_rows(name, split, limit=limit, seed=seed)
+    rows = map(_by_language, origins.split_rows(name, split, limit=limit, seed=seed))
     first = _first_rows(rows)
     examples: list[Example] = []
     bad = [row for row in first if isinstance(row, BadRow)]
@@ -100,13 +110,19 @@ def load(
         known_source, known_target = origins.known_columns(name)
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
         chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target,
-                         id=id)
+                         id=id, languages=languages, task=task)
         examples, bad = _separate(_examples(chain(first, rows), chosen), limit)
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
     return Split(name, split, examples, bad, fingerprint(examples))
+
+
+def columns_of(data: Data, task: str) -> dict[str, Any]:
+    """The arguments of :func:`load` that say which columns to read, from a recipe."""
+    return {"source": data.source or None, "target": data.target or None, "id": data.id or None,
+            "languages": (data.source_language, data.target_language), "task": task}
 
 
 def _held_out(whole: Split, split: str, fraction: float, limit: int) -> Split:
@@ -140,6 +156,15 @@ def fingerprint(examples: Iterable[Example]) -> str:
             content = field.encode()
             digest.update(len(content).to_bytes(8, "big") + content)
     return digest.hexdigest()[:16]
+
+
+def _by_language(row: Row | BadRow) -> Row | BadRow:
+    """The row, with a column for each language if its column ``translation`` has a text for each."""
+    texts = row.values.get(TRANSLATION) if isinstance(row, Row) else None
+    if isinstance(row, BadRow) or not isinstance(texts, dict):
+        return row
+    others = {column: value for column, value in row.values.items() if column != TRANSLATION}
+    return row._replace(values=texts | others)
 
 
 def _first_rows(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:

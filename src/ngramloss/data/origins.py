@@ -35,6 +35,7 @@ KNOWN = {
     "xsum": Hub("EdinburghNLP/xsum", None, "document", "summary"),
     "samsum": Hub("knkarthick/samsum", None, "dialogue", "summary"),
     "dialogsum": Hub("knkarthick/dialogsum", None, "dialogue", "summary"),
+    "multi30k": Hub("bentrevett/multi30k", None, "en", "de"),
 }
 ALIASES = {"cnndm": "cnn_dailymail", "cnn_dm": "cnn_dailymail", "cnn/dm": "cnn_dailymail"}
 SPLIT_ALIASES = {"dev": "validation", "valid": "validation", "val": "validation"}
@@ -101,7 +102,7 @@ def origin(name: str) -> Origin:
         raise MissingFileError(missing(path))
     close = difflib.get_close_matches(name, [BUILT_IN, *KNOWN, *ALIASES], n=1)
     raise UserError(
-        f"unknown data set {name!r}{f'; did you mean {close[0]!r}?' if close else ''}. Known names are "
+        f"unknown data set {name!r}. {f'Did you mean {close[0]!r}? ' if close else ''}Known names are "
         f"{', '.join([BUILT_IN, *KNOWN])}; otherwise give a file, a folder of splits, train=FILE,validation=FILE,"
         f"test=FILE, or owner/name on the hub."
     )
@@ -310,7 +311,7 @@ def missing(path: Path) -> str:
         folder = folder.parent
     close = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=3)
     if folder == path.parent and close:
-        return f"no such file or folder: {path}. Similar names in {folder}: {', '.join(map(escape.name, close))}."
+        return f"no such file or folder: {path}. Did you mean {' or '.join(map(escape.name, close))}?"
     return f"no such file or folder: {path}. The folder {folder} {_contents(folder)}."
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
+from ngramloss.data.languages import AUTO, checked_language, language_of, letters, name_of
 from ngramloss.data.rows import needed
 from ngramloss.errors import UserError
 
@@ -19,14 +21,20 @@ IN_PROCESS = 200
 CHUNK = 50
 """Number of texts passed to a process at a time."""
 
-_ENDING = re.compile(r"(?<=[.!?…。！？])[\"'”’»)\]]*\s+")
+_CLOSING = r"[\"'”’»)\]」』）】》]*"
+_ENDING = re.compile(rf"(?<=[.!?…۔؟।॥։።፧။។៕།]){_CLOSING}\s+|(?<=[。！？｡])(?![。！？｡…]){_CLOSING}\s*")
+"""The end of a sentence in any script. After full-width marks there is no space."""
+ENDINGS = ". ! ? … 。 ।"
+"""Some of the marks that end a sentence, for messages."""
+ACCENTED = 0.005
+"""From this share of letters other than a to z on, a text in Latin letters is probably not English."""
 
 
 LONGEST = 20_000
 """Maximum characters of a line that pysbd gets at a time."""
 
 
-def sentences(text: str, splitter: str = "pysbd", *, language: str = "en") -> list[str]:
+def sentences(text: str, splitter: str = "pysbd", *, language: str = AUTO) -> list[str]:
     """Split a text into sentences, without surrounding white space and without empty sentences.
 
     Every splitter keeps all characters except white space, in order:
@@ -42,7 +50,8 @@ def sentences(text: str, splitter: str = "pysbd", *, language: str = "en") -> li
     Args:
         text: may be empty, which gives no sentences.
         splitter: one of ``SPLITTERS``.
-        language: two letters, used only by pysbd.
+        language: two letters, used only by pysbd; ``auto`` chooses by script and takes Latin letters for English.
+            Texts in a language for which pysbd has no rules are split at marks that end a sentence in any script.
 
     Example:
         >>> sentences("Dr. Who left. He came back!")
@@ -52,6 +61,7 @@ def sentences(text: str, splitter: str = "pysbd", *, language: str = "en") -> li
     """
     if splitter not in SPLITTERS:
         raise UserError(f"unknown splitter {splitter!r}; choose from {list(SPLITTERS)}.")
+    checked_language(language)
     return [piece for piece in (piece.strip() for piece in SPLITTERS[splitter](text, language)) if piece]
 
 
@@ -59,7 +69,7 @@ def split_many(
     texts: Sequence[str],
     splitter: str = "pysbd",
     *,
-    language: str = "en",
+    language: str = AUTO,
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[list[str]]:
@@ -71,7 +81,7 @@ def split_many(
     Args:
         texts: any number; fewer than ``IN_PROCESS`` are split in this process.
         splitter: one of ``SPLITTERS``.
-        language: two letters, used only by pysbd.
+        language: as in :func:`sentences`; ``auto`` chooses for each text.
         processes: how many; None means one for each available processor.
         progress: called from time to time, and at the end, with the number of texts done.
     """
@@ -140,16 +150,51 @@ def _each(split: Callable[[str], list[str]], texts: Sequence[str]) -> list[list[
     return [split(text) for text in texts]
 
 
+LOOKED_AT = 1000
+"""Number of texts of a data set that are read for notes."""
+
+
+def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: str) -> list[str]:
+    """Sentences about languages whose rules pysbd lacks, and about Latin letters that are probably not English.
+
+    Args:
+        texts: that are split.
+        splitter: one of ``SPLITTERS``.
+        language: as in :func:`sentences`.
+        option: the option that sets the language, for the message.
+    """
+    if splitter != "pysbd":
+        return []
+    checked_language(language)
+    by_language: dict[str, list[str]] = {}
+    for text in texts:
+        by_language.setdefault(language_of([text]) if language == AUTO else language, []).append(text)
+    found = []
+    for code, some in by_language.items():
+        if _segmenter(code) is None:
+            found.append(f"pysbd has no rules for {name_of(code)}: {len(some):,} of {len(texts):,} texts are split at "
+                         f"line ends and after {ENDINGS} and the like.")
+    if language == AUTO and letters(by_language.get("en", [])).share_not_ascii >= ACCENTED:
+        found.append("sentences are split by the rules of English, and the letters say that some texts are in another "
+                     f"language. Name it, for example {option}=de.")
+    return found
+
+
 def _by_rules(text: str, language: str) -> Iterator[str]:
-    pysbd = needed("pysbd", "splitting sentences by rules", "metrics")
-    try:
-        segmenter = pysbd.Segmenter(language=language, clean=False, char_span=False)
-    except ValueError as error:
-        raise UserError(f"pysbd has no rules for the language {language!r}: {error}") from error
+    segmenter = _segmenter(language_of([text]) if language == AUTO else language)
     for line in text.splitlines():
         for piece in _pieces(line):
             if piece.strip():
-                yield from _line_by_rules(piece, segmenter.segment)
+                yield from _line_by_rules(piece, segmenter.segment) if segmenter else _by_endings(piece)
+
+
+def _segmenter(language: str) -> Any:
+    """pysbd's rules for a language, or None if it has none."""
+    pysbd = needed("pysbd", "splitting sentences by rules", "metrics")
+    try:
+        return pysbd.Segmenter(language=language, clean=False, char_span=False)
+    except ValueError:
+        return None
 
 
 def _pieces(line: str) -> Iterator[str]:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from ngramloss import tabular
 from ngramloss.data.examples import Example, load
+from ngramloss.data.languages import AUTO, special_pattern, word_pattern
 from ngramloss.data.origins import canonical, split_names
 from ngramloss.data.rows import BadRow
-from ngramloss.data.sentences import split_many
+from ngramloss.data.sentences import LOOKED_AT, split_many, splitting_notes
 from ngramloss.errors import UserError
 
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
@@ -24,8 +25,9 @@ WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
 
 DEFINITIONS = {
     "standard": [
-        f"words: matches of {WORD.pattern} after NFC and case folding; punctuation is not counted",
-        "sents: sentences by pysbd's English rules; a line end also ends a sentence",
+        f"words: matches of {WORD.pattern} after NFC and case folding, with their combining marks; a character of "
+        "Chinese, Japanese, Thai, Lao, Khmer or Burmese is a word; punctuation is not counted",
+        "sents: sentences by pysbd's rules for the language; a line end also ends a sentence",
         "bigrams: two neighbouring words, also across sentences",
     ],
     "released": [
@@ -129,13 +131,14 @@ _MEANS = [
 
 
 class Measurement(NamedTuple):
-    """The statistics of a data set, split by split, with fingerprints and skipped rows."""
+    """The statistics of a data set, split by split, with fingerprints, skipped rows and notes on their sentences."""
 
     name: str
     rules: str
     statistics: dict[str, Statistics]
     fingerprints: dict[str, str]
     skipped: dict[str, list[BadRow]]
+    notes: dict[str, list[str]]
 
     def record(self) -> dict[str, object]:
         """Everything by name, ready for JSON."""
@@ -148,6 +151,7 @@ class Measurement(NamedTuple):
                     **statistics.record(),
                     "fingerprint": self.fingerprints[split],
                     "skipped": [str(row) for row in self.skipped[split]],
+                    "notes": self.notes[split],
                 }
                 for split, statistics in self.statistics.items()
             },
@@ -168,6 +172,7 @@ def measurement(
     on_bad_row: str = "error",
     limit: int = 0,
     seed: int = 0,
+    language: str = AUTO,
     processes: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Measurement:
@@ -183,6 +188,7 @@ def measurement(
         on_bad_row: as in ``load``.
         limit: as in ``load``, for each split.
         seed: as in ``load``.
+        language: of the texts, for the standard rules; ``auto`` chooses by script.
         processes: for splitting sentences; None means all processors.
         progress: called with the split, the number of texts done and the total.
     """
@@ -190,20 +196,26 @@ def measurement(
     by_split: dict[str, Statistics] = {}
     fingerprints: dict[str, str] = {}
     skipped: dict[str, list[BadRow]] = {}
+    notes: dict[str, list[str]] = {}
     for wanted in splits or split_names(name):
         loaded = load(
             name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit, seed=seed
         )
         report = _split_progress(progress, loaded.split, 2 * len(loaded.examples))
-        by_split[loaded.split] = statistics(loaded.examples, rules=rules, processes=processes, progress=report)
+        by_split[loaded.split] = statistics(
+            loaded.examples, rules=rules, language=language, processes=processes, progress=report
+        )
+        first = [example.source for example in loaded.examples[:LOOKED_AT]] if rules == "standard" else []
+        notes[loaded.split] = splitting_notes(first, "pysbd", language, "--language")
         fingerprints[loaded.split], skipped[loaded.split] = loaded.fingerprint, loaded.skipped
-    return Measurement(name, rules, by_split, fingerprints, skipped)
+    return Measurement(name, rules, by_split, fingerprints, skipped, notes)
 
 
 def statistics(
     examples: Sequence[Example],
     *,
     rules: str = "standard",
+    language: str = AUTO,
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Statistics:
@@ -212,6 +224,7 @@ def statistics(
     Args:
         examples: at least one.
         rules: ``standard``, or ``released`` to count like the paper's authors.
+        language: of the texts, for the standard rules; ``auto`` chooses by script.
         processes: for splitting sentences by the standard rules, the slowest part; None means all processors.
         progress: called with the number of texts (sources and targets) that have been split into sentences.
 
@@ -225,7 +238,8 @@ def statistics(
         raise UserError("expected at least one example for statistics, got none.")
     sources, targets = [example.source for example in examples], [example.target for example in examples]
     if rules == "standard":
-        lengths = [len(split) for split in split_many([*sources, *targets], processes=processes, progress=progress)]
+        split = split_many([*sources, *targets], language=language, processes=processes, progress=progress)
+        lengths = list(map(len, split))
         source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
         tokens, words = words_of, _length
     else:
@@ -291,8 +305,14 @@ def _novelty(source: Sequence[str], target: Sequence[str]) -> _Novelty:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text by the standard rules, with case folded."""
-    return WORD.findall(unicodedata.normalize("NFC", text).casefold())
+    """The words of a text by the standard rules, with case folded.
+
+    >>> words_of("It's well-known: 3.5% of 北京"), words_of("हिन्दी")
+    (["it's", 'well-known', '3.5', 'of', '北', '京'], ['हिन्दी'])
+    """
+    folded = unicodedata.normalize("NFC", text).casefold()
+    plain = folded.isascii() or not special_pattern().search(folded)
+    return (WORD if plain else word_pattern()).findall(folded)
 
 
 def _space_separated(text: str) -> list[str]:

@@ -39,6 +39,7 @@ class Shape:
         prefix: text before every source.
         max_source: maximum source length in tokens, including separators and special tokens.
         max_target: maximum target length in tokens.
+        language: for splitting sentences; ``auto`` chooses by script.
     """
 
     separator: str = "auto"
@@ -46,11 +47,12 @@ class Shape:
     prefix: str = ""
     max_source: int = 1024
     max_target: int = 128
+    language: str = "auto"
 
     @classmethod
     def of(cls, data: Data) -> Shape:
         """The settings of a recipe."""
-        return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target)
+        return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target, data.language)
 
 
 class Tokens(Dataset[dict[str, Ids]]):
@@ -132,7 +134,7 @@ def sources(texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int |
     if separator is None:
         bodies = _bare(tokenizer, [shape.prefix + text for text in texts])
     else:
-        split = split_many(texts, shape.splitter)
+        split = split_many(texts, shape.splitter, language=shape.language)
         spaced = [[" " * (index > 0) + sentence for index, sentence in enumerate(document)] for document in split]
         pieces = iter(_bare(tokenizer, [sentence for document in spaced for sentence in document]))
         prefix = _bare(tokenizer, [shape.prefix])[0] if shape.prefix else []
@@ -158,6 +160,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
     rules |= {"truncation": None, "padding": None}   # these depend on the last call
+    if hasattr(tokenizer, "sp_model"):   # splits the text before the vocabulary is consulted, as in M2M100
+        rules["pieces"] = hashlib.sha256(tokenizer.sp_model.serialized_model_proto()).hexdigest()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     languages = [str(getattr(tokenizer, name, "")) for name in ("src_lang", "tgt_lang")]
     what = [type(tokenizer).__name__, rules, special, languages]

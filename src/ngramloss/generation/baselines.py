@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ngramloss.data import Example, newswire
+from ngramloss.data.languages import AUTO
 from ngramloss.data.sentences import sentences
 from ngramloss.errors import UserError
 
@@ -17,22 +18,22 @@ class Baseline(NamedTuple):
     Attributes:
         pattern: matches its name; a group in it is its number.
         about: a description.
-        write: ``(number, split, examples) → texts``; the number is 0 if the name has none.
+        write: ``(number, split, examples, language) → texts``; the number is 0 if the name has none.
         data: the only data set that it works on; empty if it works on any.
     """
 
     pattern: re.Pattern[str]
     about: str
-    write: Callable[[int, str, Sequence[Example]], list[str]]
+    write: Callable[[int, str, Sequence[Example], str], list[str]]
     data: str = ""
 
 
-def lead(number: int, split: str, examples: Sequence[Example]) -> list[str]:
+def lead(number: int, split: str, examples: Sequence[Example], language: str = AUTO) -> list[str]:
     """The first sentences of each document, one per line."""
-    return ["\n".join(sentences(example.source)[:number]) for example in examples]
+    return ["\n".join(sentences(example.source, language=language)[:number]) for example in examples]
 
 
-def random_facts(number: int, split: str, examples: Sequence[Example]) -> list[str]:
+def random_facts(number: int, split: str, examples: Sequence[Example], language: str = AUTO) -> list[str]:
     """The right template with wrong facts: what a model would score if it ignored the document's facts."""
     items = [int(example.id.rpartition("-")[2]) for example in examples]
     return [newswire.item(split, item, seed=0).decoy for item in items]
@@ -56,7 +57,9 @@ def is_baseline(model: str) -> bool:
     return any(baseline.pattern.fullmatch(model) for baseline in BASELINES.values())
 
 
-def baseline_writer(model: str, data: str, split: str) -> Callable[[Sequence[Example]], list[str]] | None:
+def baseline_writer(
+    model: str, data: str, split: str, language: str = AUTO
+) -> Callable[[Sequence[Example]], list[str]] | None:
     """The function (examples → texts) of a baseline, or None if there is no baseline of this name.
 
     Raises:
@@ -73,5 +76,5 @@ def baseline_writer(model: str, data: str, split: str) -> Callable[[Sequence[Exa
         if baseline.data and data != baseline.data:
             raise UserError(f"{model} works only on {baseline.data}, not on {data}; use lead-3 for other data.")
         write = baseline.write
-        return lambda examples: write(number, split, examples)
+        return lambda examples: write(number, split, examples, language)
     return None

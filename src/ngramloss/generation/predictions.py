@@ -8,15 +8,17 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import heartbeat as heart
 from ngramloss import recipe
-from ngramloss.data import Example, Split, load
+from ngramloss.data import Example, Split, columns_of, load
+from ngramloss.data.languages import AUTO
+from ngramloss.data.multilingual import codes
 from ngramloss.data.origins import canonical
-from ngramloss.data.sentences import sentences
+from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
@@ -24,7 +26,7 @@ from ngramloss.files import appended, fingerprint, whole_rows, write_whole
 from ngramloss.generation.baselines import baseline_writer
 from ngramloss.generation.search import Written, load_model, model_of_run, summaries
 from ngramloss.heartbeat import Listener, heartbeat
-from ngramloss.recipe import Data, Generation, Model, Recipe
+from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
 
@@ -32,6 +34,9 @@ SEEN = 500
 """Number of documents for which a run also saves what its objective sees."""
 SEVERAL_SENTENCES = ("cnn_dailymail",)
 """Data sets whose summaries have several sentences: they are written one per line, where ROUGE-Lsum splits."""
+DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
+"""Task → the recipe that completes the settings for a model that was trained elsewhere."""
+
 
 class Writer(NamedTuple):
     """A model or baseline that writes summaries.
@@ -60,6 +65,7 @@ class Job(NamedTuple):
         limit: maximum number of documents; 0 means all.
         batch_size: documents per batch.
         trust_remote_code: whether code that comes with the model may run.
+        task: what the texts are of the documents, "summarisation" or "translation".
     """
 
     model: str
@@ -71,6 +77,7 @@ class Job(NamedTuple):
     limit: int
     batch_size: int
     trust_remote_code: bool = False
+    task: str = TASKS[0]
 
 
 def job(
@@ -88,12 +95,15 @@ def job(
                                    "deleted. The same ngramloss train command continues from its last checkpoint.")
         own = recipe.load(str(run.recipe), objective=False)
     for setting in overrides:
-        if not setting.startswith(("generation.", "data.")):
-            raise UserError(f"generate accepts --set only for generation.* and data.*, got {setting!r}.")
+        if not setting.startswith(("generation.", "data.", "task=")):
+            raise UserError(f"generate accepts --set only for generation.*, data.* and task, got {setting!r}.")
     if data is None and own is None and preset is None:
         raise UserError("choose the documents with --data, or a --preset.")
-    # A model that was trained elsewhere does not expect separators before sentences.
-    base = own or recipe.load(preset or "xsum", ["data.separator=none"])
+    if own is None:   # a model that was trained elsewhere does not expect separators before sentences
+        task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
+        base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])
+    else:
+        base = own
     if preset is not None:
         base = dataclasses.replace(base, generation=recipe.load(preset).generation)
     if data is not None:   # columns and a held-out part are of the run's own data
@@ -104,14 +114,23 @@ def job(
     searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
     search = settings.generation if searched else None
-    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code)
+    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code, settings.task)
 
 
-def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
+def write_predictions(
+    work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Write predictions, references and the settings of the job into a folder, or continue a stopped job.
 
     Under torchrun each process writes its share of the documents. No id is written twice: documents that are done are
     read from the files of the stopped job. A second job in the same folder at the same time is refused.
+
+    Args:
+        work: the job.
+        folder: where; it is created if it does not exist.
+        progress: called with the number of documents done since the last call, and the number of all.
+        say: shows a message to the user; called only in the first process.
 
     Returns:
         The path of the predictions.
@@ -127,7 +146,7 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
-            return _write_share(work, run, rank, progress)
+            return _write_share(work, run, rank, progress, (lambda _: None) if rank else say)
     except BaseException:
         if created and not any(folder.iterdir()):   # the error occurred before anything was written
             folder.rmdir()
@@ -137,23 +156,31 @@ def write_predictions(work: Job, folder: Path, *, progress: Callable[[int, int],
 def read_split(work: Job) -> Split:
     """Read the documents of a job."""
     return load(
-        work.data.name, work.split, source=work.data.source or None, target=work.data.target or None,
-        id=work.data.id or None, on_bad_row=work.data.on_bad_row, limit=work.limit,
+        work.data.name, work.split, **columns_of(work.data, work.task), on_bad_row=work.data.on_bad_row,
+        limit=work.limit,
         validation_fraction=work.data.validation_fraction if work.split == "validation" else 0.0,
     )
 
 
-def _write_share(work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None) -> Path:
+def _write_share(
+    work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None, say: Callable[[str], None]
+) -> Path:
     """Write this process's share. The first process also writes the common files and merges the shares."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     split = read_split(work)
     examples = split.examples
-    writer = _writer(work)
+    writer = _writer(work, say)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
                 "documents": len(examples), "preset": work.preset, "versions": _versions()}
+    if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
+        settings["task"] = work.task
     begun = _was_begun(run, settings)
     if begun and run.predictions.exists():
         return run.predictions
+    if rank == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
+        sources = [example.source for example in examples[:LOOKED_AT]]
+        for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
+            say(note)
     if processes == 1:
         run.tidy()
     if rank == 0:
@@ -224,12 +251,22 @@ def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model"} if same_weights else {"versions"}
-    changed = [key for key in settings if before.get(key) != settings[key] and key not in left_out]
-    if changed:
-        changes = "; ".join(f"{key}: {before.get(key)!r}, now {settings[key]!r}" for key in changed)
-        raise UserError(f"{run.path} has predictions made with other settings ({changes}). Choose another --out, or "
-                        "delete them.")
+    changes = [change for key in settings if key not in left_out
+               for change in _differences(key, before.get(key), settings[key])]
+    if changes:
+        raise UserError(f"{run.path} has predictions made with other settings ({'; '.join(changes)}). Choose another "
+                        "--out, or delete them.")
     return True
+
+
+def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
+    """What differs in a setting, as ``generation.num_beams: 4 → 8``; of nested settings only those that differ."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in {**before, **now}:
+            yield from _differences(f"{name}.{key}", before.get(key), now.get(key))
+    elif before != now:
+        written = ["not set" if value is None else repr(value) for value in (before, now)]
+        yield f"{name}: {written[0]} → {written[1]}"
 
 
 def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
@@ -238,13 +275,17 @@ def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
 
 
-def _writer(work: Job) -> Writer:
-    baseline = baseline_writer(work.model, work.data.name, work.split)
+def _writer(work: Job, say: Callable[[str], None]) -> Writer:
+    baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is not None:
-        splits = {"sentences": "pysbd"} if work.model.startswith("lead-") else {}
+        named = {} if work.data.language == AUTO else {"language": work.data.language}
+        splits = {"sentences": "pysbd", **named} if work.model.startswith("lead-") else {}
         return Writer(lambda examples: [Written(text, 0) for text in baseline(examples)], None,
                       {"model": work.model, **splits})
-    model, tokenizer = load_model(work.loading, device=_device(), trust_remote_code=work.trust_remote_code)
+    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
+    model, tokenizer = load_model(
+        work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say
+    )  # fmt: skip
     if work.generation is not None:
         from ngramloss.training.models import prepare_generation
 
@@ -259,8 +300,10 @@ def _writer(work: Job) -> Writer:
 
     def write(examples: Sequence[Example]) -> list[Written]:
         written = summaries(model, tokenizer, ids(examples), batch_size=len(examples))
-        return ([summary._replace(text="\n".join(sentences(summary.text))) for summary in written]
-                if by_line else written)
+        if not by_line:
+            return written
+        split = [sentences(summary.text, language=data.language) for summary in written]
+        return [summary._replace(text="\n".join(parts)) for summary, parts in zip(written, split, strict=True)]
 
     def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
         from ngramloss.generation.teacher_forced import forced_predictions
@@ -268,7 +311,6 @@ def _writer(work: Job) -> Writer:
         references = [example.target for example in examples]
         return forced_predictions(model, tokenizer, ids(examples), references, max_target=shape.max_target)
 
-    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
     weights = weight_files(Path(work.loading.name))
     search = model.generation_config.to_diff_dict()
     search.pop("transformers_version", None)
@@ -276,6 +318,7 @@ def _writer(work: Job) -> Writer:
     return Writer(write, look if own else None, {
         "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": search,
         "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
+        **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
     })  # fmt: skip
 
 

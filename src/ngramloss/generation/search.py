@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ngramloss import recipe
+from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError
-from ngramloss.recipe import Model
+from ngramloss.recipe import Data, Model
 from ngramloss.run_folder import RunFolder
 from ngramloss.training import models
+from ngramloss.training.decoder_start import align_start
 
 
 class Written(NamedTuple):
@@ -25,10 +27,26 @@ class Written(NamedTuple):
     tokens: int
 
 
-def load_model(settings: Model, *, device: str | None = None, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """Load a trained model onto its device, and its tokenizer."""
+def load_model(
+    settings: Model, data: Data, *, trained_here: bool, device: str | None = None, trust_remote_code: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Any, Any]:
+    """Load a trained model onto its device, and its tokenizer, both set to the languages of the data.
+
+    Args:
+        settings: the model section of a recipe.
+        data: the data section, for the languages.
+        trained_here: whether a run trained it. Then generation begins as its training did. Of other models only
+            multilingual ones are changed; their settings cannot know the target language.
+        device: by default the GPU if there is one.
+        trust_remote_code: whether code that comes with the model may run.
+        say: called with a line for each setting of the model that is changed.
+    """
     tokenizer, _ = models.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
     model = models.load(settings, tokenizer, trust_remote_code=trust_remote_code)
+    set_languages(tokenizer, data.source_language, data.target_language, model=settings.name)
+    if trained_here or codes(tokenizer):
+        align_start(model, tokenizer, name=settings.name, training=False, say=say)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model, tokenizer
 
@@ -47,9 +65,11 @@ def of_run(
     if not run.finished:
         raise MissingFileError(f"no model in {run.model}. Train it with: ngramloss train RECIPE --run {folder}")
     settings = recipe.load(str(run.recipe), objective=False)
-    loading = model_of_run(folder, settings.model)
-    model, tokenizer = load_model(loading, device=device, trust_remote_code=trust_remote_code)
     data = settings.data
+    loading = model_of_run(folder, settings.model)
+    model, tokenizer = load_model(
+        loading, data, trained_here=True, device=device, trust_remote_code=trust_remote_code
+    )  # fmt: skip
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
     return [summary.text for summary in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
 
@@ -69,6 +89,7 @@ def summaries(
         progress: called with the number of sources done since the last call.
     """
     model.eval()
+    languages = set(codes(tokenizer).values())   # to M2M100 these are not special tokens
     written = [Written("", 0)] * len(sources)
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     for start in range(0, len(order), batch_size):
@@ -79,7 +100,9 @@ def summaries(
         )
         inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}   # [B, S]
         ids = model.generate(**inputs)                                   # [B, T]
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        texts = tokenizer.batch_decode(
+            [[token for token in row if token not in languages] for row in ids.tolist()], skip_special_tokens=True
+        )
         for index, text, row in zip(indices, texts, ids.tolist(), strict=True):
             written[index] = Written(text.strip(), _length(row, tokenizer.pad_token_id))
         if progress is not None:

@@ -77,6 +77,9 @@ class StepLoss:
     """A joint loss for a trainer that counts the tokens of a step, and possibly its sequences."""
 
     def __init__(self, loss_fn: JointLoss) -> None:
+        if loss_fn.reduction != "mean":
+            raise UserError(f"a trainer needs one loss, so reduction must be 'mean', got {loss_fn.reduction!r}. For "
+                            "the loss of each row, call JointLoss(..., reduction='none') in your own loop.")
         self.loss_fn = loss_fn
         self.warned = all(part.per == "token" for part in loss_fn.parts)
         self._thread = _ThreadsCall()

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, reference_count, signature
+from ngramloss.metrics.scores import (
+    Absent,
+    Scores,
+    check_lengths,
+    fingerprint,
+    reference_count,
+    reference_facts,
+    signature,
+)
 from ngramloss.version import __version__
 
 if TYPE_CHECKING:
@@ -302,6 +310,7 @@ def _signature(encoder: Encoder, *, refs: str, idf: bool, baseline: Path | None)
 
     return signature(
         "bertscore", model=encoder.source.name, files=pretrained.files_hash(encoder.source), layer=encoder.layer,
-        idf=idf, rescaled="no" if baseline is None else fingerprint([Path(baseline)]), refs=refs,
+        idf=idf, rescaled="no" if baseline is None else fingerprint([Path(baseline)]),
+        **reference_facts(refs, "best-f"),
         cut=encoder.longest or "no", space=encoder.spaced, transformers=transformers.__version__, version=__version__,
     )

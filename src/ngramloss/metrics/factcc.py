@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ngramloss.data.sentences import split_many
+from ngramloss.data.sentences import split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import Classifier, Pair, check_finite, classifier, named_outputs, probabilities
@@ -33,6 +33,7 @@ def factcc(
     *,
     model: str,
     splitter: str = "pysbd",
+    language: str = "auto",
     batch_size: int = 16,
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
@@ -56,6 +57,7 @@ def factcc(
         predictions: their summaries.
         model: a folder or hub id of a BERT with two outputs: FactCC, or FactCCX as it was released.
         splitter: see ``ngramloss.data.sentences``.
+        language: for the splitter; ``auto`` chooses by script.
         batch_size: sentences per batch.
         device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
         progress: called with the number of documents done since the last call.
@@ -63,7 +65,7 @@ def factcc(
     check_lengths(documents=documents, predictions=predictions)
     transformers = pretrained.packages("factcc")
     judge = _judge(model, device)
-    summaries = split_many(predictions, splitter)
+    summaries = split_many(predictions, splitter, language=language)
     values: dict[str, list[float]] = {"factcc": [], "factcc_share": []}
     known: dict[Pair, tuple[float, ...]] = {}
     for start in range(0, len(documents), WINDOW):
@@ -77,11 +79,19 @@ def factcc(
             values["factcc_share"].append(_percent([float(correct >= incorrect) for correct, incorrect in rows]))
         if progress:
             progress(len(window))
+    named = {} if language == "auto" or splitter != "pysbd" else {"language": language}
     signed = signature(
-        "factcc", model=judge.name, files=judge.files, splitter=splitter, tokens=judge.longest,
+        "factcc", model=judge.name, files=judge.files, splitter=splitter, **named, tokens=judge.longest,
         precision="fp32", transformers=transformers.__version__, version=__version__,
     )
     return Scores(values, signed)
+
+
+def notes(
+    documents: Sequence[str], predictions: Sequence[str], *, splitter: str, language: str, **_: object
+) -> list[str]:
+    """Sentences about texts that are not split by the rules of their language."""
+    return splitting_notes(predictions, splitter, language, "--set factcc.language")
 
 
 def _percent(parts: Sequence[float]) -> float:

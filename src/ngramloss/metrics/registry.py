@@ -51,12 +51,24 @@ class Metric:
     """The extra of ngramloss that installs them."""
     options: Mapping[str, Setting] = field(default_factory=dict)
     """The options that ``--set METRIC.OPTION=VALUE`` accepts."""
+    notes: str | Callable[..., list[str]] = ""
+    """A function, or ``module:name``, that returns sentences about texts which these options do not read well. They are
+    printed below the table. It is called once, with the texts in ``reads``, the predictions of all systems one after
+    another, and every option as a keyword."""
     usual: str = ""
     """The model that most published scores were computed with."""
 
     def load(self) -> Callable[..., Scores]:
         """The function; imported if the entry gives ``module:name``."""
         return load_function(self.function)
+
+    def notes_on(self, texts: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+        """Sentences about texts that it does not read well with these options."""
+        if not self.notes:
+            return []
+        every = {name: setting.default for name, setting in self.options.items() if not setting.required}
+        notes: Callable[..., list[str]] = load_function(self.notes)
+        return notes(*(texts[name] for name in self.reads), **every | dict(options))
 
     @property
     def description(self) -> str:
@@ -79,6 +91,10 @@ _HERE = "ngramloss.metrics"
 _BATCH = Setting(32, least=1, most=2**16, help="texts or pairs of texts per batch")
 _DEVICE = Setting(None, kind=str, help="device, such as cpu or cuda:1; by default the GPU if there is one")
 _SPLITTER = Setting("pysbd", choices=("pysbd", "newline", "period"), help="how texts are split into sentences")
+_LANGUAGE = Setting("auto", help="language of the texts, for pysbd, such as de; auto chooses by script")
+
+_ROUGE_PARTS = {"precision": "how much of the prediction is in the reference",
+                "recall": "how much of the reference is in the prediction"}
 
 _BUILTIN = {
     "rouge": Metric(
@@ -89,21 +105,29 @@ _BUILTIN = {
             "rougeL": Score("R-L", "longest common subsequence of the whole texts"),
             "rougeLsum": Score("R-Lsum", "longest common subsequence sentence by sentence; the paper's R-L on "
                                          "CNN/DailyMail"),
+            **{f"rouge{n}_{part}": Score(f"R-{n} {part[0].upper()}", f"{part} of ROUGE-{n}: {about}")
+               for n in ("1", "2", "L", "Lsum") for part, about in _ROUGE_PARTS.items()},
         },
         packages=("rouge-score-rs",), extra="score",
         options={
             "stemmer": Setting(True, help="compare Porter stems, as most published scores do"),
             "sentences": Setting("newline", choices=("newline", "pysbd", "period"), help="how Lsum splits "
                                                                                          "sentences"),
-            "tokenizer": Setting("default", choices=("default", "unicode", "characters"),
-                                 help="how texts are split into words; default keeps only a to z and 0 to 9"),
+            "tokens": Setting("default", choices=("default", "unicode", "characters", "auto"),
+                              help="how texts are split into words; default keeps only a to z and 0 to 9, auto "
+                                   "chooses by script"),
+            "language": _LANGUAGE,
+            "parts": Setting(False, help="also show precision and recall"),
         },
+        notes=f"{_HERE}.rouge:notes",
     ),
     "bleu": Metric(
         f"{_HERE}.overlap:bleu", about="Corpus BLEU by sacreBLEU; for one document, sacreBLEU's sentence BLEU.",
         scores={"bleu": Score("BLEU", "n-grams of the prediction that are in the reference")},
         packages=("sacrebleu",), extra="score",
-        options={"tokenize": Setting("13a", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab")},
+        options={"tokenize": Setting("13a", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab; auto "
+                                                 "chooses by script")},
+        notes=f"{_HERE}.overlap:bleu_notes",
     ),
     "chrf": Metric(
         f"{_HERE}.overlap:chrf", about="Corpus chrF by sacreBLEU; with chrf.word_order=2 it is chrF++.",
@@ -172,25 +196,28 @@ _BUILTIN = {
             "model": Setting("vitc", help="NLI model: vitc, mnli, anli, a folder or a hub id"),
             "form": Setting("conv", choices=("conv", "zs"), help="variant of SummaC; zs needs no weights"),
             "weights": Setting(None, kind=Path, help="file of SummaC-Conv's published weights"),
-            "splitter": _SPLITTER,
+            "splitter": _SPLITTER, "language": _LANGUAGE,
             "document_sentences": Setting(100, least=1, help="most sentences read of a document"),
             "contradiction": Setting(True, help="whether zs subtracts contradiction"),
             "labels": Setting(None, kind=list, help="meanings of the model's outputs, if its config lacks them"),
             "batch_size": _BATCH, "device": _DEVICE,
         },
+        notes=f"{_HERE}.summac:notes",
     ),
     "factcc": Metric(
         f"{_HERE}.factcc:factcc", reads=("documents", "predictions"),
         about="FactCC (Kryściński et al., 2020): how factually consistent a summary's sentences are.",
         scores={
             "factcc": Score("FactCCX", "mean probability that a sentence of the summary is correct"),
-            "factcc_share": Score("FactCCX, sentences > 50%", "sentences that the classifier calls correct"),
+            "factcc_share": Score("FactCCX, sentences ≥ 50%", "sentences that the classifier calls correct"),
         },
         packages=("transformers",), extra="hf",
         options={
             "model": Setting(kind=str, help="folder or hub id of FactCC or FactCCX"), "splitter": _SPLITTER,
+            "language": _LANGUAGE,
             "batch_size": Setting(16, least=1, most=2**16, help="sentences per batch"), "device": _DEVICE,
         },
+        notes=f"{_HERE}.factcc:notes",
     ),
     "facts": Metric(
         f"{_HERE}.facts:facts", reads=("ids", "predictions"),

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from ngramloss.data.sentences import split_many
+from ngramloss.data.languages import letters, normalised, percent, token_pattern
+from ngramloss.data.sentences import split_many, splitting_notes
 from ngramloss.errors import UserError
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, signature
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, reference_facts, signature
 
 NAMES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-TOKENIZERS = {"default": re.compile("[a-z0-9]+", re.IGNORECASE), "unicode": re.compile(r"\w+"),
-              "characters": re.compile(r"\S")}
-"""Name → approximately what a token is, to estimate memory."""
+PARTS = tuple(f"{name}_{part}" for name in NAMES for part in ("precision", "recall"))
+"""Scores that are returned only on request."""
+_DEFAULT = re.compile("[a-z0-9]+", re.IGNORECASE)
+TOKENS = {"default": _DEFAULT, "unicode": re.compile(r"\w+"), "characters": re.compile(r"\S"), "auto": _DEFAULT}
+"""Name → approximately what a token is, to estimate memory; for auto in the text of :func:`rewritten`."""
+SKIPPED = 0.005
+"""From this share of letters on that the default rules skip, a note says so."""
 LARGEST = 500_000_000
 """The most tokens of a prediction times tokens of a reference: ROUGE-L needs 4 bytes for each pair."""
 
 
 def rouge(
     references: Sequence[Sequence[str]], predictions: Sequence[str], *,
-    stemmer: bool = True, sentences: str = "newline", tokenizer: str = "default",
+    stemmer: bool = True, sentences: str = "newline", tokens: str = "default", language: str = "auto",
+    parts: bool = False,
 ) -> Scores:
     """F-measures of each document, the numbers of Google's ``rouge-score``.
 
@@ -31,33 +38,90 @@ def rouge(
     Args:
         references: one or more for each document.
         predictions: one for each document.
-        stemmer: compare Porter stems, as most published scores do.
+        stemmer: compare Porter stems, as most published scores do. Only words of a–z are stemmed.
         sentences: how Lsum splits sentences: ``newline``, or a splitter such as ``pysbd``.
-        tokenizer: ``default`` keeps only a–z and 0–9; ``unicode`` keeps letters of any script; ``characters`` makes
-            each character a token, for scripts without spaces.
+        tokens: ``default`` keeps only a–z and 0–9; ``auto`` keeps letters of any script, and makes each character of
+            Chinese, Japanese, Thai, Lao, Khmer and Burmese a token, which for plain English are the default's tokens;
+            ``unicode`` keeps words by the rules of Unicode; ``characters`` makes each character a token.
+        language: for the splitter; see ``ngramloss.data.sentences``.
+        parts: also return precision and recall. With several references, they are those of the reference with the
+            highest F-measure.
 
     Example:
         >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]
         [66.66...]
+        >>> rouge([["猫坐着"]], ["猫坐了"], tokens="auto").values["rouge1"]
+        [66.66...]
     """
     check_lengths(references=references, predictions=predictions)
-    if tokenizer not in TOKENIZERS:
-        raise UserError(f"unknown tokenizer {tokenizer!r} for ROUGE; choose from {', '.join(TOKENIZERS)}.")
+    if tokens not in TOKENS:
+        raise UserError(f"unknown tokens {tokens!r} for ROUGE; choose from {', '.join(TOKENS)}.")
     several = reference_count(references)
-    _check_sizes(references, predictions, TOKENIZERS[tokenizer])
     plain, lines = list(NAMES), list(NAMES[:0])
     if sentences != "newline":
         plain, lines = list(NAMES[:3]), [NAMES[3]]
-    values = _f_measures(references, predictions, plain, stemmer, tokenizer)
+    values = _measures(references, predictions, plain, stemmer, tokens)
     if lines:
         flat = [text for golds in references for text in golds]
-        split = iter("\n".join(parts) for parts in split_many([*flat, *predictions], sentences))
+        split_texts = split_many([*flat, *predictions], sentences, language=language)
+        split = iter("\n".join(pieces) for pieces in split_texts)
         split_references = [[next(split) for _ in golds] for golds in references]
-        values |= _f_measures(split_references, list(split), lines, stemmer, tokenizer)
-    return Scores(values, signature(
-        "rouge", refs=several, stemmer=stemmer, lsum=sentences, tokens=tokenizer,
+        values |= _measures(split_references, list(split), lines, stemmer, tokens)
+    named = {} if language == "auto" or sentences != "pysbd" else {"language": language}
+    wanted = (*NAMES, *PARTS) if parts else NAMES
+    return Scores({name: values[name] for name in wanted}, signature(
+        "rouge", **reference_facts(several, "best-f"), stemmer=stemmer, lsum=sentences, **named, tokens=tokens,
         rouge_score_rs=version("rouge-score-rs"),
     ))
+
+
+def notes(
+    references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokens: str, sentences: str, language: str,
+    **_: object,
+) -> list[str]:
+    """Sentences about texts that these options do not read well.
+
+    Args:
+        references: one or more for each document.
+        predictions: of any number of systems.
+        tokens: as in :func:`rouge`.
+        sentences: as in :func:`rouge`.
+        language: as in :func:`rouge`.
+    """
+    texts = [*(text for golds in references for text in golds), *predictions]
+    found = []
+    if tokens == "default":
+        counts = letters(texts)
+        empty = sum(not _DEFAULT.search(text) and any(map(str.isalpha, text)) for text in texts)
+        if counts.share_not_ascii >= SKIPPED or empty:
+            some = " ".join([*(letter for letter, _ in counts.others.most_common(4)), "…"][: len(counts.others)])
+            none = f", and find no word in {empty:,} of {len(texts):,} texts" if empty else ""
+            found.append(f"the default rules read only a–z and 0–9: they skip {percent(counts.share_not_ascii)} of "
+                         f"the letters here ({some}){none}. Use --set rouge.tokens=auto.")
+    return found + splitting_notes(texts, sentences, language, "--set rouge.language")
+
+
+def rewritten(text: str) -> str:
+    """A text in which the default rules find the tokens of ``auto``; line ends stay.
+
+    A word of a–z and 0–9 stays. Any other token becomes ``0u``, its bytes in hexadecimal, and ``0``: the default rules
+    do not split such a word, and Porter's stemmer does not change words that end in a digit. A word of the text that
+    begins with ``0u`` is rewritten too, so that different tokens stay different.
+
+    >>> rewritten("Ein Käse 2024")
+    'ein  0u6bc3a473650  2024'
+    """
+    return text if text.isascii() and "0u" not in text.lower() else token_pattern().sub(_stand_in, normalised(text))
+
+
+def _stand_in(match: re.Match[str]) -> str:
+    return _stand_in_of(match[0])
+
+
+@lru_cache(maxsize=2**16)
+def _stand_in_of(token: str) -> str:
+    # The spaces separate it from its neighbours: characters of Chinese stand side by side.
+    return token if token.isascii() and not token.startswith("0u") else f" 0u{token.encode().hex()}0 "
 
 
 def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str], token: re.Pattern[str]) -> None:
@@ -74,14 +138,18 @@ def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str]
                 )
 
 
-def _f_measures(
-    references: Sequence[Sequence[str]], predictions: Sequence[str], names: list[str], stemmer: bool, tokenizer: str
+def _measures(
+    references: Sequence[Sequence[str]], predictions: Sequence[str], names: list[str], stemmer: bool, tokens: str
 ) -> dict[str, list[float]]:
+    if tokens == "auto":
+        references = [[rewritten(text) for text in golds] for golds in references]
+        predictions = [rewritten(text) for text in predictions]
+    _check_sizes(references, predictions, TOKENS[tokens])
     try:
         from rouge_score_rs import RougeScorer, tokenizers
     except ImportError:
         raise Absent("ROUGE needs the package rouge-score-rs: pip install 'ngramloss[score]'.") from None
-    class_name: Any = {"default": None, "unicode": "UnicodeTokenizer", "characters": "CharacterTokenizer"}[tokenizer]
+    class_name: Any = {"unicode": "UnicodeTokenizer", "characters": "CharacterTokenizer"}.get(tokens)
     options = {"tokenizer": getattr(tokenizers, class_name)()} if class_name else {}
     kind: Any = RougeScorer
     scorer = kind(names, use_stemmer=stemmer, **options)
@@ -90,4 +158,8 @@ def _f_measures(
     else:
         pairs = zip(references, predictions, strict=True)
         scored = [scorer.score_multi(list(golds), prediction) for golds, prediction in pairs]
-    return {name: [100 * scores[name].fmeasure for scores in scored] for name in names}
+    values = {name: [100 * scores[name].fmeasure for scores in scored] for name in names}
+    for name in names:
+        values[f"{name}_precision"] = [100 * scores[name].precision for scores in scored]
+        values[f"{name}_recall"] = [100 * scores[name].recall for scores in scored]
+    return values

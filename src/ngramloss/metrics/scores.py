@@ -59,6 +59,15 @@ def check_lengths(**texts: Sequence[object]) -> None:
         raise ValueError(f"lengths differ: {', '.join(f'{count} {name}' for name, count in counts.items())}.")
 
 
+def reference_facts(count: str, rule: str) -> dict[str, str]:
+    """What a signature says about references: their number, and for several the rule that makes one score of them.
+
+    >>> reference_facts("1", "best-f"), reference_facts("2", "best-f")
+    ({'refs': '1'}, {'refs': '2', 'rule': 'best-f'})
+    """
+    return {"refs": count} if count == "1" else {"refs": count, "rule": rule}
+
+
 def reference_count(references: Sequence[Sequence[str]]) -> str:
     """The number of references per document, for a signature; "var" if it varies. Raises if a document has none.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ngramloss.data.sentences import split_many
+from ngramloss.data.sentences import split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import Classifier, Pair, check_finite, nli, probabilities
@@ -58,6 +58,7 @@ def summac(
     form: str = "conv",
     weights: Path | None = None,
     splitter: str = "pysbd",
+    language: str = "auto",
     document_sentences: int = 100,
     contradiction: bool = True,
     labels: Sequence[str] | None = None,
@@ -95,6 +96,7 @@ def summac(
         form: ``conv``, or ``zs``, which needs no weights.
         weights: for Conv, the published ``summac_conv_vitc_sent_perc_e.bin``, or .safetensors with the same names.
         splitter: see ``ngramloss.data.sentences``.
+        language: for the splitter; ``auto`` chooses by script.
         document_sentences: the most sentences of a document that are read.
         contradiction: whether ZS subtracts :math:`c_{ij}`. Without it ZS is from 0 to 100. Conv never uses it.
         labels: the meanings of the model's outputs in order, if its configuration lacks them.
@@ -111,13 +113,14 @@ def summac(
     transformers = pretrained.packages("summac")
     conv = _weights(weights) if form == "conv" else None
     judge = nli(model, metric="summac", labels=labels, device=device)
-    sources = [split[:document_sentences] for split in _sentences(documents, splitter)]
-    summaries = _sentences(predictions, splitter)
+    sources = [split[:document_sentences] for split in _sentences(documents, splitter, language)]
+    summaries = _sentences(predictions, splitter, language)
     images = _images(judge, sources, summaries, metric, batch_size, progress)
     scores = [convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction) for image in images]
     own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
+    named = {} if language == "auto" or splitter != "pysbd" else {"language": language}
     signed = signature(
-        metric, model=judge.name, files=judge.files, **own, splitter=splitter, shortest=SHORTEST,
+        metric, model=judge.name, files=judge.files, **own, splitter=splitter, **named, shortest=SHORTEST,
         sentences=document_sentences, tokens=judge.longest, precision="fp32", transformers=transformers.__version__,
         version=__version__,
     )
@@ -159,8 +162,16 @@ def histograms(entailment: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(bins, len(EDGES) - 1).sum(0)     # [S, bins]
 
 
-def _sentences(texts: Sequence[str], splitter: str) -> list[list[str]]:
-    return [[piece for piece in pieces if len(piece) >= SHORTEST] for pieces in split_many(texts, splitter)]
+def notes(
+    documents: Sequence[str], predictions: Sequence[str], *, splitter: str, language: str, **_: object
+) -> list[str]:
+    """Sentences about texts that are not split by the rules of their language."""
+    return splitting_notes([*documents, *predictions], splitter, language, "--set summac.language")
+
+
+def _sentences(texts: Sequence[str], splitter: str, language: str) -> list[list[str]]:
+    split = split_many(texts, splitter, language=language)
+    return [[piece for piece in pieces if len(piece) >= SHORTEST] for pieces in split]
 
 
 def _images(

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, reference_count, signature
+from ngramloss.metrics.scores import (
+    Absent,
+    Scores,
+    check_lengths,
+    fingerprint,
+    reference_count,
+    reference_facts,
+    signature,
+)
 from ngramloss.version import __version__
 
 if TYPE_CHECKING:
@@ -118,7 +126,8 @@ def wmd(
             progress(1)
     return Scores(values, signature(
         "wmd", vectors=Path(vectors).name, files=fingerprint([Path(vectors)]), dimensions=dimensions,
-        words="lower", stop=stop_words, normalised=normalise, limit=limit or "no", refs=refs, pot=ot.__version__,
+        words="lower", stop=stop_words, normalised=normalise, limit=limit or "no", **reference_facts(refs, "nearest"),
+        pot=ot.__version__,
         version=__version__,
     ))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
@@ -12,6 +13,7 @@ from ngramloss.data.statistics import words_of
 from ngramloss.files import whole_rows
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.metrics.shape import shape
+from ngramloss.recipe import TASKS, WORDS
 from ngramloss.report import record
 from ngramloss.report.record import LENGTH, NOVELTY, Cases, Report, System, TeacherForced, TrainingLog
 from ngramloss.run_folder import RunFolder
@@ -45,8 +47,10 @@ def build_record(
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
         title=title, notes=list(notes) or [_first_note(result)], version=__version__, made=date.today().isoformat(),
+        task=_task(result),
         scores=_scores(result), systems=[_system(result, index, label) for index, label in enumerate(labels)],
         seeds=[_seed_group(seeds) for seeds in result.seeds], signatures=result.signatures, absent=result.absent,
+        metric_notes=result.notes,
         deviations=list(deviations), paper=_paper(beside, result, whole=beside in known) if beside else None,
         training=_training(result, labels), ablations=_ablations(result), cases=_cases(result, texts),
     )  # fmt: skip
@@ -84,12 +88,29 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
 
 def _first_note(result: Result) -> str:
     systems = "system" if len(result.names) == 1 else "systems"
-    return f"{len(result.names)} {systems} on {len(result.ids):,} documents; differences are to {result.names[0]}."
+    sources = WORDS[_task(result)].sources
+    return f"{len(result.names)} {systems} on {len(result.ids):,} {sources}; differences are to {result.names[0]}."
+
+
+def _task(result: Result) -> str:
+    """The task of the runs: translation if any of them translates."""
+    return next((run.task for run in result.runs if run is not None and run.task != TASKS[0]), TASKS[0])
+
+
+def _in_words(score: Score, task: str) -> Score:
+    """A score whose description calls the texts by the words of the task.
+
+    >>> _in_words(Score("Novel", "1-grams of the summary not in the document"), "translation").help
+    '1-grams of the translation not in the source'
+    """
+    usual, words = WORDS[TASKS[0]], WORDS[task]
+    described = score.help.replace(usual.text, words.text).replace(usual.source, words.source)
+    return dataclasses.replace(score, help=described)
 
 
 def _scores(result: Result) -> dict[str, Score]:
-    described = result.described
-    return {name: described[name] for name in result.figures}
+    described, task = result.described, _task(result)
+    return {name: _in_words(described[name], task) for name in result.figures}
 
 
 def _labels(result: Result) -> list[str]:
@@ -110,12 +131,14 @@ def _labels(result: Result) -> list[str]:
 def _system(result: Result, index: int, label: str) -> System:
     name, run = result.names[index], result.runs[index]
     values = {score: _value(figures[index]) for score, figures in result.figures.items()}
+    most = result.cut_off[index].most or None
     if run is None:
-        return System(name, label, values, audit=result.audit[index])
+        return System(name, label, values, most_tokens=most, audit=result.audit[index])
     settings = {"written by": provenance.written_by(run), "recipe": run.recipe, "generation": run.generation}
     return System(
         name, label, values, is_baseline=run.is_baseline, objective=run.label if run.recipe else None,
-        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None, audit=result.audit[index],
+        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None, most_tokens=most,
+        audit=result.audit[index],
         settings=flat({key: value for key, value in settings.items() if value}),
         forced=_forced(run) if run.recipe else {},
     )  # fmt: skip
@@ -208,7 +231,8 @@ def _cases(result: Result, texts: Aligned) -> Cases:
     scores = {name: [[_rounded(value, described[name].decimals) for value in system] for system in systems]
               for name, systems in columns.items()}
     return Cases(texts.task.ids, texts.task.references, texts.texts, described, scores,
-                 [len(words_of(references[0])) for references in texts.task.references], texts.task.documents)
+                 [len(words_of(references[0])) for references in texts.task.references], texts.task.documents,
+                 [list(system.documents) for system in result.cut_off])
 
 
 def _rounded(value: float, decimals: int) -> float | None:

@@ -3,10 +3,21 @@
 const ROW = 60;          // height of a row in the list, as in the style sheet
 const WORD = /[\p{L}\p{N}]+/gu;
 const JOIN = "\u0001";   // between words of an n-gram; no word has it
+const PART = 20_000;     // characters of a text that are shown at first: marking the words of millions takes seconds
+const MOST = 200_000;    // the most that one click adds
+const LONG = 500;        // characters of an id; a link to a case with a longer one has the case's number
 
 /** The words of a text, lower-cased, with where they stand. */
 function words(text) {
   return [...text.matchAll(WORD)].map((match) => ({ word: match[0].toLowerCase(), start: match.index, end: match.index + match[0].length }));
+}
+
+/** The beginning of a text, not cut inside a word where there is a gap, nor inside a character. */
+function beginning(text, size) {
+  if (text.length <= size) return text;
+  const gap = text.slice(size - 100, size).search(/\s\S*$/);
+  const end = gap < 0 ? size : size - 100 + gap;
+  return text.slice(0, /[\ud800-\udbff]/.test(text[end - 1]) ? end - 1 : end);
 }
 
 /** The n-grams of a text by position; none if it is shorter than n. */
@@ -19,11 +30,12 @@ function ngrams(list, n) {
 }
 
 /** Which case, of which systems and in which order: all that a link keeps. */
-const state = { case: "", n: 2, a: facts.pair[0], b: facts.pair[1], figure: 0, measure: "difference", up: false, least: "", most: "", q: "" };
+const state = { n: 2, a: facts.pair[0], b: facts.pair[1], only: false, figure: 0, measure: "difference", up: false, least: "", most: "", q: "" };
 let ids = [];
 let order = [];          // numbers of the cases that are listed
 let values = new Map();  // number → what the list is ordered by
 let places = new Map();  // number of a case → index of its document
+let marks = {};          // of each system, the cases whose text is empty or has the most tokens allowed
 let current = -1;
 
 async function textsOf(number) {
@@ -39,9 +51,11 @@ async function documentOf(number) {
   return (await unpacked(`document-${block}`))[index - starts[block]];
 }
 
-/** The scores that can be chosen; the reference's length is no score of a system. */
+/** The scores that can be chosen, from the one that the reader has put first; the reference's length is no score of a system. */
 function scoreChoices() {
-  return facts.figures.map((figure, index) => [index, figure.label]).filter(([index]) => facts.figures[index].name !== "reference words");
+  const choices = facts.figures.map((figure, index) => [index, figure.label]).filter(([index]) => facts.figures[index].name !== "reference words");
+  const isFirst = ([index]) => facts.figures[index].name === first;
+  return [...choices.filter(isFirst), ...choices.filter((choice) => !isFirst(choice))];
 }
 
 const scoreIndex = (name) => facts.figures.findIndex((figure) => figure.name === name);
@@ -66,6 +80,10 @@ function measures() {
     reference: ["length of the reference, words", of("reference words", 0)],
   };
   if (scoreIndex("novel2") >= 0) list.novelty = ["novelty of A, % new bigrams", of("novel2", state.a)];
+  if ([...marks.empty, ...marks.cutOff].some((cases) => cases.size)) {
+    const has = (number) => (cases) => cases.has(number);
+    list.marks = ["outputs empty or cut off", async () => (number) => marks.empty.filter(has(number)).length + marks.cutOff.filter(has(number)).length];
+  }
   list.given = ["the order given", async () => (number) => number + 1];
   if (facts.systems.length < 2) { delete list.difference; delete list.b; }
   return { list, a, b };
@@ -77,7 +95,7 @@ let asked = 0;
 async function arrange({ keep = false } = {}) {
   const mine = ++asked;
   const { list } = measures();
-  if (!(state.measure in list)) state.measure = Object.keys(list)[0];
+  if (!Object.hasOwn(list, state.measure)) state.measure = Object.keys(list)[0];
   const value = await list[state.measure][1]();
   const least = state.least === "" ? -Infinity : +state.least;
   const most = state.most === "" ? Infinity : +state.most;
@@ -149,7 +167,7 @@ function listRow(index) {
   const number = order[index];
   const snippet = element("div", { class: "snippet", dir: "auto" });
   const row = element("div", { class: "row", role: "option", id: `row-${number}` },
-    element("div", { class: "top" }, element("bdi", { textContent: ids[number] }), element("span", { class: "value" })), snippet);
+    element("div", { class: "top" }, element("bdi", { textContent: ids[number].slice(0, LONG), title: ids[number].slice(0, LONG) }), element("span", { class: "value" })), snippet);
   row.dataset.number = number;
   row.style.top = `${index * ROW}px`;
   row.addEventListener("click", () => open(number));
@@ -163,7 +181,6 @@ const roleOf = (system) => facts.systems.length < 2 ? "" : system === state.a ? 
 /** Show a case. */
 async function open(number, { silent = false } = {}) {
   current = number;
-  state.case = ids[number];
   const [[references, texts], source, scores] = await Promise.all([
     textsOf(number), documentOf(number), Promise.all(facts.figures.map((_, index) => scoreValues(index))),
   ]);
@@ -174,10 +191,10 @@ async function open(number, { silent = false } = {}) {
   shownCase = {
     number,
     texts: [
-      ...references.map((text, index) => ({ text, kind: "reference", title: references.length > 1 ? `Reference ${index + 1}` : "Reference" })),
-      ...texts.map((text, system) => ({ text, kind: "system", title: facts.systems[system].label, scores: scoreText(system), role: roleOf(system) }))
+      ...references.map((text, index) => ({ text, upTo: PART, kind: "reference", title: references.length > 1 ? `Reference ${index + 1}` : "Reference" })),
+      ...texts.map((text, system) => ({ text, upTo: PART, kind: "system", title: facts.systems[system].label, system, scores: scoreText(system), role: roleOf(system) }))
         .sort((item, other) => (item.role || "C").localeCompare(other.role || "C")),   // A and B side by side
-      ...(source === null ? [] : [{ text: source, kind: "document", title: "Document" }]),
+      ...(source === null ? [] : [{ text: source, upTo: PART, kind: "document", title: "Document" }]),
     ],
   };
   drawCase();
@@ -195,7 +212,11 @@ let occurrences = new Map();   // n-gram → words' elements, one list for each 
 function drawCase() {
   if (!shownCase) return;
   const n = state.n;
-  const read = shownCase.texts.map((item) => ({ ...item, list: words(item.text) }));
+  const items = shownCase.texts.filter((item) => item.kind !== "system" || !state.only || item.role || facts.systems.length < 2);
+  const read = items.map((item) => {
+    const text = beginning(item.text, item.upTo);
+    return { ...item, text, list: words(text) };
+  });
   read.forEach((item) => { item.grams = ngrams(item.list, n); });
   const gold = new Set(read.filter((item) => item.kind === "reference").flatMap((item) => item.grams));
   const systems = read.filter((item) => item.kind === "system");
@@ -203,16 +224,68 @@ function drawCase() {
   for (const item of systems) for (const gram of new Set(item.grams)) count.set(gram, (count.get(gram) || 0) + 1);
   const source = new Set(read.filter((item) => item.kind === "document").flatMap((item) => item.grams));
   occurrences = new Map();
-  const cards = read.map((item) => {
+  const cards = read.map((item, index) => {
     const weight = (gram) => item.kind !== "reference" ? (gold.has(gram) ? 1 : 0) :
       count.has(gram) ? (count.get(gram) === systems.length ? 3 : count.get(gram) * 2 > systems.length ? 2 : 1) : source.has(gram) && !systems.length ? 1 : 0;
-    const body = element("p", { class: "body", dir: "auto" });
+    const body = element("p", { class: item.text.trim() ? "body" : "body nothing", dir: "auto" });
     marked(body, item, n, weight);
     const scores = item.scores ? element("span", { class: "scores", textContent: item.scores }) : "";
-    const title = element("span", {}, element("bdi", { textContent: item.title }), item.role ? element("span", { class: `role ${item.role}`, textContent: item.role }) : "");
-    return element("div", { class: `text ${item.kind}${item.kind === "system" ? "" : " whole"}` }, element("h4", {}, title, scores), body);
+    const title = element("span", {}, element("bdi", { textContent: item.title }), ...(item.kind === "system" ? [...flags(item.system), pins(item.system)] : []));
+    return element("div", { class: `text ${item.kind}${item.kind === "system" ? "" : " whole"}` }, element("h4", {}, title, scores), body, more(items[index], item.text.length, index));
   });
   at("texts").replaceChildren(...cards);
+}
+
+/** What a reader should know of an output before reading it. */
+function flags(system) {
+  const number = shownCase.number;
+  const flag = (text, title) => element("span", { class: "flag", tabIndex: 0, role: "note", textContent: text, title, "aria-label": title });
+  const most = facts.systems[system].mostTokens;
+  return [
+    ...(marks.empty[system].has(number) ? [flag("empty", "This output is empty.")] : []),
+    ...(marks.cutOff[system].has(number) ? [flag("cut off?", `This output has ${most} tokens, the most allowed, so it may be cut off.`)] : []),
+  ];
+}
+
+/** Two buttons that make a system A or B. */
+function pins(system) {
+  if (facts.systems.length < 2) return "";
+  return element("span", { class: "pins" }, ...["a", "b"].map((role) => {
+    const title = `Compare ${facts.systems[system].label} as ${role.toUpperCase()}`;
+    const button = element("button", { type: "button", class: `role ${role.toUpperCase()}`, textContent: role.toUpperCase(), title,
+      "aria-label": title, "aria-pressed": state[role] === system, "data-pin": `${role}-${system}` });
+    button.addEventListener("click", () => pin(role, system));
+    return button;
+  }));
+}
+
+/** Make a system A or B and stay in the case. If it is the other one, they change places. */
+async function pin(role, system) {
+  const other = role === "a" ? "b" : "a";
+  if (state[other] === system) state[other] = state[role];
+  state[role] = system;
+  showControls();
+  await arrange({ keep: true });
+  await open(current);
+  at("texts").querySelector(`[data-pin="${role}-${system}"]`).focus();
+}
+
+/** A button for the next part of a long text. */
+function more(item, there, index) {
+  const left = item.text.length - there;
+  if (!left) return "";
+  const step = Math.min(left, MOST, item.upTo);
+  const counted = (count) => count.toLocaleString("en");
+  const button = element("button", { type: "button", class: "rest", textContent: `show ${counted(step)} more of ${counted(left)} characters` });
+  button.addEventListener("click", () => {
+    const place = button.parentElement.querySelector(".body").scrollTop;
+    item.upTo += step;
+    drawCase();
+    const card = at("texts").children[index];
+    card.querySelector(".body").scrollTop = place;
+    card.querySelector(".rest")?.focus({ preventScroll: true });
+  });
+  return button;
 }
 
 /** A text in runs of marked words; each marked word knows the n-grams it is part of. */
@@ -272,8 +345,8 @@ function drawScores(number, scores) {
 async function drawSeen() {
   const parts = [];
   for (const [index, name] of facts.seen.entries()) {
-    const case_ = (await unpacked(`seen-${index}`))[ids[current]];
-    if (case_) parts.push(seenBy(name, case_));
+    const cases = await unpacked(`seen-${index}`);
+    if (Object.hasOwn(cases, ids[current])) parts.push(seenBy(name, cases[ids[current]]));
   }
   if (!parts.length) { at("seen").replaceChildren(); return; }
   const key = (kind, text) => element("span", {}, element("i", { class: kind }), text);
@@ -282,6 +355,15 @@ async function drawSeen() {
     element("p", { class: "keys" }, "Above, the reference; below, the most probable token, the darker the surer. ",
       key("free", `matches(${state.n}): its window is in the reference, anywhere`), key("bound", `rewards(${state.n}): in this very place`)),
     ...parts);
+}
+
+const SIGNS = new Map([["", "∅"], [" ", "␣"], ["\n", "⏎"], ["\t", "⇥"]]);
+
+/** A token as it is shown: one that nobody could see has a sign. */
+function tokenText(token) {
+  if (!/^[\s\p{C}]*$/u.test(token)) return element("span", { textContent: token });
+  const sign = SIGNS.get(token) ?? [...token].map((letter) => SIGNS.get(letter) ?? `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`).join("");
+  return element("span", { class: "sign", textContent: sign, title: token === "" ? "an empty token" : "a token without visible characters" });
 }
 
 function seenBy(name, { tokens, best, confidence, label_probability: probability }) {
@@ -300,16 +382,16 @@ function seenBy(name, { tokens, best, confidence, label_probability: probability
   });
   const line = element("div", { class: "saw" }, ...tokens.map((token, index) => {
     const sure = Math.round(100 * (confidence[index] ?? 0));
-    const under = element("span", { class: token === best[index] ? "best-token" : "best-token wrong", textContent: best[index] });
+    const under = tokenText(best[index]);
+    under.classList.add("best-token", ...(token === best[index] ? [] : ["wrong"]));
     under.style.background = `color-mix(in srgb, var(--accent) ${Math.round(sure * 0.45)}%, transparent)`;
-    const cell = element("span", { class: "token" }, element("span", { textContent: token }), under,
+    const cell = element("span", { class: "token" }, tokenText(token), under,
       element("span", { class: free[index] ? "free on" : "free" }), element("span", { class: bound[index] ? "bound on" : "bound" }));
     const label = probability && probability[index] !== null ? `; the reference’s token ${Math.round(100 * probability[index])}%` : "";
-    cell.title = `${best[index]} ${sure}%${label}`;
+    cell.title = `${under.textContent} ${sure}%${label}`;
     return cell;
   }));
-  const objective = facts.objectives[name];
-  const label = facts.systems.find((system) => system.name === name)?.label || name;
+  const { objective, label } = facts.systems.find((system) => system.name === name);
   const title = element("h4", {}, element("span", {}, element("bdi", { textContent: label }), objective && objective !== label ? element("small", { textContent: ` ${objective}` }) : ""));
   return element("div", { class: "text whole" }, title, line);
 }
@@ -331,14 +413,19 @@ function step(by) {
   if (index >= 0 && index < order.length) open(order[index]);
 }
 
+/** What an address says of a case: its id, or its number where the id is too long for an address. */
+const caseParameter = (number) => ids[number].length <= LONG ? { case: ids[number] } : { number: number + 1 };
+
 /** The address of this case, with all that is set otherwise than at first. */
 function link() {
-  const parameters = new URLSearchParams({ case: state.case, n: state.n });
+  const parameters = new URLSearchParams({ ...(current < 0 ? {} : caseParameter(current)), n: state.n });
   if (facts.systems.length > 1) { parameters.set("a", facts.systems[state.a].name); parameters.set("b", facts.systems[state.b].name); }
   if (facts.figures[state.figure]) parameters.set("figure", facts.figures[state.figure].name);
   parameters.set("by", state.measure);
   for (const name of ["least", "most", "q"]) if (state[name] !== "") parameters.set(name, state[name]);
   if (state.up) parameters.set("up", "1");
+  if (state.only) parameters.set("only", "1");
+  if (first) parameters.set("first", first);
   return `#${parameters}`;
 }
 
@@ -346,21 +433,24 @@ function keepLink() { history.replaceState(null, "", link()); }
 
 /** Open what an address asks for. */
 async function follow(hash) {
-  if (!/^#(.*&)?case=/.test(hash)) return false;
+  if (!/^#(.*&)?(case|number)=/.test(hash)) return false;
   const parameters = new URLSearchParams(hash.slice(1));
-  const number = ids.indexOf(parameters.get("case"));
+  const counted = parameters.get("number") - 1;   // from 1 on
+  const number = parameters.has("case") ? ids.indexOf(parameters.get("case")) : counted in ids ? counted : -1;
   const system = (name, other) => { const index = facts.systems.findIndex((item) => item.name === parameters.get(name)); return index < 0 ? other : index; };
   state.a = system("a", state.a);
   state.b = system("b", state.b);
   const n = parseInt(parameters.get("n"), 10);
   if (n >= 1 && n <= 5) state.n = n;
+  if (at("first") && [...at("first").options].some(({ value }) => value === parameters.get("first"))) putFirst(parameters.get("first"));
   if (scoreIndex(parameters.get("figure")) >= 0) state.figure = scoreIndex(parameters.get("figure"));
   state.measure = parameters.get("by") || state.measure;
   state.up = parameters.get("up") === "1";
+  state.only = parameters.get("only") === "1";
   for (const name of ["least", "most", "q"]) state[name] = parameters.get(name) || "";
   showControls();
   await arrange({ keep: true });
-  if (number < 0) { at("found").textContent = `There is no case ${parameters.get("case")}.`; return true; }
+  if (number < 0) { at("found").textContent = `There is no case ${parameters.get("case") ?? parameters.get("number")}.`; return true; }
   await open(number, { silent: true });
   at("cases").scrollIntoView({ behavior: "instant" });
   return true;
@@ -372,7 +462,7 @@ function showControls() {
   fill(at("system-b"), systems, state.b);
   fill(at("figure"), scoreChoices(), state.figure);
   const { list } = measures();
-  if (!(state.measure in list)) state.measure = Object.keys(list)[0];
+  if (!Object.hasOwn(list, state.measure)) state.measure = Object.keys(list)[0];
   fill(at("measure"), Object.entries(list).map(([name, [label]]) => [name, label]), state.measure);
   at("n").value = state.n;
   at("n-shown").textContent = state.n;
@@ -381,7 +471,10 @@ function showControls() {
   at("most").value = state.most;
   at("direction").textContent = state.up ? "↑ lowest first" : "↓ highest first";
   at("direction").setAttribute("aria-pressed", state.up);
-  at("system-b").parentElement.hidden = facts.systems.length < 2;
+  at("system-b").parentElement.hidden = at("only").hidden = facts.systems.length < 2;
+  at("only").setAttribute("aria-pressed", state.only);
+  at("pair-names").replaceChildren(...(facts.systems.length < 2 ? [] : ["a", "b"].map((role) => element("span", {},
+    element("span", { class: `role ${role.toUpperCase()}`, textContent: role.toUpperCase() }), element("bdi", { textContent: facts.systems[state[role]].label })))));
 }
 
 async function startCases() {
@@ -390,6 +483,9 @@ async function startCases() {
     return;
   }
   ids = await unpacked("ids");
+  const sets = (systems) => systems.map((numbers) => new Set(numbers));
+  const { empty, cutOff } = await unpacked("marks");
+  marks = { empty: sets(empty), cutOff: sets(cutOff) };
   const { kept, known } = facts.documents;
   if (kept) places = new Map((await unpacked("places")).map((number, index) => [number, index]));
   at("documents-note").textContent = !known ? "" : kept === ids.length ? "" :
@@ -406,6 +502,12 @@ async function startCases() {
   change("least", "least", String);
   change("most", "most", String);
   at("direction").addEventListener("click", () => { state.up = !state.up; showControls(); arrange().then(keepLink); });
+  at("only").addEventListener("click", () => { state.only = !state.only; showControls(); drawCase(); keepLink(); });
+  if (at("first")) at("first").addEventListener("change", () => {
+    if (scoreIndex(first) >= 0) state.figure = scoreIndex(first);
+    showControls();
+    arrange().then(keepLink);
+  });
   let pause;
   at("search").addEventListener("input", () => {
     clearTimeout(pause);

@@ -62,6 +62,7 @@ function shown(value, { signed = false, digits = 2 } = {}) {
 function fill(select, options, chosen) {
   select.replaceChildren(...options.map(([value, label]) => element("option", { value, textContent: label })));
   if (chosen !== undefined) select.value = chosen;
+  select.title = select.selectedOptions[0]?.textContent ?? "";   // a closed box may be too narrow for a name
 }
 
 async function copy(text, what) {
@@ -110,7 +111,8 @@ function startNavigation() {
 function startTable(table) {
   const body = table.querySelector(".systems");
   const rows = [...body.rows];
-  const value = (row, column) => column === "label" ? row.cells[0].textContent : parseFloat(row.cells[+column + 1].dataset.value);
+  const cells = new Map(rows.map((row) => [row, [...row.cells]]));   // as given, whichever column the reader puts first
+  const value = (row, column) => column === "label" ? row.cells[0].textContent : parseFloat(cells.get(row)[+column + 1].dataset.value);
   const compare = (a, b) => typeof a === "string" ? a.localeCompare(b) : Number.isNaN(a) - Number.isNaN(b) || a - b;
   for (const button of table.querySelectorAll("[data-sort]")) button.addEventListener("click", () => {
     const head = button.closest("th");
@@ -127,6 +129,28 @@ function startTable(table) {
   });
 }
 
+let first = "";   // the score that the reader has put first, if any
+
+/** Put a score first in every table that has it; cases and distributions begin with it, too. */
+function putFirst(name) {
+  first = name;
+  at("first").value = name;
+  tablesInOrder.forEach((order) => order(name));
+  document.dispatchEvent(new Event("first"));
+}
+
+/** A function that puts one column of a table before the other scores, which keep their order. */
+function startOrder(table) {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.dataset.score);
+  const rows = [...table.rows].filter((row) => row.cells.length === names.length).map((row) => [row, [...row.cells]]);
+  const start = names.findIndex((name) => name !== undefined);
+  return (name) => {
+    const column = names.indexOf(name);
+    if (column < 0) return;
+    for (const [row, cells] of rows) row.replaceChildren(...cells.slice(0, start), cells[column], ...cells.slice(start).filter((cell) => cell !== cells[column]));
+  };
+}
+
 /** What stands below each score, and copies of the first table in the order it now has. */
 function startTools() {
   for (const button of document.querySelectorAll("[data-below]")) button.addEventListener("click", () => {
@@ -134,7 +158,7 @@ function startTools() {
     document.querySelectorAll("[data-below]").forEach((other) => other.setAttribute("aria-pressed", other === button));
   });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
-    const form = facts.copies[button.dataset.copy];
+    const form = facts.copies[first][button.dataset.copy];
     const lines = [...document.querySelector(".systems").rows].map((row) => form.rows[row.dataset.place]);
     copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent);
   });
@@ -143,6 +167,8 @@ function startTools() {
 startTheme();
 startNavigation();
 document.querySelectorAll(".sortable").forEach(startTable);
+const tablesInOrder = [...document.querySelectorAll(".ordered")].map(startOrder);
+if (at("first")) at("first").addEventListener("change", () => putFirst(at("first").value));
 startTools();
 for (const button of document.querySelectorAll("[data-copy-text]")) {
   button.addEventListener("click", () => copy(button.dataset.copyText, "Signature"));

@@ -12,6 +12,7 @@ from typing import Any
 from ngramloss.errors import UserError
 from ngramloss.files import write_whole
 from ngramloss.metrics.registry import Score
+from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, tables
 from ngramloss.report.record import Cases, Report, System
 
@@ -60,7 +61,8 @@ def page_text(report: Report, *, budget: int = BUDGET) -> str:
     drawings = charts.draw(report)
     shown = _shown(report, drawings)
     packed, facts = _case_blocks(report)
-    facts["copies"] = {form: parts._asdict() for form, parts in tables.copies(report).items()}
+    facts["copies"] = {first: {form: parts._asdict() for form, parts in tables.copies(report, first).items()}
+                       for first in ("", *(head.name for head in shown["table"].heads))}
     facts["panels"] = [_panel_facts(panel) for panel in drawings.training]
     empty = template.render(**shown, blocks=packed, facts=escaped(facts))
     sources = (report.cases.documents if report.cases else None) or []
@@ -92,6 +94,7 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "report": report, "panels": drawings.training, "colours": charts.COLOURS,
         "ablations": list(zip(ablations, drawings.ablations, strict=True)),
         "table": tables.results(report, quality), "seeds": tables.seeds(report, quality),
+        "marked": tables.marked(report),
         "description": tables.results(report, description, speed=False, paper=False) if description else None,
         "comparisons": tables.comparisons(report), "settings": tables.settings(report.systems),
         "randomised": any(test is not None and test.p_randomisation is not None for test in tests),
@@ -103,14 +106,16 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     """Compressed blocks by name, and what the page must know to read them."""
     cases, systems = report.cases, report.systems
     facts: dict[str, Any] = {
-        "systems": [{"name": system.name, "label": system.label} for system in systems], "pair": _pair(systems),
+        "systems": [{"name": system.name, "label": system.label, "objective": system.objective,
+                     "mostTokens": system.most_tokens} for system in systems], "pair": _pair(systems),
+        "text": WORDS[report.task].text,
         "block": blocks.BLOCK, "count": len(cases.ids) if cases else 0, "nothing": blocks.NOTHING, "figures": [],
         "seen": [system.name for system in systems if system.forced],
-        "objectives": {system.name: system.objective for system in systems if system.objective is not None},
     }  # fmt: skip
     if cases is None or not cases.ids:
         return {}, facts
-    packed = {"ids": blocks.pack(list(cases.ids))}
+    packed = {"ids": blocks.pack(list(cases.ids)), "marks": blocks.pack({
+        "empty": cases.empty, "cutOff": [list(indices) for indices in cases.cut_off or [()] * len(systems)]})}
     packed |= {f"texts-{index}": block for index, block in enumerate(blocks.pack_texts(cases.references, cases.texts))}
     for index, (name, score, values) in enumerate(_case_scores(cases)):
         encoded = blocks.encode_scores(values)

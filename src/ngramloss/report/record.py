@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ngramloss.metrics.registry import Score
+from ngramloss.recipe import TASKS
 from ngramloss.tabular import is_number
 
 LENGTH, NOVELTY = "words", "novel2"
@@ -66,6 +67,8 @@ class System:
     """None where the system was not trained, or the report does not know with what."""
     docs_per_second: float | None = None
     """In training."""
+    most_tokens: int | None = None
+    """The most tokens that a text may have. A text with so many may be cut off."""
     audit: Sequence[str] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     """By dotted name."""
@@ -173,6 +176,13 @@ class Cases:
     reference_words: Sequence[int]
     """Words of the first reference."""
     documents: Sequence[str | None] | None = None
+    cut_off: Sequence[Sequence[int]] | None = None
+    """For each system, the indices of cases whose text has ``System.most_tokens``; None where that is not known."""
+
+    @property
+    def empty(self) -> list[list[int]]:
+        """For each system, the indices of cases whose text is empty."""
+        return [[index for index, text in enumerate(texts) if not text.strip()] for texts in self.texts]
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,8 @@ class Report:
     version: str = ""
     made: str = ""
     """The date."""
+    task: str = TASKS[0]
+    """What the texts are of the documents; the page calls them by its words."""
     scores: Mapping[str, Score] = field(default_factory=dict)
     """In the order of the columns."""
     systems: Sequence[System] = ()
@@ -194,6 +206,8 @@ class Report:
     """By metric."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Metric → why it could not run."""
+    metric_notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Metric → sentences about texts that its options do not read well."""
     deviations: Sequence[str] = ()
     """Where this departs from the paper."""
     paper: PaperTable | None = None
@@ -209,6 +223,9 @@ class Report:
                 raise ValueError(f"{label!r} has no {', '.join(missing)}: give None where there is no value.")
         if self.cases is not None:
             _check_cases(self.cases, [system.name for system in self.systems])
+            for system, indices in zip(self.systems, self.cases.cut_off or (), strict=False):
+                if indices and system.most_tokens is None:
+                    raise ValueError(f"{system.name!r} has texts that are cut off and no most_tokens.")
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
         rows: list[System | SeedGroup | PaperRow] = [*self.systems, *self.seeds,
@@ -222,6 +239,8 @@ def _check_cases(cases: Cases, systems: Sequence[str]) -> None:
     for name, columns in {"texts": cases.texts, **cases.scores}.items():
         if len(columns) != len(systems):
             raise ValueError(f"cases has {name} of {len(columns)} systems, and there are {len(systems)}.")
+    if cases.cut_off is not None and len(cases.cut_off) != len(systems):
+        raise ValueError(f"cases has cut_off of {len(cases.cut_off)} systems, and there are {len(systems)}.")
     for name in (LENGTH, *cases.scores):
         if name not in cases.described or name not in cases.scores:
             raise ValueError(f"cases has no {name}, or no description of it.")

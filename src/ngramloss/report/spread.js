@@ -142,7 +142,7 @@ function startSpread() {
   fill(at("spread-a"), systems, spread.a);
   fill(at("spread-b"), systems, spread.b);
   fill(at("spread-figure"), scoreChoices(), spread.figure);
-  fill(at("spread-length"), [["words", "the summary"], ["reference words", "the reference"]], spread.length);
+  fill(at("spread-length"), [["words", `the ${facts.text}`], ["reference words", "the reference"]], spread.length);
   const draw = () => Promise.all([drawHistogram(), drawScatter()]);
   for (const [id, name, read] of [["spread-a", "a", Number], ["spread-b", "b", Number], ["spread-figure", "figure", Number], ["spread-length", "length", String]]) {
     at(id).addEventListener("change", () => { spread[name] = read(at(id).value); draw(); });
@@ -151,7 +151,12 @@ function startSpread() {
     if (!points.length) return;
     const far = (point) => (point.px - event.offsetX) ** 2 + (point.py - event.offsetY) ** 2;
     const nearest = points.reduce((best, point) => far(point) < far(best) ? point : best);
-    location.hash = new URLSearchParams({ case: ids[nearest.number], n: state.n, a: facts.systems[spread.a].name, b: facts.systems[spread.b].name, figure: facts.figures[spread.figure].name });
+    location.hash = new URLSearchParams({ ...caseParameter(nearest.number), n: state.n, a: facts.systems[spread.a].name, b: facts.systems[spread.b].name, figure: facts.figures[spread.figure].name });
+  });
+  document.addEventListener("first", () => {
+    if (scoreIndex(first) >= 0) spread.figure = scoreIndex(first);
+    fill(at("spread-figure"), scoreChoices(), spread.figure);
+    if (at("histogram").childElementCount) draw();
   });
   let pause;
   addEventListener("resize", () => { clearTimeout(pause); pause = setTimeout(drawScatter, 150); });

@@ -66,15 +66,24 @@ def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: 
     return Table(heads, groups[1], groups[0], groups[2])
 
 
-def copies(report: Report) -> dict[str, Parts]:
+def copies(report: Report, first: str = "") -> dict[str, Parts]:
     """The table in each form, in parts: the page joins them in the order in which the reader has sorted the systems.
 
-    CSV has the descriptive scores too.
+    CSV has the descriptive scores too. ``first`` is the column that the reader has put first.
     """
     names, _ = quality_and_description(report)
-    shown = results(report, names)
+    shown = _with_first(results(report, names), first)
     return {"latex": tabular.as_latex(shown), "markdown": tabular.as_markdown(shown),
-            "csv": tabular.as_csv(results(report, list(report.scores)))}
+            "csv": tabular.as_csv(_with_first(results(report, list(report.scores)), first))}
+
+
+def _with_first(table: Table, name: str) -> Table:
+    """The table with this column before the others."""
+    order = sorted(range(len(table.heads)), key=lambda index: table.heads[index].name != name)
+    systems, baselines, paper = ([replace(row, cells=[row.cells[index] for index in order]) for row in rows]
+                                 for rows in (table.systems, table.baselines, table.paper))
+    return replace(table, heads=[table.heads[index] for index in order], systems=systems, baselines=baselines,
+                   paper=paper)
 
 
 def comparisons(report: Report) -> list[ComparisonRow]:
@@ -92,6 +101,21 @@ def comparisons(report: Report) -> list[ComparisonRow]:
                 chance(test.p_randomisation), chance(test.p_holm),
             ))  # fmt: skip
     return rows
+
+
+def marked(report: Report) -> list[tuple[str, str]]:
+    """Label of a system → how many of its texts are empty or may be cut off, for those that have some."""
+    if report.cases is None:
+        return []
+    lines = []
+    known = report.cases.cut_off or [()] * len(report.systems)
+    for system, empty, full in zip(report.systems, report.cases.empty, known, strict=True):
+        notes = [f"{len(empty):,} empty"] if empty else []
+        if full:
+            notes.append(f"{len(full):,} with the most tokens allowed, {system.most_tokens:,}, which may be cut off")
+        if notes:
+            lines.append((system.label, f"of {len(report.cases.ids):,} texts, {'; '.join(notes)}."))
+    return lines
 
 
 def seeds(report: Report, names: Sequence[str]) -> Table:

@@ -16,6 +16,18 @@ class Limits(NamedTuple):
     most: int = 0
 
 
+class CutOff(NamedTuple):
+    """The texts of a system that have the most tokens allowed, and so may be cut off.
+
+    Attributes:
+        most: the limit, in tokens; 0 if there is none, or if tokens were not counted.
+        documents: the indices of the texts.
+    """
+
+    most: int = 0
+    documents: Sequence[int] = ()
+
+
 def limits(written: str) -> Limits:
     """Read ``56:142``; either end may be left out.
 
@@ -53,7 +65,7 @@ def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed
     counts = [len(text.split()) for text in texts] if lengths is None else lengths
     short = sum(count < allowed.least for count in counts)
     long = sum(count > allowed.most for count in counts) if allowed.most else 0
-    full = sum(count == allowed.most for count in counts) if allowed.most and lengths is not None else 0
+    full = len(cut_off(lengths, allowed).documents)
     note = " (words were counted; a text has more tokens)" if lengths is None else ""
     if short:
         notes.append(f"{_texts(short)} with fewer than {allowed.least} {unit}{note}")
@@ -62,6 +74,17 @@ def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed
     if full:
         notes.append(f"{_texts(full)} with exactly the maximum of {allowed.most} tokens, which may be cut off")
     return notes
+
+
+def cut_off(lengths: Sequence[int] | None, allowed: Limits | None) -> CutOff:
+    """The texts whose number of tokens is the limit.
+
+    >>> cut_off([9, 62, 62], Limits(most=62))
+    CutOff(most=62, documents=[1, 2])
+    """
+    if lengths is None or allowed is None or not allowed.most:
+        return CutOff()
+    return CutOff(allowed.most, [index for index, count in enumerate(lengths) if count == allowed.most])
 
 
 def _texts(count: int) -> str:

@@ -175,7 +175,7 @@ def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, refer
     wrong = {"missing": [key for key in ours if key not in known], "extra": [key for key in ids if key not in ours]}
     message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
     if message:
-        raise UserError(f"{path} does not have the ids of {references}: {message}.")
+        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.")
 
 
 def _mark_counts(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from ngramloss import escape
 from ngramloss.files import parse_toml, read_json, whole_rows
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
+from ngramloss.recipe import TASKS
 from ngramloss.run_folder import RunFolder
 
 SEARCH = (
@@ -49,6 +50,11 @@ class Run(NamedTuple):
         return is_baseline(str(self.generation.get("model", "")))
 
     @property
+    def task(self) -> str:
+        """What the texts are of the documents: one of ``TASKS``."""
+        return _task(self.generation)
+
+    @property
     def search(self) -> dict[str, Any]:
         """The search settings: beams, length limits, penalties."""
         return _section(self.generation, "generation")
@@ -66,10 +72,22 @@ def run(folder: Path) -> Run:
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
     model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}   # old
-    trained = {**recipe, "model": model, "train": {key: value for key, value in train.items() if key != "seed"}}
+    data = {key: value for key, value in _section(recipe, "data").items() if value}   # earlier versions lack some keys
+    trained = {**recipe, "task": _task(recipe), "data": data, "model": model,
+               "train": {key: value for key, value in train.items() if key != "seed"}}
     kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # default=str for TOML's dates
     name = escape.name(str(label))
     return Run(folder, name, seed if isinstance(seed, int) else None, kind, recipe, generation, own)
+
+
+def task(folder: Path) -> str:
+    """The task of a folder's predictions, which ``generate`` takes from the recipe; summarisation if none is named."""
+    return _task(_json(RunFolder(folder).generation))
+
+
+def _task(settings: dict[str, Any]) -> str:
+    given = settings.get("task")
+    return given if given in TASKS else TASKS[0]
 
 
 def log(folder: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from ngramloss.metrics.scores import Absent, Pooled, Scores
 from ngramloss.plugins import source_hash
 from ngramloss.run_folder import Busy
 from ngramloss.scoring import provenance, score_cache, significance
-from ngramloss.scoring.audit import Limits, oddities
+from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.score_cache import Keyed
 from ngramloss.scoring.significance import Figure
@@ -61,6 +61,8 @@ class Result(NamedTuple):
         seeds: systems with several runs.
         cache_warnings: messages about folders whose saved scores are damaged, or in which scores could not be saved.
         metric_of: name of a score → the metric that returned it.
+        notes: metric → sentences about texts that its options do not read well.
+        cut_off: for each system, its texts with the most tokens allowed.
     """
 
     names: list[str]
@@ -75,6 +77,8 @@ class Result(NamedTuple):
     seeds: list[Seeds]
     cache_warnings: list[str]
     metric_of: dict[str, str]
+    notes: dict[str, list[str]]
+    cut_off: Sequence[CutOff] = ()
 
     @property
     def described(self) -> dict[str, Score]:
@@ -117,6 +121,7 @@ def score_systems(
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
     scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
+    notes = {}
     for name in metrics:
         metric = METRICS[name]
         given: dict[str, Any] = {
@@ -142,13 +147,18 @@ def score_systems(
                 break
             _check_scores(name, found, [score for score in owners if owners[score] == name], len(texts.task.ids))
             scores[index][name] = Keyed(key, found, score_cache.text_hashes(taken))
+        everyone = [text for system in texts.texts for text in system]
+        if name not in absent and (sentences := metric.notes_on(given | {"predictions": everyone}, chosen[name])):
+            notes[name] = sentences
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
     tell("intervals and tests")
     result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
-    audit = [_audit(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
-    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result))
+    lengths = [_lengths(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
+    audit = [oddities(texts.texts[index], *known) for index, known in enumerate(lengths)]
+    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result), notes=notes,
+                             cut_off=[cut_off(*known) for known in lengths])
     return result._replace(cache_warnings=[*unused, *_write_caches(texts, scores, result)])
 
 
@@ -192,14 +202,14 @@ def _comparison(
         if without:
             left_out[name] = without
     return Result(texts.names, texts.task.ids, corpus, documents, signatures, {}, left_out, [], about, [], [],
-                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values})
+                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values}, {})
 
 
-def _audit(
+def _lengths(
     texts: Aligned, system: int, run: Run | None, limits: Limits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
-) -> list[str]:
-    """Notes on a system's texts. A run's folder gives the limits and the number of generated tokens."""
+) -> tuple[list[int] | None, Limits | None]:
+    """The number of tokens of each text of a system, and their limits. A run's folder has both."""
     counts = provenance.token_counts(run.folder) if run else {}
     lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
     if lengths is None and count is not None:
@@ -207,7 +217,7 @@ def _audit(
     if limits is None and run is not None and lengths is not None:
         least, most = (run.search.get(name) for name in ("min_length", "max_length"))
         limits = Limits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
-    return oddities(texts.texts[system], lengths, limits)
+    return lengths, limits
 
 
 def _over_seeds(result: Result) -> list[Seeds]:

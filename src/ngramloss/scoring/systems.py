@@ -84,8 +84,11 @@ def _predictions_in(folder: Path) -> Path:
     if run.predictions.is_file():
         run.raise_unless_current()
         return run.predictions
+    if not (run.shares() or run.recipe.is_file()):
+        raise MissingFileError(f"no predictions in {folder}, and it is not a run's folder. Give a run's folder after "
+                               "ngramloss generate, or a file of predictions.")
     what = f"the predictions in {folder} are not finished" if run.shares() else f"no predictions in {folder}"
-    raise MissingFileError(f"{what}. Make them with: ngramloss generate {folder}")
+    raise MissingFileError(f"{what}. Generate them with: ngramloss generate {folder}")
 
 
 def _references_of(folders: Sequence[Path]) -> Path:
@@ -136,7 +139,7 @@ def _texts(
     wrong = {"missing": [key for key in ids if key not in texts], "extra": [key for key in texts if key not in known]}
     if wrong["missing"] or (wrong["extra"] and what != "document"):
         message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
-        raise UserError(f"{path} does not have the ids of {references}: {message}.")
+        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.")
     return [texts[key] for key in ids]
 
 

@@ -48,7 +48,8 @@ def record(result: Result) -> dict[str, Any]:
         systems.append(system)
     return {
         "systems": systems, "documents": len(result.ids), "lower_is_better": _lower(result), "absent": result.absent,
-        "left_out": result.left_out, "over_seeds": [_seeds(seeds._asdict()) for seeds in result.seeds],
+        "left_out": result.left_out, "notes": result.notes,
+        "over_seeds": [_seeds(seeds._asdict()) for seeds in result.seeds],
     }  # fmt: skip
 
 
@@ -98,6 +99,7 @@ def as_text(result: Result) -> str:
                   "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; *"
                   " and **: at 5% and 1% (Student's t over seeds, Holm)."]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
+    lines += [f"{metric}: {note}" for metric, notes in result.notes.items() for note in notes]
     lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
     written = [(name, provenance.written_by(run)) for name, run in zip(result.names, result.runs, strict=True) if run]
     return "\n".join([*lines, *result.signatures.values(), *(f"{name}: {by}" for name, by in written if by)])

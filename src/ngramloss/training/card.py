@@ -41,7 +41,8 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
     differences = deviations(settings, prepared["machine"]["precision"])
     lines = [
         f"# {in_markdown(settings.slug)}", "",
-        f"{as_code(settings.objective)} on {as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
+        f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
+        f"{as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
         f"Weights of step {step} ({why}) of {facts['step']}.", "",
         "## Data", "", "| split | examples | skipped | fingerprint |", "|---|---|---|---|",
         *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
@@ -59,10 +60,15 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
     return "\n".join(lines) + "\n"
 
 
+def _direction(settings: Recipe) -> str:
+    languages = (settings.data.source_language, settings.data.target_language)
+    return f" ({' → '.join(map(as_code, languages))})" if all(languages) else ""
+
+
 def deviations(settings: Recipe, precision: str) -> list[str]:
     """Every setting that differs from the paper, and every choice that the paper does not specify."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
-    silent = ("objective", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
+    silent = ("objective", "task", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
     lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(silent)]
     given = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
     model = settings.model
@@ -74,6 +80,8 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         if model.copying:
             given.insert(2, "The model is initialised to copy: the value and output projections of cross-attention "
                          "start as the identity, positions as sinusoids.")
+    if settings.task != paper.task:
+        given.insert(0, f"The task is {settings.task}; the paper's is {paper.task}.")
     if precision == "fp32":
         given.append("Trained in fp32; the paper trains in mixed precision.")
     return [*given, *ALWAYS, "Gradients are clipped at norm "

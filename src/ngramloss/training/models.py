@@ -138,15 +138,16 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     """Create a new model of this architecture and size, with torch's current seed.
 
     With ``copying``, the value and output projections of cross-attention start as the identity. t5 is refused, because
-    its inner width may differ. Positions start as sinusoids in bart and mbart; pegasus and marian always have fixed
-    sinusoids. ``init_std`` applies to all except t5, which scales each matrix by its size.
+    its inner width may differ. Positions start as sinusoids in bart and mbart; m2m100, pegasus and marian always have
+    fixed sinusoids. ``init_std`` applies to all except t5, which scales each matrix by its size.
     """
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     start = tokenizer.pad_token_id if settings.architecture == "t5" else tokenizer.eos_token_id
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id,
            "eos_token_id": tokenizer.eos_token_id, "decoder_start_token_id": start, "vocab_size": len(tokenizer)}
-    config = AutoConfig.for_model(settings.architecture, **ids, **_sizes(settings))
+    family = {"m2m100": "m2m_100"}.get(settings.architecture, settings.architecture)
+    config = AutoConfig.for_model(family, **ids, **_sizes(settings))
     model = AutoModelForSeq2SeqLM.from_config(config)  # type: ignore[no-untyped-call]
     if settings.copying:
         _open_copying_path(model)
@@ -187,7 +188,7 @@ def _open_copying_path(model: Any) -> None:
     if not attentions:
         raise UserError(
             f"model.copying: {type(model).__name__} has no `encoder_attn` to initialise as the identity. Set it to "
-            "false, or choose the architecture bart, mbart, pegasus or marian."
+            "false, or choose the architecture bart, mbart, m2m100, pegasus or marian."
         )
     for attention in attentions:
         for projection in (attention.v_proj, attention.out_proj):
@@ -199,7 +200,7 @@ def _open_copying_path(model: Any) -> None:
 def _order_positions(model: Any, scale: float) -> None:
     """Initialise learned positions as sinusoids, so that neighbours are similar from the first step."""
     for name, module in model.named_modules():
-        if name.endswith("embed_positions") and module.weight.requires_grad:
+        if isinstance(module, torch.nn.Embedding) and name.endswith("embed_positions") and module.weight.requires_grad:
             rows, width = module.weight.shape
             rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))   # [D / 2]
             angles = torch.arange(rows).unsqueeze(1) * rates             # [positions, D / 2]
@@ -235,6 +236,8 @@ class _explained:
                 "Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "
                 '"scratch" for a new model.'
             )
+        if "couldn't connect to" in reason and not folder.is_dir():
+            reason = "there is no such folder, and the Hugging Face hub cannot be reached"
         reason = reason[:300].rstrip(".")
         raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}") from error
 

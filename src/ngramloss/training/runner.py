@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from ngramloss import heartbeat as heart
 from ngramloss import recipe
-from ngramloss.data import load
+from ngramloss.data import Split, columns_of, load
+from ngramloss.data.multilingual import codes, set_languages
+from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
@@ -138,14 +140,15 @@ def _prepare(
     from tqdm.auto import tqdm
 
     data = settings.data
-    read = partial(
-        load, data.name, source=data.source or None, target=data.target or None, id=data.id or None,
-        on_bad_row=data.on_bad_row, validation_fraction=data.validation_fraction,
-    )
-    train_split = read("train", limit=data.limit)
+
+    def read(split: str, limit: int) -> Split:
+        return load(data.name, split, **columns_of(data, settings.task), on_bad_row=data.on_bad_row, limit=limit,
+                    validation_fraction=data.validation_fraction)
+
+    train_split = read("train", data.limit)
     splits = {"train": train_split}
     if settings.train.eval_every:
-        splits["validation"] = read("validation", limit=data.validation_limit)
+        splits["validation"] = read("validation", data.validation_limit)
     for split in splits.values():
         for bad in split.skipped:
             say(f"skipped {bad}")
@@ -153,10 +156,16 @@ def _prepare(
         settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint,
         trust_remote_code=trust_remote_code, say=say,
     )
+    set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     shape = Shape.of(data)
+    if data.separator != "none":
+        first = [example.source for example in train_split.examples[:LOOKED_AT]]
+        for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
+            say(note)
     described = {}
+    unit = f" {recipe.WORDS[settings.task].sources}"
     for name, split in splits.items():
-        with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=" documents", leave=False) as bar:
+        with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=unit, leave=False) as bar:
             tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update, say=say)
         described[name] = {
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
@@ -257,6 +266,7 @@ def _run_trainer(
         Warmup,
         discard_unsealed,
     )
+    from ngramloss.training.decoder_start import align_start
 
     quiet: Any = hf_logging
     quiet.set_verbosity_error()
@@ -270,10 +280,13 @@ def _run_trainer(
         dataclasses.replace(settings.model, name=prepared["tokenizer"]), lambda: (), "",
         trust_remote_code=trust_remote_code,
     )
+    data = settings.data
+    set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     set_seed(settings.train.seed)
     model = models.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
     models.prepare_generation(model, settings.generation)
+    align_start(model, tokenizer, name=settings.model.name, training=True, say=say)
     stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
     patience = Patience(settings.train.early_stopping)
     sealing = Sealing(
@@ -340,9 +353,10 @@ def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
             "data.max_source, data.max_target and generation.max_length."
         )
     rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
+    tokens = max(len(tokenizer), *(token + 1 for token in (0, *codes(tokenizer).values())))   # M2M100 leaves them out
+    if tokens > rows:
         raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens but the model has {rows} embeddings: they do not match."
+            f"the tokenizer has {tokens} tokens but the model has {rows} embeddings: they do not match."
         )
 
 
