@@ -825,6 +825,8 @@ def test_names_of_systems_can_be_read_in_full(visit, width):
         cut = "all => all.filter(one => { const box = one.closest('p, h4, th'); return box.scrollWidth > box.clientWidth + 1; }).length"
         assert tab.eval_on_selector_all(selector, cut) == 0, selector
     assert tab.get_attribute(".systems th >> nth=0", "title") == f"{LONG_NAME} 1 (base)"
+    lines = "all => all.map(one => { const range = new Range(); range.selectNodeContents(one); return range.getClientRects().length; })"
+    assert tab.eval_on_selector_all("#texts .system .scores", lines) == [1] * 4, "a long name leaves room for the score"
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 

@@ -95,7 +95,6 @@ let asked = 0;
 async function arrange({ keep = false } = {}) {
   const mine = ++asked;
   const { list } = measures();
-  if (!Object.hasOwn(list, state.measure)) state.measure = Object.keys(list)[0];
   const value = await list[state.measure][1]();
   const least = state.least === "" ? -Infinity : +state.least;
   const most = state.most === "" ? Infinity : +state.most;
