@@ -7,6 +7,7 @@ before the k-th: the same recipe comes to the same operations each time.
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import random
@@ -113,26 +114,36 @@ def outcome(root, whole, *more, **how):
     return result
 
 
-def main(place, seed, points):
-    torch.set_num_threads(1)
-    code, operations = attempt(place / "whole")
-    assert code == 0, said(place / "whole")
-    whole = remains(place / "whole" / "run")
+def killed(place, whole, operations, seed, points, part, parts):
     chosen = [*range(1, 11), *sorted(random.Random(seed).sample(range(11, operations + 1), points - 10))]
-    report = {"operations": operations, "killed": [outcome(place / "killed", whole, kill_at=point) for point in chosen]}
+    return [outcome(place / "killed", whole, kill_at=point) for point in chosen[part::parts]]
 
+
+def fresh(place, whole, operations):
     old = place / "old"   # a finished run of another seed, with predictions, to be started over
     assert attempt(old, "--set", "train.seed=7")[0] == 0, said(old)
     parts = ("predictions.jsonl", "predictions.partial-0.jsonl", "generation.json", "references.jsonl", "seen.jsonl", "scores.json", "scores.jsonl")
     for name in parts:
         (old / "run" / name).write_text("{}\n")
-    report["fresh"] = []
+    outcomes = []
     for point in (1, 4, 8, 10, 15, 30):
         shutil.copytree(old, place / "fresh")
-        report["fresh"].append(outcome(place / "fresh", whole, "--fresh", kill_at=point))
-    report["full"] = [outcome(place / "full", whole, full_at=point) for point in (1, 2, 3, 5, 8)]
-    print(json.dumps(report))
+        outcomes.append(outcome(place / "fresh", whole, "--fresh", kill_at=point))
+    return outcomes
+
+
+def full(place, whole, operations):
+    return [outcome(place / "full", whole, full_at=point) for point in (1, 2, 3, 5, 8)]
+
+
+def main(place, kind, *numbers):
+    torch.set_num_threads(1)
+    gc.freeze()   # an attempt need not look through all that was imported, nor copy it
+    code, operations = attempt(place / "whole")
+    assert code == 0, said(place / "whole")
+    outcomes = {"killed": killed, "fresh": fresh, "full": full}[kind](place, remains(place / "whole" / "run"), operations, *numbers)
+    print(json.dumps({"operations": operations, "outcomes": outcomes}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -7,6 +7,7 @@ any other: it has its own exit code, its own output, and can be stopped, killed 
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import resource
@@ -131,6 +132,7 @@ def main():
     from ngramloss.training import callbacks, runner  # noqa: F401, imported once for all forks
 
     torch.set_num_threads(1)
+    gc.freeze()   # a fork need not look through all that was imported, nor copy it
     for line in sys.stdin:
         request = json.loads(line)
         if "poll" in request:

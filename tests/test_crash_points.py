@@ -14,6 +14,7 @@ from ngramloss.data import newswire
 pytestmark = pytest.mark.slow
 
 POINTS, SEED = 50, 20261115
+PARTS = 2   # tests of their own, so that two processes can share them
 RECIPE = """
 objective = "ce + matches(2)"
 [data]
@@ -46,10 +47,8 @@ max_length = 12
 """
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(place, kind, *numbers):
     """What ``crashes.py`` found out, in one process that forks."""
-    place = tmp_path_factory.mktemp("crashes")
     (place / "data").mkdir()
     for split, count in (("train", 40), ("validation", 6)):
         rows = [json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items(split, count)]
@@ -57,7 +56,7 @@ def report(tmp_path_factory):
     (place / "tiny.toml").write_text(RECIPE.format(data=place / "data"))
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "crashes.py"), str(place), str(SEED), str(POINTS)],
+        [sys.executable, str(Path(__file__).parent / "crashes.py"), str(place), kind, *map(str, numbers)],
         capture_output=True, text=True, check=False, env={**os.environ, **settings}, timeout=550,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -68,22 +67,28 @@ def wrong(outcomes):
     return [one for one in outcomes if one["again"] != 0 or one["differs"]]
 
 
-def test_after_a_kill_at_any_of_fifty_points_the_same_command_ends_at_the_same_weights(report):
-    assert len(report["killed"]) == POINTS
-    assert [one["kill_at"] for one in report["killed"][:10]] == list(range(1, 11)), "the first moments are among them"
-    assert [one["code"] for one in report["killed"]] == [-signal.SIGKILL] * POINTS
-    assert report["operations"] > 150
-    assert not wrong(report["killed"])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_after_a_kill_at_any_of_fifty_points_the_same_command_ends_at_the_same_weights(tmp_path, part):
+    found = report(tmp_path, "killed", SEED, POINTS, part, PARTS)
+    outcomes = found["outcomes"]
+    assert len(outcomes) == POINTS / PARTS
+    assert [one["kill_at"] for one in outcomes[: 10 // PARTS]] == list(range(1, 11))[part::PARTS], "the first moments are among them"
+    assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * len(outcomes)
+    assert found["operations"] > 150
+    assert not wrong(outcomes)
 
 
-def test_a_kill_while_an_earlier_run_is_deleted_leaves_what_fresh_starts_over(report):
-    assert [one["code"] for one in report["fresh"]] == [-signal.SIGKILL] * len(report["fresh"])
-    assert not wrong(report["fresh"])
+def test_a_kill_while_an_earlier_run_is_deleted_leaves_what_fresh_starts_over(tmp_path):
+    outcomes = report(tmp_path, "fresh")["outcomes"]
+    assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * 6
+    assert not wrong(outcomes)
 
 
-def test_a_disk_that_is_full_from_the_start_is_a_sentence_and_the_same_command_works_later(report):
-    for one in report["full"]:
+def test_a_disk_that_is_full_from_the_start_is_a_sentence_and_the_same_command_works_later(tmp_path):
+    outcomes = report(tmp_path, "full")["outcomes"]
+    assert len(outcomes) == 5
+    for one in outcomes:
         assert one["code"] == 1, one
         assert one["said"].splitlines()[-1] == "error: No space left on device", one
         assert "Traceback" not in one["said"]
-    assert not wrong(report["full"])
+    assert not wrong(outcomes)
