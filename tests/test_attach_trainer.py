@@ -15,7 +15,7 @@ from ngramloss import JointLoss
 from ngramloss.hf.attach import attach
 from ngramloss.hf.step_loss import compute_loss_func, shifted
 
-pytestmark = pytest.mark.filterwarnings("ignore:a stock Trainer")
+pytestmark = [pytest.mark.filterwarnings("ignore:a stock Trainer"), pytest.mark.slow]
 
 OBJECTIVE = "ce + matches(1,2) + bag(2)"
 RATE = 0.5

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from ngramloss import token_stats
 from ngramloss.gpu import kernels, replay
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WITH_KERNEL = [case for case in CASES if case.part.kernel]
 

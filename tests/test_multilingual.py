@@ -19,6 +19,8 @@ from ngramloss.recipe import Model
 from ngramloss.training import models
 from ngramloss.training.decoder_start import align_start
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 base = "translation"
 objective = "ce"

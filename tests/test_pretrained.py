@@ -22,6 +22,8 @@ from ngramloss.metrics.factcc import factcc
 from ngramloss.metrics.scores import Absent
 from ngramloss.metrics.summac import summac
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT, SUMMARY = "The cat sat on the mat. It slept there all day!", "The dog slept all day."
 METRICS = {
     "bertscore": lambda model, **options: bertscore([[DOCUMENT]], [SUMMARY], model=str(model), layer=1, **options),

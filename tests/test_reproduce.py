@@ -11,7 +11,7 @@ from ngramloss.data import newswire
 from ngramloss.data.origins import canonical
 from ngramloss.training import runner
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
 SMALL = ["model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
          "generation.max_length=12", "model.feed_forward=16"]

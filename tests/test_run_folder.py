@@ -20,7 +20,7 @@ from ngramloss.run_folder import NAMES, Busy, RunFolder
 from ngramloss.scoring import provenance, results, score_cache
 from ngramloss.training import runner
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
 SETTINGS = ("model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
             "generation.max_length=12", "generation.num_beams=1", "model.feed_forward=16")
@@ -159,7 +159,7 @@ def test_predictions_of_other_weights_are_refused(ours, tmp_path, capsys):
     assert (cli.main(["report", str(ours), "-o", str(tmp_path / "page")]), capsys.readouterr().err) == (2, sentence)
     assert not (tmp_path / "page").exists()
     assert generate(ours) == 2
-    assert f"; weights: '{wrote}', now '{own}'). Choose another --out, or delete them." in capsys.readouterr().err
+    assert f"; weights: '{wrote}' → '{own}'). Choose another --out, or delete them." in capsys.readouterr().err
     (ours / "predictions.jsonl").unlink()
     assert generate(ours) == 0
     assert score(ours) == 0

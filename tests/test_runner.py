@@ -483,7 +483,7 @@ def test_a_training_says_that_sentences_of_its_language_have_no_rules(place, tmp
     rows = [json.dumps({"document": f"고양이가 잔다. 비가 {number}일 온다.", "summary": "고양이가 잔다."}) for number in range(8)]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "train.jsonl"))
-    once = ["--set", "train.max_steps=1", "--set", "train.eval_every=0"]
+    once = ["--set", "train.max_steps=1", "--set", "train.eval_every=0", "--set", "train.warmup_steps=0"]
     assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", *once) == 0
     assert capsys.readouterr().err.count("pysbd has no rules for Korean: 8 of 8 texts are split at line ends") == 1
     assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", *once, "--set", "data.separator=none") == 0
@@ -640,7 +640,7 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
         setattr(stand_in, name, lambda *given, name=name, **options: calls.append((name, given, options)))
     monkeypatch.setitem(sys.modules, "mlflow", stand_in)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    few = [word for one in ('train.report_to=["mlflow"]', "train.max_steps=2", "train.eval_every=2") for word in ("--set", one)]
+    few = [word for one in ('train.report_to=["mlflow"]', "train.max_steps=2", "train.eval_every=2", "train.warmup_steps=0") for word in ("--set", one)]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *few) == 0
     assert calls[0][0] == "start_run"
     assert calls[-1][0] == "end_run"

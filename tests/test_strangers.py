@@ -16,7 +16,7 @@ from ngramloss.recipe import Model
 from ngramloss.scoring import audit, provenance
 from ngramloss.training import checkpoints, models
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
 CODE = """
 import os

@@ -14,6 +14,8 @@ from ngramloss import JointLoss, NgramTrainer, detach
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.hf.trainer import LengthGrouped
 
+pytestmark = pytest.mark.slow
+
 OBJECTIVE = "ce + matches(2,3) + bag(2)"
 
 
