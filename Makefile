@@ -30,9 +30,9 @@ quick: setup
 test: check
 	$(PYTEST) -m "not (docs or adopt or fuzz)"
 
-# Commands of a page follow each other; pages do not.
+# One process: the commands of a page follow each other.
 test-docs: setup
-	$(PYTEST) --dist loadgroup -m "docs"
+	$(BIN)/pytest -m "docs"
 
 test-adopt: setup
 	$(PYTEST) -m "adopt and not docs"

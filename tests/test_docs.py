@@ -70,14 +70,14 @@ def commands(*, run):
             at = line + block["text"].count("\n", 0, command.start())
             words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command["words"].replace("\\\n", " "))
             if run or words.startswith(("ngramloss ", "torchrun ", "make ")):
-                yield pytest.param(page, words, command["shown"], id=f"{called(page)}:{at}", marks=pytest.mark.xdist_group(called(page)))
+                yield pytest.param(page, words, command["shown"], id=f"{called(page)}:{at}")
 
 
 def programs():
     for page, block, line in blocks("python"):
         mark = block["mark"] or ""
         if mark == "run" or (page != ROOT / "README.md" and not ONLY_READ.fullmatch(mark)):
-            yield pytest.param(page, line, block["text"], block["printed"], mark, id=f"{called(page)}:{line}", marks=pytest.mark.xdist_group(called(page)))
+            yield pytest.param(page, line, block["text"], block["printed"], mark, id=f"{called(page)}:{line}")
 
 
 # How a command is made small enough for a test

@@ -8,15 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MARKERS = [
-    marker.partition(":")[0] for marker in PROJECT["tool"]["pytest"]["ini_options"]["markers"]
-    if not marker.startswith("xdist_group:")
-]
+MARKERS = [marker.partition(":")[0] for marker in PROJECT["tool"]["pytest"]["ini_options"]["markers"]]
 
 
 def expression(target):
     """The markers that a target of the Makefile selects by."""
-    (recipe,) = re.findall(rf"^{target}:.*\n\t\$\(PYTEST\).* -m \"(.+)\"$", MAKEFILE, re.M)
+    (recipe,) = re.findall(rf"^{target}:.*\n\t\$\((?:PYTEST|BIN)\).* -m \"(.+)\"$", MAKEFILE, re.M)
     return re.sub(r"\$\((\w+)\)", lambda name: re.search(rf"^{name[1]} = (.+)$", MAKEFILE, re.M)[1], recipe)
 
 
