@@ -13,6 +13,8 @@ from ngramloss.metrics import bertscore as module
 from ngramloss.metrics.bertscore import bertscore
 from ngramloss.metrics.scores import Absent
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("bertscore_precision", "bertscore_recall", "bertscore")
 POSITIONS = 40
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}

@@ -20,6 +20,8 @@ from ngramloss.recipe import Generation, Model
 from ngramloss.settings import settings_of
 from ngramloss.training import models
 
+pytestmark = pytest.mark.slow
+
 ARCHITECTURES = settings_of(recipe.Model)["architecture"].choices
 SMALL = Model(
     name="scratch", width=16, heads=2, encoder_layers=2, decoder_layers=1, feed_forward=24, dropout=0.0, vocabulary=400, init_std=0.09

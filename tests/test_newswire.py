@@ -14,6 +14,8 @@ from ngramloss.data import newswire
 from ngramloss.data.newswire import Item, items, lead, right
 from ngramloss.data.newswire_words import FIGURES, KINDS, NAMES, PHRASES, joined
 
+pytestmark = pytest.mark.slow
+
 TEST = items("test")
 
 
