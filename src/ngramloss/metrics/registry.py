@@ -76,9 +76,13 @@ class Metric:
         return self.about or (getdoc(self.load()) or "").partition("\n")[0]
 
     @property
-    def missing_packages(self) -> list[str]:
-        """Packages that it needs and that are not installed."""
-        return [package for package in self.packages if installed(package) is None]
+    def packages_needed(self) -> str:
+        """The missing packages and the command that installs them, as a clause; empty if none is missing."""
+        missing = [package for package in self.packages if installed(package) is None]
+        if not missing:
+            return ""
+        wanted = f"'ngramloss[{self.extra}]'" if self.extra else " ".join(missing)
+        return f"needs the package {', '.join(missing)}: pip install {wanted}"
 
     @property
     def shows_progress(self) -> bool:

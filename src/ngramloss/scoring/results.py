@@ -253,9 +253,8 @@ def _seed(result: Result, system: int) -> int:
 
 def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     """Why a metric cannot run on these texts and options; empty if it can."""
-    if metric.missing_packages:
-        wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(metric.missing_packages)
-        return f"needs the package {', '.join(metric.missing_packages)}: pip install {wanted}."
+    if needed := metric.packages_needed:
+        return f"{needed}."
     for text in metric.reads:
         if text in given and given[text] is None and text not in metric.optional:
             return f"needs the {text}. Give them with --{text} FILE."
