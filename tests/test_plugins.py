@@ -174,6 +174,13 @@ def test_a_plugin_that_is_not_there_is_an_error(files, capsys):
     assert "there is no plugin file none.py." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["mine.txt", "mine.pyc", "mine"])
+def test_a_plugin_that_is_not_a_python_file_is_an_error(files, capsys, name):
+    (files / name).write_text(METRIC)
+    assert main(["list", "metrics", "--plugin", name]) == 2
+    assert f"error: a plugin is a Python file, got {name}." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("returned", "message"), [
     ("{'mine': [1.0]}", "the metric 'mine' must return ngramloss.Scores, got dict."),
     ("ng.Scores({'other': [1.0, 2.0]}, 's')", "the metric 'mine' returned the score 'other', which its entry does not name. It names mine."),

@@ -118,12 +118,10 @@ def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
 
 def load_file(path: Path) -> None:
     """Run a plugin file, which adds its objectives and metrics."""
-    name = f"ngramloss_plugin_{path.stem}_{fingerprint([path])[:8]}" if path.is_file() else ""
-    if not name:
+    if not path.is_file():
         raise MissingFileError(f"there is no plugin file {path}.")
-    if path.suffix != ".py":
-        raise UserError(f"a plugin is a Python file, got {path}.")
-    spec = spec_from_file_location(name, path)
+    name = f"ngramloss_plugin_{path.stem}_{fingerprint([path])[:8]}"
+    spec = spec_from_file_location(name, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None:
         raise UserError(f"a plugin is a Python file, got {path}.")
     module = module_from_spec(spec)
