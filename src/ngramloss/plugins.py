@@ -15,6 +15,7 @@ from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import getdoc
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -114,6 +115,11 @@ def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
     module, _, name = function.partition(":")
     loaded: Callable[..., Any] = getattr(import_module(module), name)
     return loaded
+
+
+def first_doc_line(function: Callable[..., Any]) -> str:
+    """The first line of a function's docstring; empty if it has none."""
+    return (getdoc(function) or "").partition("\n")[0]
 
 
 def load_file(path: Path) -> None:

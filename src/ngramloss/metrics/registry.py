@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from inspect import getdoc, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Scores
-from ngramloss.plugins import Registry, load_function
+from ngramloss.plugins import Registry, first_doc_line, load_function
 from ngramloss.settings import Setting, nearest
 from ngramloss.version import installed
 
@@ -73,7 +73,7 @@ class Metric:
     @property
     def description(self) -> str:
         """A one-line description."""
-        return self.about or (getdoc(self.load()) or "").partition("\n")[0]
+        return self.about or first_doc_line(self.load())
 
     @property
     def packages_needed(self) -> str:
