@@ -90,6 +90,9 @@ class Metric:
         return "progress" in signature(self.load()).parameters
 
 
+VITC = "tals/albert-xlarge-vitaminc-mnli"
+"""The hub id of SummaC's usual model. Here, as :mod:`ngramloss.metrics.nli` is imported only to run it."""
+
 _HERE = "ngramloss.metrics"
 
 _BATCH = Setting(32, least=1, most=2**16, help="texts or pairs of texts per batch")
@@ -195,7 +198,7 @@ _BUILTIN = {
             "summac_conv": Score("SummaC-Conv", "probability that the summary is consistent with its document"),
             "summac_zs": Score("SummaC-ZS", "entailment of the summary's sentences minus their contradiction"),
         },
-        packages=("transformers",), extra="hf", usual="tals/albert-xlarge-vitaminc-mnli",
+        packages=("transformers",), extra="hf", usual=VITC,
         options={
             "model": Setting("vitc", help="NLI model: vitc, mnli, anli, a folder or a hub id"),
             "form": Setting("conv", choices=("conv", "zs"), help="variant of SummaC; zs needs no weights"),
