@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ngramloss import tabular
 from ngramloss.cli.options import Verbs, verb
 from ngramloss.cli.output import print_result
 from ngramloss.plugins import Entry, Registry
@@ -36,6 +35,8 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    from ngramloss import tabular
+
     for line in tabular.aligned(list(LISTS[options.what]().items()), left=(0, 1)):
         print_result(line)
     return 0
