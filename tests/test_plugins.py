@@ -138,7 +138,8 @@ def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
     assert (files / "run" / "checkpoints" / "checkpoint-1").is_dir()
     capsys.readouterr()
     assert main([*three, "--plugin", "mine.py"]) == 2
-    assert "the code of the objective 'halves' has changed since run was begun" in capsys.readouterr().err
+    assert "the code of the objective 'halves' has changed since run was started" in (message := capsys.readouterr().err)
+    assert "Restore the old plugin to continue, or start over with --fresh." in message
 
 
 def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
