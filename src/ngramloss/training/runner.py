@@ -199,14 +199,14 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
 
 
 def _raise_unless_same_code(folder: Path, checkpoint: Path, plugins: dict[str, str]) -> None:
-    """Raise if an objective of a plugin is not the one that the run was begun with."""
+    """Raise if an objective of a plugin is not the one that the run was started with."""
     before = _saved_with(checkpoint, "data.json").get("plugins")
     before = before if isinstance(before, dict) else {}
     for name, source in plugins.items():
         if before.get(name, source) != source:
             raise UserError(
-                f"the code of the objective {name!r} has changed since {folder} was begun (fingerprint {source}, not "
-                f"{before[name]}). Bring the old plugin back to continue, or start over with --fresh."
+                f"the code of the objective {name!r} has changed since {folder} was started (fingerprint {source}, not "
+                f"{before[name]}). Restore the old plugin to continue, or start over with --fresh."
             )
 
 
