@@ -52,7 +52,7 @@ def test_version_and_missing_command():
     assert run().returncode == 2
 
 
-@pytest.mark.parametrize("command", ["explain", "doctor", "train", "data stats", "bench head", "bench step", "bench ngrams"])
+@pytest.mark.parametrize("command", ["explain", "doctor", "train", "data stats", "bench head", "bench step", "bench train", "bench ngrams"])
 def test_help_has_examples_that_can_be_pasted(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])

@@ -100,6 +100,9 @@ def smaller(arguments, tiny_model):
         return [*arguments, *limit, *settings(*TINY), "--seeds", str(min(2, options.seeds)), *rows]
     if arguments[:2] == ["bench", "step"]:
         return [*arguments, "--model", "bart-tiny", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]
+    if arguments[:2] == ["bench", "train"]:
+        tiny = "--model bart-tiny --batch 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
+        return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "ngrams"]:
         return [*arguments, "--longest", "128", "--device", "cpu"]
     return arguments

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import ngramloss
-from ngramloss.bench import peers
+from ngramloss.bench import chart, peers
 from ngramloss.bench.clock import Cost, cost
 from ngramloss.loss import JointLoss
 from ngramloss.stats import chosen_backend
@@ -140,26 +141,12 @@ def machine(device: str) -> str:
     return f"{name}, torch {torch.__version__}, ngramloss {ngramloss.__version__}"
 
 
-def plot(rows: list[Row], path: str, title: str) -> None:
-    """Draw bars of time for each size, with ngramloss in another colour."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = list(dict.fromkeys(row.size for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(7 * len(names), 6), squeeze=False)
-    for axis, name in zip(axes[0], names, strict=True):
+def plot(rows: list[Row], path: Path, title: str) -> None:
+    """Draw bars of time for each size."""
+    panels = []
+    for name in dict.fromkeys(row.size for row in rows):
         shown = [row for row in rows if row.size == name and row.milliseconds == row.milliseconds]
-        shown = [row for row in shown if "loops" not in row.what and "plain" not in row.what][::-1]
-        colours = ["#c8541f" if "ngramloss" in row.what else "#8a8f98" for row in shown]
-        bars = axis.barh([row.what for row in shown], [row.milliseconds for row in shown], color=colours)
-        axis.bar_label(bars, [f"{row.milliseconds:.2f} ms" for row in shown], padding=3, fontsize=8)
-        axis.set_title(str(SIZES[name]), fontsize=10)
-        axis.set_xlabel("milliseconds, hidden states → loss → gradients")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(axis="y", labelsize=8)
-        axis.margins(x=0.15)
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+        shown = [row for row in shown if "loops" not in row.what and "plain" not in row.what]
+        bars = [(row.what, row.milliseconds, f"{row.milliseconds:.2f} ms") for row in shown]
+        panels.append(chart.Panel(str(SIZES[name]), "milliseconds, hidden states → loss → gradients", bars))
+    chart.draw(panels, path, title)

@@ -70,27 +70,46 @@ def measure(
         yield Step(what, 1e3 * batch / spent.milliseconds, *spent, first / spent.milliseconds)
 
 
+SHAPES = {"bart-base": (50_265, 768, 6, 12), "small": (8_000, 256, 3, 4), "bart-tiny": (1_000, 32, 1, 2)}
+"""Vocabulary, width, layers and heads of the models that are created here, with random weights."""
+
+
 def built(name: str, *, trust_remote_code: bool = False) -> Any:
-    """Create ``bart-base`` or ``bart-tiny`` with random weights, or load any other name from a folder or the hub."""
+    """Create one of ``SHAPES`` with random weights, or load any other name from a folder or the hub."""
     import transformers
 
     from ngramloss.recipe import Model
     from ngramloss.training import models
 
-    shapes = {"bart-base": (50_265, 768, 6, 12), "bart-tiny": (1_000, 32, 1, 2)}
-    if name not in shapes:
-        if name == "scratch":
-            raise UserError(
-                "bench cannot use scratch, which has no size. Use bart-base, bart-tiny, a folder or a hub id."
-            )
+    if name not in SHAPES:
+        _raise_if_scratch(name)
         return models.load(Model(name=name), None, trust_remote_code=trust_remote_code)
-    V, D, layers, heads = shapes[name]
-    config = transformers.BartConfig(
+    torch.manual_seed(0)
+    return transformers.BartForConditionalGeneration(configuration(name))
+
+
+def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of the model that :func:`built` returns."""
+    import transformers
+
+    from ngramloss.recipe import Model
+    from ngramloss.training import models
+
+    if name not in SHAPES:
+        _raise_if_scratch(name)
+        return models.load_config(Model(name=name), trust_remote_code=trust_remote_code)
+    V, D, layers, heads = SHAPES[name]
+    return transformers.BartConfig(
         vocab_size=V, d_model=D, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
         decoder_attention_heads=heads, encoder_ffn_dim=4 * D, decoder_ffn_dim=4 * D, max_position_embeddings=1024,
     )  # fmt: skip
-    torch.manual_seed(0)
-    return transformers.BartForConditionalGeneration(config)
+
+
+def _raise_if_scratch(name: str) -> None:
+    if name == "scratch":
+        raise UserError(
+            f"bench cannot use scratch, which has no size. Use {', '.join(SHAPES)}, a folder or a hub id."
+        )
 
 
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from ngramloss.cli.options import Verbs, add_device, add_trust, chosen_device, verb
-from ngramloss.cli.output import print_result
+from ngramloss.cli.options import Verbs, add_device, add_trust, chosen_device, output_file, verb
+from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BENCH = "Measure time and memory on this machine, and compare with other implementations."
 
@@ -29,6 +33,19 @@ examples:
   ngramloss bench step --model path/or/hub-id --objective "ce + rewards(2,3,4)" --source 512 --target 64
 """
 
+TRAIN = """\
+Measure documents per second of real trainings: Hugging Face's Seq2SeqTrainer with the model's own cross-entropy, and
+NgramTrainer with an objective, on the same rows and with as many sequences in a step. Each trains in a process of its
+own. The rows have the lengths of a known data set's documents, or are your own data."""
+
+TRAIN_EXAMPLES = """\
+examples:
+  ngramloss bench train
+  ngramloss bench train --lengths cnndm --compile --json train.json --plot train.png
+  ngramloss bench train --model path/or/hub-id --data train.jsonl --profile trace.json
+  ngramloss bench train --device cpu --model bart-tiny --lengths multi30k --warm-up 5 --steps 20      # quick
+"""
+
 NGRAMS = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It grows like T log T, not T²."
 
 NGRAMS_EXAMPLES = """\
@@ -36,6 +53,10 @@ examples:
   ngramloss bench ngrams
   ngramloss bench ngrams --objective "matches(2)" --batch 16 --device cuda
 """
+
+MODEL_HELP = "bart-base, small or bart-tiny with random weights, a folder or a hub id (default: %(default)s)"
+LENGTHS = ("xsum", "cnndm", "dialogsum", "multi30k")
+CONTESTANTS = ("stock-random", "stock-grouped", "stock-compiled", "eager", "captured", "captured-compiled")
 
 
 def add(verbs: Verbs) -> None:
@@ -57,7 +78,7 @@ def add(verbs: Verbs) -> None:
     step = verb(benches, "step", "documents per second in training", STEP, STEP_EXAMPLES)
     step.add_argument(
         "--model", default="bart-base", metavar="NAME",
-        help="bart-base or bart-tiny with random weights, a folder or a hub id (default: %(default)s)",
+        help=MODEL_HELP,
     )
     objectives = ["ce", "ce + matches(2,3,4)"]
     step.add_argument("--objective", nargs="+", default=objectives, metavar="OBJECTIVE",
@@ -76,6 +97,8 @@ def add(verbs: Verbs) -> None:
     add_device(step)
     step.set_defaults(run_verb=_bench_step)
 
+    _add_train(benches)
+
     ngrams = verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES)
     ngrams.add_argument("--objective", default="matches(2,3,4)", metavar="OBJECTIVE",
                         help="objective to time (default: %(default)s)")
@@ -86,11 +109,56 @@ def add(verbs: Verbs) -> None:
     ngrams.set_defaults(run_verb=_bench_ngrams)
 
 
+def _add_train(benches: Verbs) -> None:
+    train = verb(benches, "train", "documents per second of whole trainings", TRAIN, TRAIN_EXAMPLES)
+    train.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
+    train.add_argument("--objective", default="ce + matches(2,3,4)", metavar="OBJECTIVE",
+                       help="objective of NgramTrainer (default: %(default)s)")
+    rows = train.add_mutually_exclusive_group()
+    rows.add_argument(
+        "--lengths", choices=LENGTHS, default="xsum",
+        help="train on random tokens in rows as long as this data set's documents: 1.35 × words, cut at 1,024 and 128 "
+        "tokens (default: %(default)s)",
+    )
+    rows.add_argument("--data", metavar="NAME",
+                      help="train on this data set instead, as in `ngramloss train`; the model must have a tokenizer")
+    train.add_argument("--documents", type=int, default=6400, metavar="N",
+                       help="rows to train on, rounded down to whole steps (default: %(default)s)")
+    train.add_argument("--batch", type=int, default=16, metavar="B", help="batch size (default: %(default)s)")
+    train.add_argument("--accumulate", type=int, default=2, metavar="N",
+                       help="batches in a step (default: %(default)s)")
+    train.add_argument("--warm-up", type=int, default=20, metavar="N",
+                       help="steps before the measurement (default: %(default)s)")
+    train.add_argument(
+        "--steps", type=int, default=50, metavar="N",
+        help="steps that are measured; the stock trainer sorts pools of up to 50 steps by length, so fewer may be the "
+        "long or the short ones (default: %(default)s)",
+    )
+    train.add_argument("--workers", type=int, default=2, metavar="N",
+                       help="processes that load data, for each trainer (default: %(default)s)")
+    train.add_argument("--precision", choices=["bf16", "fp16", "fp32"],
+                       help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)")
+    train.add_argument("--compile", action="store_true", help="also train with torch.compile, which takes minutes")
+    train.add_argument("--only", nargs="+", choices=CONTESTANTS, default=[], metavar="NAME",
+                       help=f"train with these only: {', '.join(CONTESTANTS)}")
+    train.add_argument("--seed", type=int, default=0, metavar="N",
+                       help="random seed of rows and their order (default: %(default)s)")
+    train.add_argument("--json", metavar="FILE", help="write settings and all measurements as JSON")
+    train.add_argument("--plot", metavar="FILE", help="draw a bar chart")
+    train.add_argument("--profile", metavar="FILE",
+                       help="write a Chrome trace of a few steps of ngramloss, captured where that runs")
+    add_trust(train)
+    add_device(train)
+    train.set_defaults(run_verb=_bench_train)
+
+
 def _bench_head(options: argparse.Namespace) -> int:
     import torch
 
-    from ngramloss.bench import head
+    from ngramloss.bench import chart, head
 
+    json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
+    chart.raise_unless_drawable(plot_file)
     device = chosen_device(options)
     sizes = options.sizes or (["bart-16", "bart-64", "llama"] if device == "cuda" else ["cpu"])
     for size in sizes:
@@ -106,16 +174,17 @@ def _bench_head(options: argparse.Namespace) -> int:
         rows.append(row)
         values = f"{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{row.to_stock:>9.2f}{row.to_floor:>9.2f}"
         print_result(f"{row.what:<46}{row.why_not or values}")
-    if options.json:
-        _write_json(options.json, {"machine": title, "rows": [row._asdict() for row in rows]})
-    if options.plot:
-        head.plot(rows, options.plot, title)
+    if json_file:
+        _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
+    if plot_file:
+        head.plot(rows, plot_file, title)
     return 0
 
 
 def _bench_step(options: argparse.Namespace) -> int:
     from ngramloss.bench import head, step
 
+    json_file = output_file(options.json, [])
     device = chosen_device(options)
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
     settings = f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}"
@@ -129,9 +198,65 @@ def _bench_step(options: argparse.Namespace) -> int:
         rows.append(row)
         values = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"
         print_result(f"{row.what:<46}{values}")
-    if options.json:
-        _write_json(options.json, {"machine": title, "rows": [row._asdict() for row in rows]})
+    if json_file:
+        _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0
+
+
+def _bench_train(options: argparse.Namespace) -> int:
+    import tempfile
+    from pathlib import Path
+
+    from ngramloss.bench import chart, child
+    from ngramloss.objectives.parser import parse
+
+    json_file, plot_file, trace = (output_file(name, [options.data]) for name in
+                                   (options.json, options.plot, options.profile))
+    chart.raise_unless_drawable(plot_file)
+    parse(options.objective)
+    child.start_server()
+    device = chosen_device(options)
+
+    from ngramloss.bench import head, train
+
+    step_size = options.batch * options.accumulate
+    if not 1 <= step_size <= options.documents:
+        raise UserError(f"a step of {options.batch} × {options.accumulate} rows needs at least 1 row and at most "
+                        f"--documents {options.documents}.")
+    contestants = train.chosen(options.only, compiled=options.compile, device=device)
+    precision = options.precision or ("bf16" if device == "cuda" else "fp32")
+    with tempfile.TemporaryDirectory() as folder:
+        rows_folder = Path(folder)
+        common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
+        if options.data:
+            rows_folder = train.tokenised_rows(
+                rows_folder, options.data, options.documents, step_size=step_size, say=tell, **common
+            )
+        else:
+            documents = options.documents // step_size * step_size
+            train.write_rows(rows_folder, options.lengths, documents, seed=options.seed, **common)
+        setup = train.Setup(
+            objective=options.objective, tokens=rows_folder, batch=options.batch, accumulate=options.accumulate,
+            warm_up=options.warm_up, steps=options.steps, workers=options.workers, precision=precision, device=device,
+            seed=options.seed, plugins=tuple(options.plugin), **common,
+        )  # fmt: skip
+        machine = child.in_child(head.machine, device)
+        if machine.result is None:
+            raise RuntimeError(machine.why_not)
+        title = (f"{options.model}, {options.objective}, {options.data or options.lengths}, {options.batch} × "
+                 f"{options.accumulate} rows, {precision}\n{machine.result}")
+        print_result(title)
+        rows = train.measure(setup, contestants, trace=trace, say=tell)
+    print_result(train.as_text(rows))
+    if json_file:
+        names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "documents",
+                 "data", "lengths")
+        settings = {name: getattr(options, name) for name in names} | {"precision": precision, "device": device}
+        measured = [row._asdict() for row in rows]
+        _write_json(json_file, {"machine": machine.result, "settings": settings, "rows": measured})
+    if plot_file:
+        train.plot(rows, plot_file, title)
+    return int(all(row.why_not for row in rows))
 
 
 def _bench_ngrams(options: argparse.Namespace) -> int:
@@ -143,8 +268,16 @@ def _bench_ngrams(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_json(path: str, content: object) -> None:
+def _write_json(path: Path, content: object) -> None:
+    """Write JSON, with null for what could not be measured."""
     import json
 
-    with open(path, "w") as file:
-        json.dump(content, file, indent=1)
+    path.write_text(json.dumps(_without_nan(content), indent=1) + "\n")
+
+
+def _without_nan(content: object) -> object:
+    if isinstance(content, dict):
+        return {name: _without_nan(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_without_nan(value) for value in content]
+    return None if content != content else content

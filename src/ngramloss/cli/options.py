@@ -157,6 +157,7 @@ def _default_metrics(options: argparse.Namespace) -> str:
 
 def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
     """The path of an output file. Raise before the work begins if it cannot be written or would overwrite an input."""
+    import os
     from pathlib import Path
 
     if not given:
@@ -166,6 +167,8 @@ def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
         raise UserError(f"{given} is a folder; give the name of a file.")
     if not path.parent.is_dir():
         raise MissingFileError(f"cannot write {given}: there is no folder {path.parent}. Create it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"cannot write {given}: permission denied. Choose another name.")
     read = [Path(name) for name in inputs if name and Path(name).exists()]
     if path.exists() and any(file.samefile(path) or file.samefile(path.parent)   # or a file in a run's folder
                              for file in read):

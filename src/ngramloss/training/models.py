@@ -31,11 +31,22 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     """
     if settings.name == "scratch":
         return from_scratch(settings, tokenizer)
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+    from transformers import AutoModelForSeq2SeqLM
 
-    options = _loading(settings, trust_remote_code)
+    config = load_config(settings, trust_remote_code=trust_remote_code)
     with _explained(settings.name, "model"):
-        config = AutoConfig.from_pretrained(settings.name, **options)
+        return AutoModelForSeq2SeqLM.from_pretrained(
+            settings.name, config=config, dtype=torch.float32, use_safetensors=True,
+            **_loading(settings, trust_remote_code),
+        )
+
+
+def load_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
+    """Load the configuration of a model that is not created from scratch. It must be an encoder-decoder."""
+    from transformers import AutoConfig
+
+    with _explained(settings.name, "model"):
+        config = AutoConfig.from_pretrained(settings.name, **_loading(settings, trust_remote_code))
         if not trust_remote_code:
             _refuse_foreign_kernels(config)
     if not getattr(config, "is_encoder_decoder", False):
@@ -43,10 +54,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
             f"{settings.name} is a decoder-only model ({config.model_type}); recipes train encoder-decoders. Use "
             "NgramTrainer or attach in your own script: docs/adopt.md."
         )
-    with _explained(settings.name, "model"):
-        return AutoModelForSeq2SeqLM.from_pretrained(
-            settings.name, config=config, dtype=torch.float32, use_safetensors=True, **options
-        )
+    return config
 
 
 @cache

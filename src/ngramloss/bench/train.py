@@ -1,0 +1,343 @@
+"""a model, an objective, lengths of documents → documents per second of whole trainings through real trainers."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    ProgressCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    logging,
+)
+
+from ngramloss.bench import chart, lengths, step
+from ngramloss.bench.child import in_child
+from ngramloss.bench.window import Window
+from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
+from ngramloss.errors import UserError
+from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.trainer import NgramTrainer
+from ngramloss.plugins import load_file
+from ngramloss.stats import IGNORE_INDEX
+from ngramloss.tabular import aligned, fixed
+
+NAN = float("nan")
+LOOKED_AT = 400
+"""Batches in which padding is counted."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all contestants have in common."""
+
+    model: str
+    objective: str
+    tokens: Path
+    """The rows, as a folder of :class:`Tokens`."""
+    batch: int
+    accumulate: int
+    warm_up: int
+    steps: int
+    workers: int
+    precision: str
+    device: str
+    seed: int
+    trust_remote_code: bool = False
+    plugins: tuple[str, ...] = ()
+    """Files that each process runs first, for objectives of one's own."""
+
+    @property
+    def cuda(self) -> bool:
+        """Whether trainings run on a GPU."""
+        return self.device == "cuda"
+
+    @property
+    def multiple(self) -> int:
+        """Lengths are rounded up to a multiple of this, as by ``ngramloss train``."""
+        return 8 if self.cuda else 1
+
+
+class Contestant(NamedTuple):
+    """A way to train."""
+
+    name: str
+    label: str
+    trainer: Callable[[Setup, str, int], Any]
+    """A trainer, from the setup, a folder for its output and the number of steps."""
+    ours: bool = False
+    compiles: bool = False
+    needs_gpu: bool = False
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it can run on this device."""
+        return device == "cuda" or not self.needs_gpu
+
+
+class Row(NamedTuple):
+    """One line of the table. Numbers that could not be measured are NaN."""
+
+    name: str
+    what: str
+    docs_per_second: float = NAN
+    to_random: float = NAN
+    """Documents per second, as a multiple of the stock trainer's with random batches."""
+    to_best: float = NAN
+    """As a multiple of the best stock trainer's."""
+    step_milliseconds: float = NAN
+    device_milliseconds: float = NAN
+    """Of a step, in which the GPU was busy."""
+    idle: float = NAN
+    """The share of a step in which the GPU had nothing to do."""
+    padding: float = NAN
+    """The share of padding among the tokens of sources and targets."""
+    gibibytes: float = NAN
+    """Peak memory that tensors had; on a CPU the peak of the process."""
+    reserved_gibibytes: float = NAN
+    """Peak memory that PyTorch's allocator held."""
+    why_not: str = ""
+
+
+# Contestants
+
+
+def chosen(only: Sequence[str], *, compiled: bool, device: str) -> list[Contestant]:
+    """The contestants that were asked for: by name, or all that can run here."""
+    if only:
+        return [contestant for contestant in CONTESTANTS if contestant.name in only]
+    return [
+        contestant for contestant in CONTESTANTS
+        if (compiled or not contestant.compiles) and contestant.runs_on(device)
+    ]
+
+
+def _stock(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool = False) -> Seq2SeqTrainer:
+    """Hugging Face's trainer at its best: fused optimiser, expandable memory segments."""
+    if setup.cuda:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
+    return Seq2SeqTrainer(
+        model, _arguments(setup, output, steps, grouped=grouped, compiled=compiled),
+        train_dataset=_Lists(Tokens(setup.tokens)),
+        data_collator=DataCollatorForSeq2Seq(
+            _padding_tokenizer(model.config.pad_token_id), model=model, pad_to_multiple_of=setup.multiple
+        ),
+    )
+
+
+def _ours(setup: Setup, output: str, steps: int, *, capture: bool, compiled: bool = False) -> NgramTrainer:
+    """The trainer of ``ngramloss train``."""
+    model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
+    planned: dict[str, Any] = {"max_tokens": 0 if setup.cuda else None, "capture": capture}
+    known = inspect.signature(NgramTrainer.__init__).parameters
+    if capture and "capture" not in known:
+        raise UserError("NgramTrainer of this version does not capture steps.")
+    return NgramTrainer(
+        model, _arguments(setup, output, steps, grouped=True, compiled=compiled), objective=setup.objective,
+        train_dataset=Tokens(setup.tokens),
+        data_collator=Padder(model.config.pad_token_id, partial(decoder_inputs, model), multiple=setup.multiple),
+        **{name: value for name, value in planned.items() if name in known},
+    )
+
+
+def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool) -> Seq2SeqTrainingArguments:
+    return Seq2SeqTrainingArguments(
+        output_dir=output, per_device_train_batch_size=setup.batch, gradient_accumulation_steps=setup.accumulate,
+        max_steps=steps, learning_rate=3e-5, optim="adamw_torch_fused" if setup.cuda else "adamw_torch",
+        bf16=setup.precision == "bf16", fp16=setup.precision == "fp16", torch_compile=compiled,
+        train_sampling_strategy="group_by_length" if grouped else "random",
+        dataloader_num_workers=setup.workers, dataloader_pin_memory=setup.cuda, remove_unused_columns=False,
+        logging_strategy="no", logging_nan_inf_filter=False, save_strategy="no", report_to=[], disable_tqdm=True,
+        seed=setup.seed, data_seed=setup.seed, use_cpu=not setup.cuda,
+    )  # fmt: skip
+
+
+CONTESTANTS = [
+    Contestant("stock-random", "stock Seq2SeqTrainer, random batches", partial(_stock, grouped=False)),
+    Contestant("stock-grouped", "stock Seq2SeqTrainer, group_by_length", partial(_stock, grouped=True)),
+    Contestant("stock-compiled", "stock Seq2SeqTrainer, group_by_length, torch_compile",
+               partial(_stock, grouped=True, compiled=True), compiles=True),
+    Contestant("eager", "ngramloss, eager", partial(_ours, capture=False), ours=True),
+    Contestant("captured", "ngramloss, captured", partial(_ours, capture=True), ours=True, needs_gpu=True),
+    Contestant("captured-compiled", "ngramloss, captured, compiled", partial(_ours, capture=True, compiled=True),
+               ours=True, compiles=True, needs_gpu=True),
+]  # fmt: skip
+NAMES = [contestant.name for contestant in CONTESTANTS]
+
+
+class _Lists(Dataset[dict[str, list[int]]]):
+    """The same rows as lists of numbers, as a tokenizer returns them."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, row: int) -> dict[str, list[int]]:
+        return {name: ids.tolist() for name, ids in self.tokens[row].items()}
+
+
+def _padding_tokenizer(pad: int) -> PreTrainedTokenizerFast:
+    """A tokenizer that can only pad, which is all that a collator asks of it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    vocabulary = {**{f"<{token}>": token for token in range(pad)}, "<pad>": pad}
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<pad>")), pad_token="<pad>"
+    )
+
+
+# Rows that all contestants train on
+
+
+def write_rows(folder: Path, name: str, documents: int, *, model: str, seed: int, trust_remote_code: bool) -> None:
+    """Write random ids with the lengths of a known data set's documents, as a folder of :class:`Tokens`."""
+    config = step.configuration(model, trust_remote_code=trust_remote_code)
+    sources, targets = lengths.sample(name, documents, seed, _limits(config))
+    lengths.write_tokens(folder, sources, targets, vocabulary=config.vocab_size, seed=seed)
+
+
+def tokenised_rows(
+    folder: Path, data: str, documents: int, *, step_size: int, model: str, trust_remote_code: bool,
+    say: Callable[[str], None],
+) -> Path:
+    """Tokenise one's own data, in whole steps, with the model's tokenizer. Returns the folder of :class:`Tokens`."""
+    from ngramloss.data import fingerprint, load
+    from ngramloss.recipe import Model
+    from ngramloss.training import models
+
+    if model in step.SHAPES:
+        raise UserError(
+            f"{model} is created here with random weights and has no tokenizer, which --data needs. Name a model that "
+            "has one with --model (a folder or a hub id), or use --lengths."
+        )
+    examples = load(data, "train", limit=documents).examples
+    whole = examples[: len(examples) // step_size * step_size]
+    if not whole:
+        raise UserError(f"{data} has {len(examples)} documents, but one step needs {step_size}. Lower --batch.")
+    tokenizer, _ = models.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust_remote_code)
+    source, target = _limits(step.configuration(model, trust_remote_code=trust_remote_code))
+    shape = Shape(separator="none", max_source=source, max_target=target)
+    return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder, say=say).folder
+
+
+def _limits(config: Any) -> tuple[int, int]:
+    positions = getattr(config, "max_position_embeddings", None) or max(lengths.LONGEST)
+    source, target = (min(most, positions) for most in lengths.LONGEST)
+    return source, target
+
+
+# Measuring
+
+
+def measure(
+    setup: Setup, contestants: Sequence[Contestant], *, trace: Path | None = None, say: Callable[[str], None]
+) -> list[Row]:
+    """Train with each contestant in a process of its own. One that fails gets a row with the reason.
+
+    Args:
+        setup: what all have in common.
+        contestants: who trains.
+        trace: where to write a Chrome trace of ngramloss: captured if that runs, else the last of its contestants.
+        say: told which contestant is running.
+    """
+    ours = [contestant.name for contestant in contestants if contestant.ours and contestant.runs_on(setup.device)]
+    if trace is not None and not ours:
+        raise UserError("--profile traces ngramloss, but none of its contestants was asked for that can run here.")
+    traced = "captured" if "captured" in ours else ours[-1] if ours else None
+    rows = []
+    for number, contestant in enumerate(contestants, 1):
+        say(f"{number} of {len(contestants)}: {contestant.label}")
+        answer = in_child(trained, setup, contestant, trace if contestant.name == traced else None)
+        rows.append(answer.result or Row(contestant.name, contestant.label, why_not=answer.why_not))
+    return compared(rows)
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their multiples of the stock trainers."""
+    stock = {row.name: row.docs_per_second for row in rows if row.name.startswith("stock") and not row.why_not}
+    random, best = stock.get("stock-random", NAN), max(stock.values(), default=NAN)
+    return [row._replace(to_random=row.docs_per_second / random, to_best=row.docs_per_second / best) for row in rows]
+
+
+def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
+    """Train with one contestant, in this process."""
+    if not contestant.runs_on(setup.device):
+        raise UserError("needs a GPU.")
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    warnings.simplefilter("ignore")
+    for plugin in setup.plugins:
+        load_file(Path(plugin))
+    window = Window(warm_up=setup.warm_up, steps=setup.steps, cuda=setup.cuda, trace=trace)
+    with tempfile.TemporaryDirectory() as output:
+        trainer = contestant.trainer(setup, output, window.last_step)
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(window)
+        trainer.train()
+        padding = padding_share(islice(trainer.get_train_dataloader(), LOOKED_AT))
+    return Row(
+        contestant.name, contestant.label, docs_per_second=1e3 * setup.batch * setup.accumulate / window.milliseconds,
+        step_milliseconds=window.milliseconds, device_milliseconds=window.device_milliseconds,
+        idle=1 - window.device_milliseconds / window.milliseconds, padding=padding,
+        gibibytes=window.gibibytes, reserved_gibibytes=window.reserved_gibibytes,
+    )  # fmt: skip
+
+
+def padding_share(batches: Iterable[Any]) -> float:
+    """The share of padding in sources and targets together."""
+    real = every = 0
+    for batch in (part for whole in batches for part in micro_batches(whole)):
+        ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
+        real += int((labels != IGNORE_INDEX).sum()) + (ids.numel() if mask is None else int(mask.sum()))
+        every += ids.numel() + labels.numel()
+    return 1 - real / every if every else NAN
+
+
+def micro_batches(batch: Any) -> Iterator[Mapping[str, Tensor]]:
+    """The batches that the model gets: this one, or those in it, if a loader returns several at once."""
+    if isinstance(batch, Mapping):
+        yield batch
+    elif isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from micro_batches(part)
+    elif hasattr(batch, "__dict__"):
+        for part in vars(batch).values():
+            yield from micro_batches(part)
+
+
+HEADS = ("docs/s", "× random", "× best", "ms a step", "GPU ms", "idle %", "padding %", "peak GiB")
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """The rows as a table, then a line for each contestant that failed."""
+    table: list[tuple[str, ...]] = [("", *HEADS)]
+    for row in rows:
+        if not row.why_not:
+            numbers = (row.docs_per_second, row.to_random, row.to_best, row.step_milliseconds, row.device_milliseconds,
+                       100 * row.idle, 100 * row.padding, row.gibibytes)
+            table.append((row.what, *map(fixed, numbers, (1, 2, 2, 1, 1, 0, 1, 2))))
+    failed = [f"{row.what}: {row.why_not}" for row in rows if row.why_not]
+    return "\n".join([*aligned(table), *failed])
+
+
+def plot(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Draw bars of documents per second."""
+    bars = [(row.what, row.docs_per_second, f"{row.docs_per_second:,.0f}") for row in rows if not row.why_not]
+    chart.draw([chart.Panel("", "documents per second in training", bars)], path, title)

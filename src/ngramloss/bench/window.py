@@ -1,0 +1,112 @@
+"""the steps of a trainer → time of a step, time in which the GPU was busy, and memory."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import TrainerCallback
+
+TRACED = 3
+"""Steps in a trace that a person looks at."""
+
+
+class Window(TrainerCallback):
+    """Reads the clock at both ends of a window of steps, then profiles as many steps again.
+
+    The profiler slows the host down, so the time of a step and the time of the device come from different steps. On a
+    CPU nothing is profiled, except for a trace.
+
+    Args:
+        warm_up: steps before the window.
+        steps: steps in the window.
+        cuda: whether the trainer runs on a GPU.
+        trace: where to write a Chrome trace of a few more steps.
+    """
+
+    def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
+        self.steps, self.cuda, self.trace = steps, cuda, trace
+        self.milliseconds = self.device_milliseconds = self.gibibytes = self.reserved_gibibytes = float("nan")
+        self._began = 0.0
+        self._profiler: Any = None
+        window_ends = warm_up + steps
+        busy_ends = window_ends + steps * cuda
+        self.last_step = busy_ends + TRACED * (trace is not None)
+        actions: list[tuple[int, Callable[[], None]]] = [(warm_up, self._begin), (window_ends, self._end)]
+        if cuda:
+            gpu_only = [ProfilerActivity.CUDA]
+            actions += [(window_ends, lambda: self._profile(gpu_only)), (busy_ends, self._read_busy)]
+        if trace is not None:
+            everything = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+            actions += [(busy_ends, lambda: self._profile(everything)), (self.last_step, self._write_trace)]
+        self._actions = actions
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Do what is due after this step."""
+        for step, action in self._actions:
+            if step == state.global_step:
+                action()
+
+    def _now(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _begin(self) -> None:
+        self._began = self._now()
+
+    def _end(self) -> None:
+        self.milliseconds = 1e3 * (self._now() - self._began) / self.steps
+        if self.cuda:
+            self.gibibytes = torch.cuda.max_memory_allocated() / 2**30
+            self.reserved_gibibytes = torch.cuda.max_memory_reserved() / 2**30
+        else:
+            self.gibibytes = _resident_peak()
+
+    def _profile(self, activities: list[ProfilerActivity]) -> None:
+        self._profiler = profile(activities=activities)
+        self._profiler.start()
+
+    def _read_busy(self) -> None:
+        self._now()
+        self._profiler.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self._profiler.export_chrome_trace(str(path))
+            self.device_milliseconds = busy_milliseconds(json.loads(path.read_text())["traceEvents"]) / self.steps
+
+    def _write_trace(self) -> None:
+        self._now()
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(self.trace))
+
+
+def busy_milliseconds(events: Iterable[dict[str, Any]]) -> float:
+    """The time in which the GPU did anything: the union of kernels, copies and fills in a Chrome trace.
+
+    >>> kernel = {"cat": "kernel", "dur": 2000.0}   # microseconds
+    >>> busy_milliseconds([{**kernel, "ts": 0.0}, {**kernel, "ts": 1000.0}, {**kernel, "ts": 9000.0}])
+    5.0
+    """
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    spans = sorted((float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in work)
+    busy, reached = 0.0, float("-inf")
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy / 1e3 if spans else float("nan")
+
+
+def _resident_peak() -> float:
+    try:
+        import resource
+        import sys
+    except ImportError:
+        return float("nan")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)

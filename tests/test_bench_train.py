@@ -1,0 +1,280 @@
+"""Documents per second of whole trainings: the rows, the contestants, what is measured, and the command."""
+
+import json
+import os
+import signal
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ngramloss.bench import child, lengths, train
+from ngramloss.bench.window import Window, busy_milliseconds
+from ngramloss.cli import bench as cli_bench
+from ngramloss.cli import main
+from ngramloss.data.tokens import Tokens
+from ngramloss.errors import UserError
+
+# Lengths
+
+
+@pytest.mark.parametrize(("name", "source", "target"), [("xsum", 480, 31), ("cnndm", 719, 68), ("dialogsum", 180, 33), ("multi30k", 18, 17)])
+def test_sampled_lengths_have_the_means_of_the_data_set(name, source, target):
+    sources, targets = lengths.sample(name, 4000, seed=0)
+    assert (sources.mean(), targets.mean()) == (pytest.approx(source, rel=0.05), pytest.approx(target, rel=0.05))
+    assert min(sources.min(), targets.min()) >= lengths.SHORTEST
+    assert (sources.max() <= 1024, targets.max() <= 128) == (True, True)
+
+
+def test_documents_that_were_cut_are_sampled_at_the_limit():
+    sources, _ = lengths.sample("cnndm", 4000, seed=0)
+    assert 0.15 < (sources == 1024).mean() < 0.25
+
+
+def test_a_seed_determines_the_lengths_and_a_models_limits_cut_them():
+    first, second, other = (lengths.sample("xsum", 50, seed=seed)[0] for seed in (1, 1, 2))
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+    sources, targets = lengths.sample("xsum", 500, 1, longest=(100, 20))
+    assert (sources.max(), targets.max()) == (100, 20)
+
+
+def test_written_rows_are_read_as_tokens(tmp_path):
+    sources, targets = np.array([5, 3, 9]), np.array([4, 4, 7])
+    lengths.write_tokens(tmp_path, sources, targets, vocabulary=50, seed=0)
+    tokens = Tokens(tmp_path)
+    assert tokens.lengths.tolist() == [5, 3, 9]
+    assert [len(tokens[row]["labels"]) for row in range(3)] == [4, 4, 7]
+    ids = np.concatenate([tokens[row]["input_ids"] for row in range(3)])
+    assert ids.min() >= 4
+    assert 20 < ids.max() < 50
+
+
+def test_the_command_offers_every_data_set_and_contestant():
+    assert cli_bench.LENGTHS == lengths.NAMES
+    assert list(cli_bench.CONTESTANTS) == train.NAMES
+
+
+# What is measured
+
+
+def test_padding_is_counted_in_sources_and_targets_together():
+    ids, labels = torch.ones(2, 4), torch.tensor([[1, 2], [1, -100]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    whole = {"input_ids": ids, "labels": labels}
+    padded = whole | {"attention_mask": mask}
+    assert train.padding_share([padded]) == pytest.approx(3 / 12)
+    assert train.padding_share([whole]) == pytest.approx(1 / 12)   # without a mask no source is padded
+    assert train.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
+    assert train.padding_share([SimpleNamespace(batches=[padded, [whole]], counts=torch.ones(2))]) == pytest.approx(4 / 24)
+
+
+def test_the_device_is_busy_while_any_of_its_work_runs():
+    events = [
+        {"cat": "kernel", "ts": 10, "dur": 1000}, {"cat": "gpu_memcpy", "ts": 510, "dur": 1500}, {"cat": "kernel", "ts": 600, "dur": 100},
+        {"cat": "gpu_memset", "ts": 5010, "dur": 500}, {"cat": "cpu_op", "ts": 0, "dur": 10**6}, {"ph": "M", "name": "process_name"},
+    ]
+    assert busy_milliseconds(events) == pytest.approx(2.5)
+    assert np.isnan(busy_milliseconds(events[-2:]))
+
+
+def test_the_window_begins_after_the_warm_up_and_ends_with_its_last_step(monkeypatch):
+    window = Window(warm_up=2, steps=4, cuda=False)
+    clock = {2: 10.0, 6: 12.0}
+    now = []
+    monkeypatch.setattr(Window, "_now", lambda self: clock[now[-1]])
+    for step in range(1, 9):
+        now.append(step)
+        window.on_step_end(None, SimpleNamespace(global_step=step), None)
+    assert window.milliseconds == 500
+    assert window.last_step == 6
+
+
+def test_on_a_gpu_as_many_steps_are_profiled_again_and_a_trace_has_a_few_more(tmp_path):
+    assert Window(warm_up=2, steps=4, cuda=True).last_step == 10
+    assert Window(warm_up=2, steps=4, cuda=True, trace=tmp_path / "trace.json").last_step == 13
+
+
+def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
+    rows = [
+        train.Row("stock-random", "a", docs_per_second=100), train.Row("stock-grouped", "b", docs_per_second=200),
+        train.Row("stock-compiled", "c", why_not="OutOfMemoryError: no"), train.Row("eager", "d", docs_per_second=300),
+    ]
+    compared = train.compared(rows)
+    assert [row.to_random for row in compared if not row.why_not] == [1, 2, 3]
+    assert [row.to_best for row in compared if not row.why_not] == [0.5, 1, 1.5]
+    lines = train.as_text(compared).splitlines()
+    assert lines[3].split() == ["d", "300.0", "3.00", "1.50", *["–"] * 5]
+    assert lines[4] == "c: OutOfMemoryError: no"
+
+
+# Contestants
+
+
+@pytest.mark.parametrize(
+    ("only", "compiled", "device", "names"),
+    [
+        ([], False, "cpu", ["stock-random", "stock-grouped", "eager"]),
+        ([], True, "cpu", ["stock-random", "stock-grouped", "stock-compiled", "eager"]),
+        ([], False, "cuda", ["stock-random", "stock-grouped", "eager", "captured"]),
+        ([], True, "cuda", train.NAMES),
+        (["captured-compiled", "stock-random"], False, "cpu", ["stock-random", "captured-compiled"]),
+    ],
+)
+def test_contestants_that_compile_or_need_a_gpu_run_only_if_they_can_or_are_named(only, compiled, device, names):
+    assert [contestant.name for contestant in train.chosen(only, compiled=compiled, device=device)] == names
+
+
+@pytest.fixture
+def setup(tmp_path):
+    tokens = tmp_path / "rows"
+    tokens.mkdir()
+    train.write_rows(tokens, "multi30k", 12, model="bart-tiny", seed=0, trust_remote_code=False)
+    return train.Setup(
+        model="bart-tiny", objective="ce + matches(2)", tokens=tokens, batch=3, accumulate=2, warm_up=1, steps=1,
+        workers=0, precision="fp32", device="cpu", seed=0,
+    )
+
+
+def rows_of(batch):
+    kept = zip(batch["input_ids"], batch["attention_mask"], batch["labels"], batch["decoder_input_ids"], strict=True)
+    for ids, mask, labels, decoder_ids in kept:
+        real = labels != -100
+        yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist(), None, *decoder_ids[real].tolist())
+
+
+@pytest.mark.parametrize("name", ["stock-grouped", "eager"])
+def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setup, name, tmp_path):
+    seen = {}
+    for contestant in train.CONTESTANTS:
+        if contestant.name in ("stock-random", name):
+            batches = list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader())
+            assert [len(batch["labels"]) for batch in batches] == [3, 3, 3, 3]
+            seen[contestant.name] = [row for batch in batches for row in rows_of(batch)]
+    assert seen["stock-random"] != seen[name]
+    assert sorted(seen["stock-random"], key=str) == sorted(seen[name], key=str)
+
+
+def test_stock_groups_by_length_where_it_is_asked_to(setup, tmp_path):
+    def spread(name):
+        (contestant,) = train.chosen([name], compiled=False, device="cpu")
+        rows = [int(mask.sum()) for batch in contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader() for mask in batch["attention_mask"]]
+        return sum(abs(a - b) for a, b in pairwise(rows))
+
+    assert spread("stock-grouped") < spread("stock-random")
+
+
+def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
+    from models import tiny
+
+    from ngramloss.training.models import train_tokenizer
+
+    rows = [{"document": f"number {row} of a few words", "summary": f"words {row}"} for row in range(11)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = tmp_path / "model"
+    train_tokenizer((row["document"] for row in rows), 300).save_pretrained(folder)
+    tiny("bart").save_pretrained(folder)
+    options = {"step_size": 4, "trust_remote_code": False, "say": print}
+    tokens = Tokens(train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options))
+    assert len(tokens) == 8
+    with pytest.raises(UserError, match="has 3 documents, but one step needs 4"):
+        train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 3, model=str(folder), **options)
+
+
+# Processes
+
+
+def _add(a, b):
+    return a + b
+
+
+def _fail():
+    raise ValueError("expected\n one " + "x" * 200)
+
+
+def _die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_answers_with_a_result_or_the_reason_why_there_is_none():
+    assert child.in_child(_add, 2, 3) == child.Answer(5)
+    assert child.in_child(_fail).why_not == "ValueError: expected one " + "x" * 107
+    assert child.in_child(_die) == child.Answer(None, "the process ended with exit code -9")
+
+
+# The command
+
+TINY = ["bench", "train", "--device", "cpu", "--model", "bart-tiny", "--lengths", "multi30k", "--documents", "67", "--batch", "4",
+        "--warm-up", "1", "--steps", "2", "--workers", "0"]
+
+
+def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, capfd):
+    written, drawn, traced = tmp_path / "train.json", tmp_path / "train.png", tmp_path / "trace.json"
+    only = ["--only", "stock-random", "stock-grouped", "eager", "captured"]
+    assert main([*TINY, *only, "--json", str(written), "--plot", str(drawn), "--profile", str(traced)]) == 0
+    content = json.loads(written.read_text())
+    rows = {row["name"]: row for row in content["rows"]}
+    assert list(rows) == ["stock-random", "stock-grouped", "eager", "captured"]
+    for row in list(rows.values())[:3]:
+        assert row["docs_per_second"] == pytest.approx(8e3 / row["step_milliseconds"])
+        assert row["device_milliseconds"] is None
+        assert row["gibibytes"] > 0
+    assert rows["stock-random"]["to_random"] == 1
+    assert rows["eager"]["padding"] < rows["stock-random"]["padding"]
+    assert rows["captured"]["why_not"] == "UserError: needs a GPU."
+    assert content["settings"]["accumulate"] == 2
+    printed, said = capfd.readouterr()
+    assert "CPU thread" in printed.splitlines()[1]
+    assert [line.split("  ")[0] for line in printed.splitlines()[3:]] == [
+        "stock Seq2SeqTrainer, random batches", "stock Seq2SeqTrainer, group_by_length", "ngramloss, eager",
+        "ngramloss, captured: UserError: needs a GPU.",
+    ]
+    assert "3 of 4: ngramloss, eager\n" in said
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert any(event.get("cat") == "cpu_op" for event in json.loads(traced.read_text())["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json", "nowhere/x.json"], "cannot write nowhere/x.json: there is no folder nowhere. Create it first."),
+        (["--plot", "."], ". is a folder; give the name of a file."),
+        (["--plot", "x.jsonl"], "cannot draw x.jsonl: its name must end with one of .eps, "),
+        (["--profile", "nowhere/x.json"], "cannot write nowhere/x.json"),
+        (["--objective", "matchs(2)"], "unknown objective 'matchs'. Did you mean 'matches'?"),
+        (["--batch", "0"], "a step of 0 × 2 rows needs at least 1 row and at most --documents 67."),
+        (["--documents", "7"], "a step of 4 × 2 rows needs at least 1 row and at most --documents 7."),
+        (["--steps", "0"], "--steps must be 1 or more, got 0."),
+    ],
+)
+def test_a_mistake_is_reported_before_any_training(arguments, message, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "measure", lambda *_, **__: pytest.fail("it trains"))
+    assert main([*TINY, *arguments]) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_needs_a_contestant_of_ours_that_can_run(tmp_path, capsys):
+    assert main([*TINY, "--only", "stock-random", "captured", "--profile", str(tmp_path / "trace.json")]) == 2
+    assert "--profile traces ngramloss, but none of its contestants was asked for that can run here." in capsys.readouterr().err
+
+
+def test_own_data_need_a_model_with_a_tokenizer(capsys):
+    arguments = [word for word in TINY if word not in ("--lengths", "multi30k")]
+    assert main([*arguments, "--data", "newswire"]) == 2
+    assert "bart-tiny is created here with random weights and has no tokenizer, which --data needs." in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_reported_before_any_training(tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    assert main([*TINY, "--json", str(tmp_path / "x.json")]) == 2
+    assert "permission denied" in capsys.readouterr().err
+
+
+def test_if_all_contestants_fail_so_does_the_command(capfd):
+    assert main([*TINY, "--only", "captured"]) == 1
+    assert capfd.readouterr().out.endswith("ngramloss, captured: UserError: needs a GPU.\n")
