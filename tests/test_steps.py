@@ -1,20 +1,15 @@
 """Planned steps: any cut of a step into micro-batches, filled up to any size, trains alike."""
 
-import json
-import os
 from functools import partial
-from pathlib import Path
 
 import models
 import numpy as np
 import pytest
 import torch
-from forks import fork_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from test_trainer import assert_same_weights, padded, rows, tiny, trained, whole  # noqa: F401
 
-from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, decoder_inputs
 from ngramloss.hf.batches import Padder, Steps, ahead
 from ngramloss.hf.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid

@@ -3,10 +3,8 @@
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import tiny_tokenizers
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -152,7 +152,7 @@ def _state(model: Module) -> Hashable:
 
 
 def _host_random_state() -> Any:
-    numbers = np.random.get_state()   # noqa: NPY002
+    numbers = np.random.get_state()
     return bytes(torch.get_rng_state().numpy()), random.getstate(), (numbers[0], bytes(numbers[1]), *numbers[2:])   # type: ignore[arg-type]
 
 
@@ -160,4 +160,4 @@ def _restore_host_random_state(state: Any) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
     random.setstate(state[1])
     name, keys, *rest = state[2]
-    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))   # noqa: NPY002
+    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))

@@ -55,7 +55,8 @@ class LengthGrouped(Sampler[int]):
         if not self.grouped:
             yield from order.tolist()
             return
-        pools = [pool[self.lengths[pool].argsort(descending=True, stable=True)] for pool in order.split(POOL * self.step)]
+        pools = [pool[self.lengths[pool].argsort(descending=True, stable=True)]
+                 for pool in order.split(POOL * self.step)]
         steps = list(torch.cat(pools).split(self.step)) if pools else []
         # A short last step stays last: elsewhere it would shift the rows of every later step.
         whole = [rows for rows in steps if len(rows) == self.step]

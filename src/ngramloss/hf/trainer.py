@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from ngramloss.errors import UserError
@@ -28,6 +27,7 @@ from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
 
+LOG = logging.getLogger("ngramloss")
 DIAGNOSED_ROWS = 4
 """Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
 
@@ -62,7 +62,7 @@ class NgramTrainer(Seq2SeqTrainer):
     def __init__(
         self, model: Any = None, args: Any = None, *, objective: str | Iterable[Term] | Term, memory: str = "fast",
         max_tokens: int | None = None, capture: bool = True, compile: bool = False,
-        say: Callable[[str], object] = logging.getLogger("ngramloss").info, **kwargs: Any,
+        say: Callable[[str], object] = LOG.info, **kwargs: Any,
     ) -> None:
         self.loss_fn = JointLoss(objective, memory=memory)
         args = _seq2seq(args)
@@ -178,7 +178,7 @@ class NgramTrainer(Seq2SeqTrainer):
             self._not_captured, self._captured = str(reason), None
             model.zero_grad()
             if self.args.device.type == "cuda":
-                self.say(f"steps are not captured as CUDA graphs: {reason}. Training is slower, and otherwise the same.")
+                self.say(f"steps are not captured as CUDA graphs: {reason}. Training is the same, but slower.")
         return self._captured is not None
 
     def _raise_unless_capturable(self, model: Any) -> None:
