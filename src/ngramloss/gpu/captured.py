@@ -42,6 +42,7 @@ class CapturedStep:
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Inputs, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.seen = _state(self.model)
+        self.stream: Any = None
 
     def begin(self, batches: list[Inputs]) -> None:
         """Begin an optimiser step with zero gradients; capture the shapes of its micro-batches that are new.
@@ -70,20 +71,20 @@ class CapturedStep:
         return self.graphs[_key(batch)][1]
 
     def _capture(self, key: Hashable, batch: Inputs) -> None:
+        if any(getattr(module, "layerdrop", 0) for module in self.model.modules()):
+            raise CannotCapture("layer drop chooses layers on the host")
         if len(self.graphs) >= MOST_SHAPES:
             raise CannotCapture(f"micro-batches have more than {MOST_SHAPES} shapes")
         device = next(self.model.parameters()).device
         held = {name: value.to(device, copy=True) for name, value in batch.items()}
-        before, drawn = torch.cuda.get_rng_state(device), _host_random_state()
+        before, drawn = torch.cuda.get_rng_state(device), _host_random_state()   # BART draws there without need
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        side = torch.cuda.Stream(device)
+        side = self.stream = self.stream or torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         try:
             with torch.cuda.stream(side):
                 self._warm_up(held)
             torch.cuda.current_stream(device).wait_stream(side)
-            if _host_random_state() != drawn:
-                raise CannotCapture("the model draws random numbers on the host, as layer drop does")
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
                 result = self.function(held)
@@ -152,12 +153,10 @@ def _state(model: Module) -> Hashable:
 
 
 def _host_random_state() -> Any:
-    numbers = np.random.get_state()
-    return bytes(torch.get_rng_state().numpy()), random.getstate(), (numbers[0], bytes(numbers[1]), *numbers[2:])   # type: ignore[arg-type]
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()   # noqa: NPY002
 
 
 def _restore_host_random_state(state: Any) -> None:
-    torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
+    torch.set_rng_state(state[0])
     random.setstate(state[1])
-    name, keys, *rest = state[2]
-    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
+    np.random.set_state(state[2])   # noqa: NPY002

@@ -19,7 +19,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 from ngramloss.errors import UserError
 from ngramloss.gpu.captured import CannotCapture, CapturedStep
 from ngramloss.hf import reduction
-from ngramloss.hf.attach import aligned_labels, attach, last_parts, logits_of
+from ngramloss.hf.attach import aligned_labels, attach, attached_loss, last_parts, logits_of
 from ngramloss.hf.batches import Batch, Step, ahead
 from ngramloss.hf.plan import LengthGrouped
 from ngramloss.hf.planned import planned_loader
@@ -148,7 +148,7 @@ class NgramTrainer(Seq2SeqTrainer):
         """As stock; of a planned step, run all micro-batches and sum the gradients over processes."""
         if not isinstance(inputs, Step):
             return super().training_step(model, inputs, num_items_in_batch)   # type: ignore[no-any-return]
-        self._watched.refresh_weights()
+        attached_loss(model).refresh_weights()
         counts = num_items_in_batch                                      # [2]
         batches = [batch | {"counts": inputs.counts} for batch in inputs.batches]
         if self._begin_captured(model, batches):
