@@ -175,10 +175,15 @@ def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = tmp_path / "model"
     train_tokenizer((row["document"] for row in rows), 300).save_pretrained(folder)
-    tiny("bart").save_pretrained(folder)
+    model = tiny("bart")
+    model.resize_token_embeddings(300)
+    model.save_pretrained(folder)
     options = {"step_size": 4, "trust_remote_code": False, "say": print}
     tokens = Tokens(train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options))
     assert len(tokens) == 8
+    tiny("bart").save_pretrained(folder)
+    with pytest.raises(UserError, match=r"has \d+ tokens, but the model \d+"):
+        train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options)
     with pytest.raises(UserError, match="has 3 documents, but one step needs 4"):
         train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 3, model=str(folder), **options)
 
@@ -224,7 +229,7 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
     assert rows["stock-random"]["to_random"] == 1
     assert rows["eager"]["padding"] < rows["stock-random"]["padding"]
     assert rows["captured"]["why_not"] == "UserError: needs a GPU."
-    assert content["settings"]["accumulate"] == 2
+    assert (content["settings"]["accumulate"], content["settings"]["documents"]) == (2, 64)
     printed, said = capfd.readouterr()
     assert "CPU thread" in printed.splitlines()[1]
     assert [line.split("  ")[0] for line in printed.splitlines()[3:]] == [
@@ -232,6 +237,7 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
         "ngramloss, captured: UserError: needs a GPU.",
     ]
     assert "3 of 4: ngramloss, eager\n" in said
+    assert "note:" not in said
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert any(event.get("cat") == "cpu_op" for event in json.loads(traced.read_text())["traceEvents"])
 
@@ -276,5 +282,7 @@ def test_a_folder_without_permission_is_reported_before_any_training(tmp_path, c
 
 
 def test_if_all_contestants_fail_so_does_the_command(capfd):
-    assert main([*TINY, "--only", "captured"]) == 1
-    assert capfd.readouterr().out.endswith("ngramloss, captured: UserError: needs a GPU.\n")
+    assert main([*TINY, "--only", "captured", "--steps", "8"]) == 1
+    printed, said = capfd.readouterr()
+    assert printed.endswith("ngramloss, captured: UserError: needs a GPU.\n")
+    assert "note: 64 rows are 8 steps, so an epoch ends and the next begins in the steps that are measured." in said

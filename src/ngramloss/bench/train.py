@@ -232,9 +232,17 @@ def tokenised_rows(
     if not whole:
         raise UserError(f"{data} has {len(examples)} documents, but one step needs {step_size}. Lower --batch.")
     tokenizer, _ = models.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust_remote_code)
-    source, target = _limits(step.configuration(model, trust_remote_code=trust_remote_code))
+    config = step.configuration(model, trust_remote_code=trust_remote_code)
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
+    source, target = _limits(config)
     shape = Shape(separator="none", max_source=source, max_target=target)
     return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder, say=say).folder
+
+
+def documents(setup: Setup) -> int:
+    """How many rows there are."""
+    return len(Tokens(setup.tokens))
 
 
 def _limits(config: Any) -> tuple[int, int]:
@@ -281,6 +289,7 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
     if not contestant.runs_on(setup.device):
         raise UserError("needs a GPU.")
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
     for plugin in setup.plugins:
         load_file(Path(plugin))
@@ -334,7 +343,7 @@ def as_text(rows: Sequence[Row]) -> str:
                        100 * row.idle, 100 * row.padding, row.gibibytes)
             table.append((row.what, *map(fixed, numbers, (1, 2, 2, 1, 1, 0, 1, 2))))
     failed = [f"{row.what}: {row.why_not}" for row in rows if row.why_not]
-    return "\n".join([*aligned(table), *failed])
+    return "\n".join([*(aligned(table) if len(table) > 1 else []), *failed])
 
 
 def plot(rows: Sequence[Row], path: Path, title: str) -> None:

@@ -240,13 +240,17 @@ def _bench_train(options: argparse.Namespace) -> int:
                 rows_folder, options.data, options.documents, step_size=step_size, say=tell, **common
             )
         else:
-            documents = options.documents // step_size * step_size
-            train.write_rows(rows_folder, options.lengths, documents, seed=options.seed, **common)
+            whole = options.documents // step_size * step_size
+            train.write_rows(rows_folder, options.lengths, whole, seed=options.seed, **common)
         setup = train.Setup(
             objective=options.objective, tokens=rows_folder, batch=options.batch, accumulate=options.accumulate,
             warm_up=options.warm_up, steps=options.steps, workers=options.workers, precision=precision, device=device,
             seed=options.seed, plugins=tuple(options.plugin), **common,
         )  # fmt: skip
+        documents = train.documents(setup)
+        if documents < step_size * (options.warm_up + options.steps):
+            tell(f"note: {documents} rows are {documents // step_size} steps, so an epoch ends and the next begins in "
+                 "the steps that are measured. Raise --documents to leave that out.")
         machine = child.in_child(head.machine, device)
         if machine.result is None:
             raise RuntimeError(machine.why_not)
@@ -256,9 +260,11 @@ def _bench_train(options: argparse.Namespace) -> int:
         rows = train.measure(setup, contestants, trace=trace, say=tell)
     print_result(train.as_text(rows))
     if json_file:
-        names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "documents",
-                 "data", "lengths")
-        settings = {name: getattr(options, name) for name in names} | {"precision": precision, "device": device}
+        names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "data")
+        settings = {name: getattr(options, name) for name in names} | {
+            "lengths": None if options.data else options.lengths, "documents": documents, "precision": precision,
+            "device": device,
+        }
         measured = [row._asdict() for row in rows]
         _write_json(json_file, {"machine": machine.result, "settings": settings, "rows": measured})
     if plot_file:
