@@ -67,14 +67,14 @@ def fork(program, arguments, *, environment, limit=None):
     return Fork(_server(), {"program": program, "arguments": arguments, "environment": environment, "limit": limit})
 
 
-def fork_ranks(program, arguments, *, environment, count=2):
+def fork_ranks(program, arguments, *, environment, count=2, one_device=False):
     """Start a program in several processes, as torchrun does, and wait; the first that fails ends the others."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     together = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     ranks = [
-        fork(program, arguments, environment={**environment, **together, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        fork(program, arguments, environment={**environment, **together, "RANK": str(rank), "LOCAL_RANK": str(0 if one_device else rank)})
         for rank in range(count)
     ]
     end = time.monotonic() + 300

@@ -26,18 +26,25 @@ def run(*arguments):
     return subprocess.run([sys.executable, "-m", "ngramloss", *arguments], capture_output=True, text=True, timeout=60)
 
 
-def test_help_answers_without_loading_torch():
+def test_help_answers_without_loading_torch_or_metrics():
     program = (
         "import sys, json; from ngramloss.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "print(json.dumps(['torch' in sys.modules]))"
+        "print(json.dumps([name in sys.modules for name in ('torch', 'ngramloss.metrics')]))"
     )
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert time.perf_counter() - start < 5   # half a second here; slow machines are not the program's fault
-    assert json.loads(done.stdout.splitlines()[-1]) == [False]
+    assert json.loads(done.stdout.splitlines()[-1]) == [False, False]
     assert "explain" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["score", "report"])
+def test_help_of_a_command_that_scores_names_every_metric(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"separated by commas: {', '.join(METRICS)} (default: rouge" in " ".join(capsys.readouterr().out.split())
 
 
 def test_version_and_missing_command():

@@ -276,7 +276,7 @@ class Scores(Case):
         (folder / "generation.json").write_text(json.dumps({"model": "m", "generation": {"num_beams": 2, "max_length": 20}, "versions": {"ngramloss": "1"}}))
         (folder / "log.jsonl").write_text("".join(json.dumps({"step": step, "loss": 1.5, "docs_per_second": 2.0}) + "\n" for step in range(3)))
         self.result = self.scored(folder)
-        self.keyed = score_cache.read(folder, *self.inputs(folder))
+        self.keyed = score_cache.read(folder, *self.inputs(folder)).metrics
         assert self.keyed
 
     def scored(self, folder):
@@ -288,12 +288,12 @@ class Scores(Case):
 
     def look(self, folder, name):
         ids, texts = self.inputs(folder)
-        kept = score_cache.read(folder, ids, texts)
+        kept, _, damage = score_cache.read(folder, ids, texts)
         assert kept in ({}, self.keyed), "scores were believed that nobody computed"
         changed = (folder / name).read_bytes() != self.sound[Path(name)]
         if changed and name == "scores.jsonl":
             assert kept == {}
-        assert (kept == {}) == bool(score_cache.damage(folder))
+        assert (kept == {}) == bool(damage)
         if random.Random(len(kept) + changed).random() < 0.2:
             again = self.scored(folder)
             assert same(again.documents, self.result.documents)

@@ -138,7 +138,8 @@ def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
     assert (files / "run" / "checkpoints" / "checkpoint-1").is_dir()
     capsys.readouterr()
     assert main([*three, "--plugin", "mine.py"]) == 2
-    assert "the code of the objective 'halves' has changed since run was begun" in capsys.readouterr().err
+    assert "the code of the objective 'halves' has changed since run was started" in (message := capsys.readouterr().err)
+    assert "Restore the old plugin to continue, or start over with --fresh." in message
 
 
 def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
@@ -172,6 +173,13 @@ def test_a_plugin_that_fails_is_an_error_with_its_place(files, capsys, text, mes
 def test_a_plugin_that_is_not_there_is_an_error(files, capsys):
     assert main(["list", "metrics", "--plugin", "none.py"]) == 2
     assert "there is no plugin file none.py." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "mine.pyc", "mine"])
+def test_a_plugin_that_is_not_a_python_file_is_an_error(files, capsys, name):
+    (files / name).write_text(METRIC)
+    assert main(["list", "metrics", "--plugin", name]) == 2
+    assert f"error: a plugin is a Python file, got {name}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("returned", "message"), [

@@ -104,7 +104,7 @@ def test_damaged_kept_figures_count_as_none(tmp_path, capsys, damage):
     folder = run(tmp_path / "a")
     before = score(capsys, folder)
     (folder / "scores.json").write_text(damage)
-    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())).metrics == {}
     assert score(capsys, folder) == before
 
 
@@ -166,12 +166,12 @@ def test_figures_of_other_documents_do_not_stay_and_those_without_documents_do(t
 def test_kept_figures_of_other_documents_are_not_taken(tmp_path, capsys):
     folder = run(tmp_path / "a")
     score(capsys, folder)
-    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values()))
-    assert score_cache.read(folder, ["c", "b", "a"], list(TEXTS.values())) == {}
-    assert score_cache.read(folder, ["a", "b", "c"], ["x", "y", "z"]) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())).metrics
+    assert score_cache.read(folder, ["c", "b", "a"], list(TEXTS.values())).metrics == {}
+    assert score_cache.read(folder, ["a", "b", "c"], ["x", "y", "z"]).metrics == {}
     rows = (folder / "scores.jsonl").read_text().splitlines(keepends=True)
     (folder / "scores.jsonl").write_text("".join(reversed(rows)))
-    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())).metrics == {}
 
 
 def test_figures_of_earlier_texts_do_not_stay_beside_new_ones(tmp_path, capsys):
@@ -275,7 +275,7 @@ def test_figures_kept_in_part_count_as_none(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(score_cache, "write_whole", ends)
     assert cli.main(["score", str(folder), "--set", "rouge.stemmer=false"]) == 130
-    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())) == {}
+    assert score_cache.read(folder, ["a", "b", "c"], list(TEXTS.values())).metrics == {}
 
 
 def test_several_seeds_of_a_system_have_mean_and_spread(tmp_path, capsys):

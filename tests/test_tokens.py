@@ -3,16 +3,14 @@
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import tiny_tokenizers
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramloss.data import Example, fingerprint, tokens
 from ngramloss.data.sentences import sentences
-from ngramloss.data.tokens import Padder, Shape, Tokens, separator_id, sources, tokenise, tokenizer_fingerprint
+from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise, tokenizer_fingerprint
 
 ROOMY = Shape(max_source=10_000)
 DOCUMENT = "The cat sat. It slept there! Was the dog awake?"
@@ -331,53 +329,3 @@ def test_tokens_are_read_again_from_their_folder(tmp_path):
     found = made(tmp_path)
     again = Tokens(str(found.folder))
     assert [row["labels"].tolist() for row in again] == [row["labels"].tolist() for row in found]
-
-
-# Batches
-
-ROWS = [{"input_ids": np.array([5, 6, 7], np.int32), "labels": [8, 9]}, {"input_ids": [4], "labels": np.array([3, 2, 8, 9, 1])}]
-
-
-def moved(labels):
-    start = torch.full((len(labels), 1), 99)
-    return torch.cat([start, labels[:, :-1]], 1).masked_fill(torch.cat([start, labels[:, :-1]], 1) == -100, 1)
-
-
-def test_a_batch_is_padded_and_always_has_decoder_inputs():
-    made = Padder(1, moved)(ROWS)
-    assert {name: value.tolist() for name, value in made.items()} == {
-        "input_ids": [[5, 6, 7], [4, 1, 1]],
-        "attention_mask": [[1, 1, 1], [1, 0, 0]],
-        "labels": [[8, 9, -100, -100, -100], [3, 2, 8, 9, 1]],
-        "decoder_input_ids": [[99, 8, 9, 1, 1], [99, 3, 2, 8, 9]],
-    }
-    assert all(value.dtype == torch.int64 for value in made.values())
-
-
-@pytest.mark.parametrize(("multiple", "source", "target"), [(1, 3, 5), (3, 3, 6), (4, 4, 8), (8, 8, 8)])
-def test_lengths_are_rounded_up_to_a_multiple(multiple, source, target):
-    made = Padder(1, moved, multiple=multiple)(ROWS)
-    assert made["input_ids"].shape == made["attention_mask"].shape == (2, source)
-    assert made["labels"].shape == made["decoder_input_ids"].shape == (2, target)
-    assert made["attention_mask"].sum(1).tolist() == [3, 1]
-    assert (made["labels"] != -100).sum(1).tolist() == [2, 5]
-
-
-def test_a_padding_id_in_the_text_is_attended_to():
-    assert Padder(1, moved)([{"input_ids": [5, 1, 6], "labels": [2]}])["attention_mask"].tolist() == [[1, 1, 1]]
-
-
-@pytest.mark.parametrize("family", ["bart", "t5", "pegasus", "led"])
-def test_a_model_reads_the_batch_as_its_own_shift_would_have_it(family):
-    from functools import partial
-
-    import models
-
-    from ngramloss.hf.attach import decoder_inputs
-
-    model = models.tiny(family)
-    made = Padder(models.PAD, partial(decoder_inputs, model))([{"input_ids": [5, 6, 7, 8], "labels": [4, 5]}, {"input_ids": [9], "labels": [6, 7, 2]}])
-    assert made["decoder_input_ids"].tolist() == [[models.START, 4, 5], [models.START, 6, 7]]
-    mine = model(**made).loss
-    theirs = model(**{name: value for name, value in made.items() if name != "decoder_input_ids"}).loss
-    torch.testing.assert_close(mine, theirs)

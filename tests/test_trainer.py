@@ -61,9 +61,9 @@ def row_count(predicted):
     return {"rows": len(predicted.predictions)}
 
 
-def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, compute_metrics=None, **changes):
+def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, compute_metrics=None, ours=(), **changes):
     model = tiny() if model is None else model
-    extra = {"objective": objective} if kind is NgramTrainer else {}
+    extra = {"objective": objective} | dict(ours) if kind is NgramTrainer else {}
     trainer = kind(
         model, arguments(folder, **changes), train_dataset=rows(data), eval_dataset=rows(7, seed=2),
         data_collator=padded(model), compute_metrics=compute_metrics, **extra,

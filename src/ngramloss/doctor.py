@@ -64,9 +64,8 @@ def _entry(name: str, registry: Registry[Any], state: Callable[[str], str]) -> d
 def _readiness(name: str) -> str:
     """What a metric needs before it can run; ``ready`` if nothing."""
     metric = METRICS[name]
-    if missing := metric.missing_packages:
-        wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(missing)
-        return f"needs the package {', '.join(missing)}: pip install {wanted}"
+    if needed := metric.packages_needed:
+        return needed
     options = list(missing_options(name, {}))
     if metric.usual and not options:
         options = ["model"]

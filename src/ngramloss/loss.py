@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Literal, overload
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from ngramloss.objectives.term import Part, Term, check_names
 from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats, token_stats_from_hidden
 
 Count = int | float | Tensor
+_sent: WeakKeyDictionary[JointLoss, dict[tuple[torch.dtype, torch.device], tuple[tuple[float, ...], Tensor]]]
+_sent = WeakKeyDictionary()
+"""The weights of a loss on each device, and their values when they were sent."""
 
 
 class JointLoss(torch.nn.Module):
@@ -139,6 +142,8 @@ class JointLoss(torch.nn.Module):
         Both are [], or [B] with ``reduction="none"``.
         """
         labels = labels.long()                                           # [B, T]
+        if not torch.compiler.is_compiling():
+            self.refresh_weights()
         counts = {
             "num_tokens": _count("num_tokens", num_tokens, stats.lse),
             "num_sequences": _count("num_sequences", num_sequences, stats.lse),
@@ -195,10 +200,28 @@ class JointLoss(torch.nn.Module):
 
     def weighted(self, values: Tensor) -> Tensor:
         """The weighted sum of the parts' values, [] or [B]. A part with weight 0 adds nothing, not even NaN."""
-        weights = tuple(part.weight for part in self.parts)
-        weight = _numbers(weights, values.dtype, values.device)          # [parts]
+        weight = self._weights(values.dtype, values.device)              # [parts]
         weight = weight if values.ndim == 1 else weight.unsqueeze(-1)    # [parts] or [parts, 1]
-        return (values * weight if all(weights) else (values * weight).masked_fill(weight == 0, 0.0)).sum(0)
+        return (values * weight).masked_fill(weight == 0, 0.0).sum(0)
+
+    def _weights(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The weights on a device, [parts]: always the same tensor, because a CUDA graph reads it where it was."""
+        weights = tuple(part.weight for part in self.parts)
+        if torch.compiler.is_compiling():
+            return torch.tensor(weights, dtype=dtype, device=device)
+        sent = _sent.setdefault(self, {})
+        if (dtype, device) not in sent:
+            with torch.inference_mode(False):
+                sent[dtype, device] = weights, torch.tensor(weights, dtype=dtype, device=device)
+        return sent[dtype, device][1]
+
+    def refresh_weights(self) -> None:
+        """Send the weights of the parts again if they have changed. A trainer calls this before it replays a graph."""
+        weights = tuple(part.weight for part in self.parts)
+        for place, (before, tensor) in _sent.get(self, {}).items():
+            if before != weights:
+                tensor.copy_(torch.tensor(weights))
+                _sent[self][place] = weights, tensor
 
     def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""
@@ -214,19 +237,6 @@ def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
     if not terms or not all(isinstance(term, Term) for term in terms):
         raise TypeError(f"objective must be a string such as 'ce + matches(2)' or Terms, got {objective!r}.")
     return terms
-
-
-def _numbers(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if torch.compiler.is_compiling():
-        return torch.tensor(numbers, dtype=dtype, device=device)
-    return _sent_once(numbers, dtype, device)
-
-
-@lru_cache(64)
-def _sent_once(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy numbers to the device once: a graph that is being captured must not copy from the host."""
-    with torch.inference_mode(False):
-        return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:

@@ -15,6 +15,7 @@ from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import getdoc
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -116,14 +117,17 @@ def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
     return loaded
 
 
+def first_doc_line(function: Callable[..., Any]) -> str:
+    """The first line of a function's docstring; empty if it has none."""
+    return (getdoc(function) or "").partition("\n")[0]
+
+
 def load_file(path: Path) -> None:
     """Run a plugin file, which adds its objectives and metrics."""
-    name = f"ngramloss_plugin_{path.stem}_{fingerprint([path])[:8]}" if path.is_file() else ""
-    if not name:
+    if not path.is_file():
         raise MissingFileError(f"there is no plugin file {path}.")
-    if path.suffix != ".py":
-        raise UserError(f"a plugin is a Python file, got {path}.")
-    spec = spec_from_file_location(name, path)
+    name = f"ngramloss_plugin_{path.stem}_{fingerprint([path])[:8]}"
+    spec = spec_from_file_location(name, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None:
         raise UserError(f"a plugin is a Python file, got {path}.")
     module = module_from_spec(spec)

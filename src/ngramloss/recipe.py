@@ -85,8 +85,11 @@ class Train:
     max_steps: int = setting(0, least=0)
     """Optimiser steps; 0 trains for ``epochs``."""
     batch_size: int = setting(16, least=1)
-    """Sequences in a micro-batch, all processes together."""
+    """Sequences in a batch, all processes together; an optimiser step has ``batch_size`` × ``accumulate``."""
     accumulate: int = setting(2, least=1)
+    max_tokens: int = setting(0, least=0)
+    """The most tokens of a micro-batch in each process, padding included: a step is cut into as many micro-batches as
+    that takes, which does not change it. 0: as many as the GPU's memory allows; on a CPU, ``batch_size`` sequences."""
     learning_rate: float = setting(3e-5, least=0)
     warmup_steps: int = setting(1000, least=0)
     schedule: str = setting(
@@ -114,7 +117,11 @@ class Train:
     """Sequences in a validation batch, all processes together; 0 uses ``batch_size``."""
     group_by_length: bool = True
     gradient_checkpointing: bool = False
+    capture: bool = True
+    """On a GPU: run forward and backward as one CUDA graph for each shape of a micro-batch. Where that cannot be done,
+    training says why and runs without."""
     compile: bool = False
+    """Compile encoder and decoder with torch.compile: slower to start, faster steps."""
     fsdp: bool = False
     """Shard parameters and optimiser over the processes of torchrun."""
     memory: str = setting("fast", choices=("fast", "lean"))

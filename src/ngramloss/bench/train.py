@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,9 +27,8 @@ from transformers import (
 from ngramloss.bench import chart, lengths, step
 from ngramloss.bench.child import in_child
 from ngramloss.bench.window import Window
-from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
+from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import decoder_inputs
 from ngramloss.hf.trainer import NgramTrainer
 from ngramloss.plugins import load_file
 from ngramloss.stats import IGNORE_INDEX
@@ -142,15 +140,9 @@ def _stock(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bo
 def _ours(setup: Setup, output: str, steps: int, *, capture: bool, compiled: bool = False) -> NgramTrainer:
     """The trainer of ``ngramloss train``."""
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
-    planned: dict[str, Any] = {"max_tokens": 0 if setup.cuda else None, "capture": capture}
-    known = inspect.signature(NgramTrainer.__init__).parameters
-    if capture and "capture" not in known:
-        raise UserError("NgramTrainer of this version does not capture steps.")
     return NgramTrainer(
-        model, _arguments(setup, output, steps, grouped=True, compiled=compiled), objective=setup.objective,
-        train_dataset=Tokens(setup.tokens),
-        data_collator=Padder(model.config.pad_token_id, partial(decoder_inputs, model), multiple=setup.multiple),
-        **{name: value for name, value in planned.items() if name in known},
+        model, _arguments(setup, output, steps, grouped=True, compiled=False), objective=setup.objective,
+        train_dataset=Tokens(setup.tokens), max_tokens=0, capture=capture, compile=compiled,
     )
 
 

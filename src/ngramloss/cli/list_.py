@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import Verbs, verb
 from ngramloss.cli.output import print_result
+from ngramloss.plugins import Entry, Registry
 from ngramloss.settings import Setting
+
+if TYPE_CHECKING:
+    from ngramloss.metrics.registry import Metric
+    from ngramloss.objectives import Objective
 
 LIST = "List the names that other commands accept, with a one-line description of each."
 
@@ -29,40 +35,49 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    rows = LISTS[options.what]()
-    width = max(len(name) for name in rows)
-    for name, about in rows.items():
-        print_result(f"{name:<{width}}  {about}")
+    from ngramloss import tabular
+
+    for line in tabular.aligned(list(LISTS[options.what]().items()), left=(0, 1)):
+        print_result(line)
     return 0
 
 
 def _objectives() -> dict[str, str]:
     from ngramloss.objectives import OBJECTIVES
 
-    rows = {}
-    for name in OBJECTIVES:
-        if problem := OBJECTIVES.problem(name):
-            rows[name] = problem
-            continue
-        objective = OBJECTIVES[name]
-        written = name if objective.least_n is None else f"{name}({max(2, objective.least_n)})"
-        rows[written] = objective.description() + _origin(OBJECTIVES.origin(name))
-        rows |= {f"{written}:{variant}": objective.description(variant) for variant in objective.variants}
-        rows |= {f"  {name}({option}=…)": _option(described) for option, described in objective.options.items()}
-    return rows
+    return _entries(OBJECTIVES, _objective)
 
 
 def _metrics() -> dict[str, str]:
     from ngramloss.metrics.registry import METRICS
 
-    rows = {}
-    for name in METRICS:
-        if problem := METRICS.problem(name):
+    return _entries(METRICS, _metric)
+
+
+def _entries(registry: Registry[Entry], rows_of: Callable[[str, Entry, str], dict[str, str]]) -> dict[str, str]:
+    """The rows of all entries; for an entry that cannot be used, one that says why."""
+    rows: dict[str, str] = {}
+    for name in registry:
+        if problem := registry.problem(name):
             rows[name] = problem
-            continue
-        rows[name] = METRICS[name].description + _origin(METRICS.origin(name))
-        rows |= {f"  {name}.{option}": _option(described) for option, described in METRICS[name].options.items()}
+        else:
+            origin = registry.origin(name)
+            rows |= rows_of(name, registry[name], f" ({origin})" if origin else "")
     return rows
+
+
+def _objective(name: str, objective: Objective, origin: str) -> dict[str, str]:
+    written = name if objective.least_n is None else f"{name}({max(2, objective.least_n)})"
+    return {
+        written: objective.description() + origin,
+        **{f"{written}:{variant}": objective.description(variant) for variant in objective.variants},
+        **{f"  {name}({option}=…)": _option(described) for option, described in objective.options.items()},
+    }
+
+
+def _metric(name: str, metric: Metric, origin: str) -> dict[str, str]:
+    options = {f"  {name}.{option}": _option(described) for option, described in metric.options.items()}
+    return {name: metric.description + origin, **options}
 
 
 def _option(described: Setting) -> str:
@@ -71,10 +86,6 @@ def _option(described: Setting) -> str:
     shown = {True: "true", False: "false"}.get(default, default) if isinstance(default, bool) else default
     state = "required" if described.required else "" if default is None else f"default {shown}"
     return f"{described.help}{choices}" + (f" ({state})" if state else "")
-
-
-def _origin(origin: str) -> str:
-    return f" ({origin})" if origin else ""
 
 
 def _recipes() -> dict[str, str]:

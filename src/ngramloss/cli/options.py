@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ngramloss.cli.output import show_progress, tell
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.metrics.registry import METRICS, checked_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,12 +18,26 @@ if TYPE_CHECKING:
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The object to which each command adds its parser."""
+ALL_METRICS = "{metrics}"
+"""Stands for the names of all metrics in the help of an option."""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Names the metrics only when help is shown: finding those of installed packages takes time."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = super()._get_help_string(action)
+        if not text or ALL_METRICS not in text:
+            return text
+        from ngramloss.metrics.registry import METRICS
+
+        return text.replace(ALL_METRICS, ", ".join(METRICS))
 
 
 def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> argparse.ArgumentParser:
     """Add a command's parser: a line for the list of commands, a description, and examples that can be pasted."""
     parser = verbs.add_parser(
-        name, help=summary, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+        name, help=summary, description=text, epilog=examples, formatter_class=_Formatter
     )
     parser.add_argument(
         "--plugin", action="append", default=[], metavar="FILE",
@@ -54,7 +67,7 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
     add_columns(verb, source="of the documents", target="of the references; several with commas")
     verb.add_argument(
         "--metrics", metavar="NAMES",
-        help=f"metrics to compute, separated by commas: {', '.join(METRICS)} (default: {metrics}; if a run's task is "
+        help=f"metrics to compute, separated by commas: {ALL_METRICS} (default: {metrics}; if a run's task is "
         f"translation: {translation_metrics})",
     )
     verb.set_defaults(metrics_by_task={"summarisation": metrics, "translation": translation_metrics})
@@ -97,6 +110,7 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     """Score the systems named on the command line; in a terminal, show what is being done."""
     from pathlib import Path
 
+    from ngramloss.metrics.registry import METRICS
     from ngramloss.scoring import audit, results, systems
     from ngramloss.scoring.texts import Named
 
@@ -164,6 +178,7 @@ def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
 
 def metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:
     """``--set METRIC.OPTION=VALUE`` as metric → option → value, checked."""
+    from ngramloss.metrics.registry import METRICS, checked_options
     from ngramloss.settings import toml_value
 
     options: dict[str, dict[str, object]] = {}

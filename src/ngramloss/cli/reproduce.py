@@ -8,7 +8,6 @@ import sys
 from ngramloss import escape
 from ngramloss.cli.options import Verbs, add_trust, metric_options, verb
 from ngramloss.cli.output import print_result
-from ngramloss.metrics.registry import METRICS
 
 REPRODUCE = """\
 Reproduce a table of the paper: train, generate and score, print the table next to the paper's values, and write an
@@ -68,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from ngramloss import reproduce, tabular
+    from ngramloss.metrics.registry import METRICS
 
     data = options.data or reproduce.chosen_data()
     if options.table == "table1":

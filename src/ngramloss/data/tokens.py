@@ -1,4 +1,4 @@
-"""examples and a tokenizer → cached tokens on disk → padded batches, always with ``decoder_input_ids``."""
+"""examples and a tokenizer → cached tokens on disk."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from ngramloss.checksums import cached_folder
@@ -21,7 +19,6 @@ from ngramloss.data import Example, split_many
 from ngramloss.errors import UserError
 from ngramloss.files import cache_folder
 from ngramloss.recipe import Data
-from ngramloss.stats import IGNORE_INDEX
 
 Ids = NDArray[np.int32]
 FORMAT = 1
@@ -75,8 +72,12 @@ class Tokens(Dataset[dict[str, Ids]]):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Source tokens of each row."""
-        lengths: NDArray[np.int64] = np.diff(self._ends["input_ids"], prepend=0)
-        return lengths
+        return np.diff(self._ends["input_ids"], prepend=0)
+
+    @property
+    def target_lengths(self) -> NDArray[np.int64]:
+        """Target tokens of each row."""
+        return np.diff(self._ends["labels"], prepend=0)
 
 
 def tokenise(
@@ -181,32 +182,3 @@ def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
             return framed[:start], framed[start + len(bare) :]
     raise UserError(f"{type(tokenizer).__name__} encodes a text differently with special tokens than without. "
                     "Such tokenizers are not supported.")
-
-
-class Padder:
-    """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
-
-    Args:
-        pad: padding id for sources.
-        decoder_inputs: labels [B, T] → the decoder's input, [B, T].
-        multiple: lengths are rounded up to a multiple of this.
-    """
-
-    def __init__(self, pad: int, decoder_inputs: Callable[[Tensor], Tensor], *, multiple: int = 1) -> None:
-        self.pad, self.decoder_inputs, self.multiple = pad, decoder_inputs, multiple
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Collate these rows into a batch."""
-        ids, mask = self._pad_rows([row["input_ids"] for row in rows], self.pad)        # [B, S]
-        labels, _ = self._pad_rows([row["labels"] for row in rows], IGNORE_INDEX)        # [B, T]
-        decoder_ids = self.decoder_inputs(labels)                        # [B, T]
-        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "decoder_input_ids": decoder_ids}
-
-    def _pad_rows(self, rows: Sequence[Any], fill: int) -> tuple[Tensor, Tensor]:
-        longest = -(-max(len(row) for row in rows) // self.multiple) * self.multiple
-        padded = torch.full((len(rows), longest), fill)                  # [B, S]
-        mask = torch.zeros_like(padded)                                  # [B, S]
-        for index, row in enumerate(rows):
-            padded[index, : len(row)] = torch.from_numpy(np.array(row, dtype=np.int64))
-            mask[index, : len(row)] = 1
-        return padded, mask

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import heartbeat as heart
-from ngramloss import recipe
+from ngramloss import heartbeat, recipe
 from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.languages import AUTO
 from ngramloss.data.multilingual import codes
@@ -22,10 +21,9 @@ from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import appended, fingerprint, whole_rows, write_whole
+from ngramloss.files import appended, fingerprint, read_object, whole_rows, write_whole
 from ngramloss.generation.baselines import baseline_writer
 from ngramloss.generation.search import Written, load_model, model_of_run, summaries
-from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
@@ -145,7 +143,7 @@ def write_predictions(
     created = rank == 0 and not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
+        with heartbeat.heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
             return _write_share(work, run, rank, progress, (lambda _: None) if rank else say)
     except BaseException:
         if created and not any(folder.iterdir()):   # the error occurred before anything was written
@@ -218,7 +216,7 @@ def _merge(run: RunFolder, ids: Sequence[str], processes: int) -> None:
     Raises:
         TimeoutError: another process with documents left gives no sign of life.
     """
-    listeners = {rank: Listener(run.beat(rank)) for rank in range(1, processes)}
+    listeners = {rank: heartbeat.Listener(run.beat(rank)) for rank in range(1, processes)}
     while len(done := _done_rows(run)) < len(ids):
         left = Counter(index % processes for index, key in enumerate(ids) if key not in done)
         dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
@@ -226,8 +224,8 @@ def _merge(run: RunFolder, ids: Sequence[str], processes: int) -> None:
             count = sum(left[rank] for rank in dead)
             raise TimeoutError(
                 f"process {', '.join(map(str, dead))} of 0 to {processes - 1} gave no sign of life for "
-                f"{heart.SILENCE:g} seconds and has {count} documents left: it ended, or was never started. Run the "
-                "same command again with all processes; documents that are done are kept."
+                f"{heartbeat.SILENCE:g} seconds and has {count} documents left: it ended, or was never started. Run "
+                "the same command again with all processes; documents that are done are kept."
             )
         time.sleep(0.5)
     write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
@@ -242,8 +240,8 @@ def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
     if not run.generation.exists() and not run.predictions.exists():
         return False   # another process started before the first one, which writes the settings
     try:
-        before = dict(json.loads(run.generation.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        before = read_object(run.generation)
+    except (OSError, UserError):
         before = {}
     if "model" not in before:
         raise UserError(f"{run.path} has predictions but no valid {run.generation.name} with their settings. Choose "

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ngramloss.data.tokens import Padder
 from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.batches import Padder
 from ngramloss.stats import IGNORE_INDEX, token_stats
 
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
+import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.utils.data import Sampler
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from ngramloss.errors import UserError
+from ngramloss.gpu.captured import CannotCapture, CapturedStep
+from ngramloss.hf import reduction
 from ngramloss.hf.attach import aligned_labels, attach, last_parts, logits_of
+from ngramloss.hf.batches import Batch, Step, ahead
+from ngramloss.hf.plan import LengthGrouped
+from ngramloss.hf.planned import planned_loader
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
 
+LOG = logging.getLogger("ngramloss")
 DIAGNOSED_ROWS = 4
 """Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
 
@@ -41,15 +49,27 @@ class NgramTrainer(Seq2SeqTrainer):
         args: ``Seq2SeqTrainingArguments``, or ``TrainingArguments``.
         objective: as in :class:`JointLoss`.
         memory: as in :class:`JointLoss`.
+        max_tokens: None reads batches as the arguments and the collator say. A number plans the steps instead: each has
+            ``per_device_train_batch_size × gradient_accumulation_steps`` sequences a process, cut into micro-batches of
+            at most so many tokens, padding included; 0 takes as many as the GPU's memory allows. The collator is not
+            used in training then. For encoder-decoders, and rows with ``input_ids`` and ``labels``.
+        capture: with planned steps on a GPU: run forward and backward as one CUDA graph for each shape.
+        compile: with planned steps: compile encoder and decoder.
+        say: shows a sentence to the user, such as why steps are not captured.
         kwargs: of ``Seq2SeqTrainer``.
     """
 
     def __init__(
         self, model: Any = None, args: Any = None, *, objective: str | Iterable[Term] | Term, memory: str = "fast",
-        **kwargs: Any,
+        max_tokens: int | None = None, capture: bool = True, compile: bool = False,
+        say: Callable[[str], object] = LOG.info, **kwargs: Any,
     ) -> None:
         self.loss_fn = JointLoss(objective, memory=memory)
         args = _seq2seq(args)
+        self.max_tokens, self.say = max_tokens, say
+        self.micro_rows = args.per_device_train_batch_size
+        if max_tokens is not None:
+            args = _one_batch_a_step(args)
         if kwargs.get("compute_loss_func") is not None:
             raise TypeError("NgramTrainer computes its loss from `objective`; do not pass `compute_loss_func`.")
         if args.label_smoothing_factor:
@@ -66,6 +86,11 @@ class NgramTrainer(Seq2SeqTrainer):
                 "the joint loss does not support. Use data parallelism (DDP, FSDP)."
             )
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True   # the second for transformers before 5.20
+        self._captured: CapturedStep | None = None
+        self._ahead: tuple[Any, Iterator[Step]] = (None, iter(()))
+        self._not_captured = "" if capture else "it was switched off"
+        if max_tokens is not None:
+            self._plan_steps(compile=compile)
         self._evaluated = _Sums()
         self._last_batch: dict[str, Any] = {}
         self.also_saved: dict[str, str] = {}
@@ -99,12 +124,117 @@ class NgramTrainer(Seq2SeqTrainer):
             _shard(self.model if model is None else model, self.accelerator.state.fsdp_plugin)
         return super().create_optimizer(model)
 
+    # Planned steps
+
+    def _plan_steps(self, *, compile: bool) -> None:
+        """Refuse what steps cannot be planned for; leave the model unwrapped, because gradients are reduced here."""
+        if not getattr(self.model.config, "is_encoder_decoder", False):
+            raise UserError("max_tokens plans the steps of encoder-decoders only. Leave it out for this model.")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise UserError("FSDP and DeepSpeed need as many micro-batches in every process, so steps cannot be "
+                            "planned. Leave out max_tokens.")
+        if self.accelerator.num_processes > 1:
+            prepare: Any = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)   # no DDP
+            self.accelerator.prepare_model = prepare
+        if compile:
+            for body in (self.model.get_encoder(), self.model.get_decoder()):
+                body.compile(dynamic=True)
+
+    def get_train_dataloader(self) -> Any:
+        """As stock; with ``max_tokens``, a loader of whole steps."""
+        return super().get_train_dataloader() if self.max_tokens is None else planned_loader(self)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """As stock; of a planned step, run all micro-batches and sum the gradients over processes."""
+        if not isinstance(inputs, Step):
+            return super().training_step(model, inputs, num_items_in_batch)   # type: ignore[no-any-return]
+        self._watched.refresh_weights()
+        counts = num_items_in_batch                                      # [2]
+        batches = [batch | {"counts": inputs.counts} for batch in inputs.batches]
+        if self._begin_captured(model, batches):
+            loss = self._run_captured(batches)                           # []
+        else:
+            loss = torch.zeros((), device=self.args.device)              # []
+            for batch in inputs.batches:
+                sent = {name: value.to(self.args.device, non_blocking=True) for name, value in batch.items()}
+                loss += super().training_step(model, sent, counts)
+        if self.accelerator.num_processes > 1:
+            reduction.average_gradients(model, self._captured and self._captured.gradients)
+        return loss
+
+    def _begin_captured(self, model: Any, batches: list[Batch]) -> bool:
+        """Whether this step runs as graphs. If not, the reason is told once."""
+        if self._not_captured:
+            return False
+        model.train()
+        if hasattr(self.optimizer, "train") and callable(self.optimizer.train):
+            self.optimizer.train()
+        try:
+            if self._captured is None:
+                self._raise_unless_capturable(model)
+                self._captured = CapturedStep(model, functools.partial(self._forward_backward, model))
+            self._captured.begin(batches)
+        except CannotCapture as reason:
+            self._not_captured, self._captured = str(reason), None
+            model.zero_grad()
+            if self.args.device.type == "cuda":
+                self.say(f"steps are not captured as CUDA graphs: {reason}. Training is the same, but slower.")
+        return self._captured is not None
+
+    def _raise_unless_capturable(self, model: Any) -> None:
+        own = type(self)
+        if self.args.device.type != "cuda":
+            raise CannotCapture("there is no GPU")
+        if own.compute_loss is not NgramTrainer.compute_loss or own.training_step is not NgramTrainer.training_step:
+            raise CannotCapture(f"{own.__name__} has its own compute_loss or training_step")
+        if getattr(self.model, "is_gradient_checkpointing", False):
+            raise CannotCapture("gradient checkpointing computes activations again in the backward pass")
+        if self.args.torch_compile:
+            raise CannotCapture("torch_compile wraps the whole model; use NgramTrainer(..., compile=True) instead")
+        if getattr(self.accelerator, "has_lomo_optimizer", False):
+            raise CannotCapture("this optimiser updates weights in the backward pass")
+
+    def _forward_backward(self, model: Any, inputs: Batch) -> Tensor:
+        """What a graph contains: the loss of a micro-batch, its gradients, and [1 + parts] numbers for the log."""
+        batch = {name: value for name, value in inputs.items() if name != "counts"}
+        with self.compute_loss_context_manager():
+            loss = self._share_of_step(model, batch, inputs["counts"])["loss"]   # []
+        self.accelerator.backward(loss)
+        return torch.stack([loss.detach(), *last_parts(model).values()])
+
+    def _run_captured(self, batches: list[Batch]) -> Tensor:
+        captured = self._captured
+        assert captured is not None
+        loss = torch.zeros((), device=self.args.device)                  # []
+        for batch in batches:
+            values = captured(batch)                                     # [1 + parts]
+            self._trained.add(values[1:])
+            loss += values[0]
+        self._last_batch = {name: value for name, value in captured.held(batches[-1]).items() if name != "counts"}
+        return loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """As stock, for the micro-batches of a planned step."""
+        if not isinstance(inputs, Step):
+            return int(super().floating_point_ops(inputs))
+        return 6 * self._trained_numbers * sum(batch["input_ids"].numel() for batch in inputs.batches)
+
+    @functools.cached_property
+    def _trained_numbers(self) -> int:
+        return int(self.model.num_parameters(exclude_embeddings=True))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        for batch in inputs.batches if isinstance(inputs, Step) else [inputs]:
+            super()._track_num_input_tokens(batch)
+
     # Steps
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
         """The micro-batches of a step, and its numbers of tokens and sequences over all processes, [2]."""
+        if self.max_tokens is not None:
+            return self._planned_step(epoch_iterator, device)
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if batches:
             self._blank_repeated_rows(batches[-1], self.train_dataset)
@@ -114,6 +244,18 @@ class NgramTrainer(Seq2SeqTrainer):
         counts = self.accelerator.reduce(counts, "sum")                  # [2]
         self._trained.counts = self._trained.counts + counts
         return batches, counts
+
+    def _planned_step(self, epoch_iterator: Iterator[Step], device: torch.device) -> tuple[list[Any], Tensor]:
+        """The next step, made in the background, and its counts, which the plan knows."""
+        if self._ahead[0] is not epoch_iterator:
+            begin = functools.partial(torch.cuda.set_device, device) if device.type == "cuda" else bool
+            self._ahead = epoch_iterator, ahead(epoch_iterator, begin=begin)
+        step = next(self._ahead[1], None)
+        if step is None:
+            return [], torch.zeros(2, device=device)
+        counts = step.counts.to(device, non_blocking=True)               # [2]
+        self._trained.counts = self._trained.counts + counts
+        return [step], counts
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
         """None: evaluation divides by a batch's own counts, and :meth:`get_batch_samples` counts for a step."""
@@ -127,11 +269,16 @@ class NgramTrainer(Seq2SeqTrainer):
             outputs = model(**inputs)
             loss = outputs["loss"]
         else:
-            outputs = model(**inputs, num_tokens=num_items_in_batch[0], num_sequences=num_items_in_batch[1])
-            loss = outputs["loss"] * self.accelerator.num_processes      # gradients are averaged over processes
-            self._trained.add(last_parts(model))
+            outputs = self._share_of_step(model, inputs, num_items_in_batch)
+            loss = outputs["loss"]
+            self._trained.add(torch.stack(list(last_parts(model).values())))
             self._last_batch = inputs
         return (loss, outputs) if return_outputs else loss
+
+    def _share_of_step(self, model: Any, inputs: dict[str, Any], counts: Tensor) -> Any:
+        outputs = model(**inputs, num_tokens=counts[0], num_sequences=counts[1])
+        outputs["loss"] = outputs["loss"] * self.accelerator.num_processes   # gradients are averaged over processes
+        return outputs
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -172,7 +319,7 @@ class NgramTrainer(Seq2SeqTrainer):
             counts = _counts(self._labels(inputs)).to(self.args.device)  # [2]
             weight = dict(zip(("token", "sequence"), counts.unbind(), strict=True))
             parts = last_parts(model)
-            self._evaluated.add({part.name: parts[part.name] * weight[part.per] for part in self._watched.parts})
+            self._evaluated.add(torch.stack([parts[part.name] * weight[part.per] for part in self._watched.parts]))
             self._evaluated.counts = self._evaluated.counts + counts
         return result
 
@@ -186,8 +333,8 @@ class NgramTrainer(Seq2SeqTrainer):
         output: Any = super().evaluation_loop(
             dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        if self._evaluated.parts:
-            sums, (tokens, sequences) = self._evaluated.totals(self.accelerator)
+        if self._evaluated.parts is not None:
+            sums, (tokens, sequences) = self._evaluated.totals(self.accelerator, self._watched)
             per = {"token": max(tokens, 1), "sequence": max(sequences, 1)}
             means = {part.name: sums[part.name] / per[part.per] for part in self._watched.parts}
             loss = sum(part.weight * means[part.name] for part in self._watched.parts)
@@ -210,8 +357,8 @@ class NgramTrainer(Seq2SeqTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As stock, with every term, diagnostics, documents per second and memory."""
         steps = self.state.global_step - self._trained.since
-        if "loss" in logs and self._trained.parts and steps > 0:
-            parts, (_, sequences) = self._trained.totals(self.accelerator, over_processes=False)
+        if "loss" in logs and self._trained.parts is not None and steps > 0:
+            parts, (_, sequences) = self._trained.totals(self.accelerator, self._watched, over_processes=False)
             seconds = time.perf_counter() - self._logged_at - self._paused
             watched = self._diagnostics()
             logs |= {name: value / steps for name, value in parts.items()}
@@ -266,38 +413,6 @@ class NgramTrainer(Seq2SeqTrainer):
         return attach(model, self._watched.terms, memory=self.loss_fn.memory)
 
 
-class LengthGrouped(Sampler[int]):
-    """Row numbers in random order, such that the rows of a step have similar lengths.
-
-    The order depends on the seed, the epoch and the number of rows in an optimiser step, not on how the step is split
-    into micro-batches and processes. Within a pool of 50 steps rows are sorted by length, longest first.
-    """
-
-    def __init__(self, lengths: Sequence[int], *, step: int, seed: int) -> None:
-        self.lengths = torch.as_tensor(lengths)                          # [rows]
-        self.step, self.seed, self.epoch = step, seed, 0
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which determines the order."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        source = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=source)      # [rows]
-        pools = [pool[self.lengths[pool].argsort(descending=True, stable=True)] for pool in order.split(50 * self.step)]
-        steps = list(torch.cat(pools).split(self.step)) if pools else []
-        # A short last step stays last: elsewhere it would shift the rows of every later step.
-        whole = [rows for rows in steps if len(rows) == self.step]
-        rest = [rows for rows in steps if len(rows) < self.step]
-        for index in torch.randperm(len(whole), generator=source).tolist():
-            yield from whole[index].tolist()
-        for rows in rest:
-            yield from rows.tolist()
-
-
 class _Events(TrainerCallback):
     """Passes the first step to the trainer and the epoch to the sampler: Accelerate does not when it skips batches."""
 
@@ -306,6 +421,8 @@ class _Events(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._count_from(state.global_step)
+        if self.trainer.max_tokens is not None and self.trainer.accelerator.num_processes > 1:
+            reduction.share_weights(self.trainer.model)   # DDP, which is not used, would do this
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         loader = kwargs.get("train_dataloader")
@@ -321,17 +438,19 @@ class _Sums:
 
     def __init__(self, since: int = 0) -> None:
         self.since = since
-        self.parts: dict[str, Tensor] = {}
-        self.counts: Any = 0
+        self.parts: Tensor | None = None                                 # [parts]
+        self.counts: Any = 0                                             # [2]
 
-    def add(self, parts: dict[str, Tensor]) -> None:
-        self.parts = {name: value + self.parts.get(name, 0) for name, value in parts.items()}
+    def add(self, parts: Tensor) -> None:
+        self.parts = parts.clone() if self.parts is None else self.parts + parts   # [parts]
 
-    def totals(self, accelerator: Any, over_processes: bool = True) -> tuple[dict[str, float], list[float]]:
+    def totals(
+        self, accelerator: Any, loss_fn: JointLoss, over_processes: bool = True
+    ) -> tuple[dict[str, float], list[float]]:
         """The sums as numbers: terms always over all processes, counts only if they are not summed already."""
-        parts = accelerator.reduce(torch.stack(list(self.parts.values())), "sum")   # [parts]
+        parts = accelerator.reduce(self.parts, "sum")                    # [parts]
         counts = accelerator.reduce(self.counts, "sum") if over_processes else self.counts   # [2]
-        return dict(zip(self.parts, parts.tolist(), strict=True)), counts.tolist()
+        return dict(zip((part.name for part in loss_fn.parts), parts.tolist(), strict=True)), counts.tolist()
 
 
 def _seq2seq(args: Any) -> Any:
@@ -341,6 +460,14 @@ def _seq2seq(args: Any) -> Any:
     for name in ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"):
         if not hasattr(args, name):
             setattr(args, name, None if name != "predict_with_generate" else False)
+    return args
+
+
+def _one_batch_a_step(args: Any) -> Any:
+    """The arguments as Hugging Face's trainer sees them if one batch of the loader is a whole optimiser step."""
+    args = copy.copy(args)
+    args.per_device_train_batch_size *= args.gradient_accumulation_steps
+    args.gradient_accumulation_steps = 1
     return args
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
+from ngramloss.metrics.registry import VITC
 
 Pair = tuple[str, str]
 
@@ -17,7 +18,7 @@ RELATIONS = ("entailment", "contradiction", "neutral")
 """The relations of a hypothesis to its premise, in the order of a row of ``probabilities``."""
 
 PUBLISHED = {
-    "vitc": ("tals/albert-xlarge-vitaminc-mnli", ("entailment", "contradiction", "neutral")),
+    "vitc": (VITC, ("entailment", "contradiction", "neutral")),
     "mnli": ("roberta-large-mnli", ("contradiction", "neutral", "entailment")),
     "anli": ("ynie/roberta-large-snli_mnli_fever_anli_R1_R2_R3-nli", ("entailment", "neutral", "contradiction")),
 }

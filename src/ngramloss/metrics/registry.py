@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from inspect import getdoc, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Scores
-from ngramloss.plugins import Registry, load_function
+from ngramloss.plugins import Registry, first_doc_line, load_function
 from ngramloss.settings import Setting, nearest
 from ngramloss.version import installed
 
@@ -73,18 +73,25 @@ class Metric:
     @property
     def description(self) -> str:
         """A one-line description."""
-        return self.about or (getdoc(self.load()) or "").partition("\n")[0]
+        return self.about or first_doc_line(self.load())
 
     @property
-    def missing_packages(self) -> list[str]:
-        """Packages that it needs and that are not installed."""
-        return [package for package in self.packages if installed(package) is None]
+    def packages_needed(self) -> str:
+        """The missing packages and the command that installs them, as a clause; empty if none is missing."""
+        missing = [package for package in self.packages if installed(package) is None]
+        if not missing:
+            return ""
+        wanted = f"'ngramloss[{self.extra}]'" if self.extra else " ".join(missing)
+        return f"needs the package {', '.join(missing)}: pip install {wanted}"
 
     @property
     def shows_progress(self) -> bool:
         """Whether the function takes ``progress``."""
         return "progress" in signature(self.load()).parameters
 
+
+VITC = "tals/albert-xlarge-vitaminc-mnli"
+"""The hub id of SummaC's usual model. Here, as :mod:`ngramloss.metrics.nli` is imported only to run it."""
 
 _HERE = "ngramloss.metrics"
 
@@ -191,7 +198,7 @@ _BUILTIN = {
             "summac_conv": Score("SummaC-Conv", "probability that the summary is consistent with its document"),
             "summac_zs": Score("SummaC-ZS", "entailment of the summary's sentences minus their contradiction"),
         },
-        packages=("transformers",), extra="hf", usual="tals/albert-xlarge-vitaminc-mnli",
+        packages=("transformers",), extra="hf", usual=VITC,
         options={
             "model": Setting("vitc", help="NLI model: vitc, mnli, anli, a folder or a hub id"),
             "form": Setting("conv", choices=("conv", "zs"), help="variant of SummaC; zs needs no weights"),

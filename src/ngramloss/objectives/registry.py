@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from inspect import getdoc
 from typing import TYPE_CHECKING, Literal
 
-from ngramloss.plugins import Registry, load_function
+from ngramloss.plugins import Registry, first_doc_line, load_function
 from ngramloss.settings import Setting
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Objective:
     def description(self, variant: str | None = None) -> str:
         """A one-line description."""
         written = self.about.get(variant or "")
-        return written if written is not None else (getdoc(self.formula(variant)) or "").partition("\n")[0]
+        return written if written is not None else first_doc_line(self.formula(variant))
 
 
 MOST_N = 1024

@@ -22,7 +22,7 @@ from ngramloss.run_folder import Busy
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
-from ngramloss.scoring.score_cache import Keyed
+from ngramloss.scoring.score_cache import Keyed, Saved
 from ngramloss.scoring.significance import Figure
 from ngramloss.scoring.systems import Aligned
 from ngramloss.version import __version__
@@ -109,32 +109,36 @@ def score_systems(
     """
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
-    owners = score_owners(metrics)
+    score_owners(metrics)   # raises if two metrics use the same name
     chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     tell = progress or (lambda _: None)
-    cached = [score_cache.read(folder, texts.task.ids, predictions) if folder else {}
-              for folder, predictions in zip(texts.folders, texts.texts, strict=True)]
-    unused = [f"the scores saved in {folder} were not used ({why}); they are computed again."
-              for folder in texts.folders if folder and (why := score_cache.damage(folder))]
+    saved = [score_cache.read(folder, texts.task.ids, predictions) if folder else Saved({}, {})
+             for folder, predictions in zip(texts.folders, texts.texts, strict=True)]
+    unused = [f"the scores saved in {folder} were not used ({before.damage}); they are computed again."
+              for folder, before in zip(texts.folders, saved, strict=True) if before.damage]
     # Read now: another run may have replaced the folder's content by the time the metrics are done.
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
+    given: dict[str, Any] = {
+        "ids": texts.task.ids, "references": texts.task.references, "documents": texts.task.documents
+    }
+    everyone = given | {"predictions": [text for system in texts.texts for text in system]}
+    hashes = score_cache.text_hashes(given)
     scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
     absent = {}
     notes = {}
     for name in metrics:
         metric = METRICS[name]
-        given: dict[str, Any] = {
-            "ids": texts.task.ids, "references": texts.task.references, "documents": texts.task.documents
-        }
         if reason := _why_absent(name, metric, given, chosen[name]):
             absent[name] = reason
             continue
+        known, source = list(scores_of(name)), source_hash(metric.function)
+        own_hashes = {text: digest for text, digest in hashes.items() if text in metric.reads}
         for index, system in enumerate(texts.names):
-            taken = {text: (given | {"predictions": texts.texts[index]})[text] for text in metric.reads}
-            source = source_hash(metric.function)
+            of_system = given | {"predictions": texts.texts[index]}
+            taken = {text: of_system[text] for text in metric.reads}
             key = score_cache.key(name, chosen[name], taken, packages=metric.packages, source=source)
-            before = cached[index].get(name)
+            before = saved[index].metrics.get(name)
             if before is not None and before.key == key and not before.pooled:
                 scores[index][name] = before
                 continue
@@ -145,10 +149,9 @@ def score_systems(
             except Absent as missing:
                 absent[name] = str(missing)
                 break
-            _check_scores(name, found, [score for score in owners if owners[score] == name], len(texts.task.ids))
-            scores[index][name] = Keyed(key, found, score_cache.text_hashes(taken))
-        everyone = [text for system in texts.texts for text in system]
-        if name not in absent and (sentences := metric.notes_on(given | {"predictions": everyone}, chosen[name])):
+            _check_scores(name, found, known, len(texts.task.ids))
+            scores[index][name] = Keyed(key, found, own_hashes)
+        if name not in absent and (sentences := metric.notes_on(everyone, chosen[name])):
             notes[name] = sentences
     for name in absent:
         for by_metric in scores:
@@ -159,12 +162,15 @@ def score_systems(
     audit = [oddities(texts.texts[index], *known) for index, known in enumerate(lengths)]
     result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result), notes=notes,
                              cut_off=[cut_off(*known) for known in lengths])
-    return result._replace(cache_warnings=[*unused, *_write_caches(texts, scores, result)])
+    return result._replace(cache_warnings=[*unused, *_write_caches(texts, scores, result, hashes)])
 
 
-def _write_caches(texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result: Result) -> list[str]:
+def _write_caches(
+    texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result: Result, hashes: Mapping[str, str]
+) -> list[str]:
     """Save the scores in the systems' folders; return a message for each folder where this fails."""
     warnings = []
+    given = {name: digest for name, digest in hashes.items() if getattr(texts.task, name) is not None}
     for index, folder in enumerate(texts.folders):
         if folder is None or not scores[index]:
             continue
@@ -173,7 +179,6 @@ def _write_caches(texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result:
             warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue
         try:
-            given = {"references": texts.task.references, "documents": texts.task.documents}
             score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus, given)
         except Busy:
             warnings.append(f"scores were not saved in {folder}: another process is using it.")
@@ -253,9 +258,8 @@ def _seed(result: Result, system: int) -> int:
 
 def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     """Why a metric cannot run on these texts and options; empty if it can."""
-    if metric.missing_packages:
-        wanted = f"'ngramloss[{metric.extra}]'" if metric.extra else " ".join(metric.missing_packages)
-        return f"needs the package {', '.join(metric.missing_packages)}: pip install {wanted}."
+    if needed := metric.packages_needed:
+        return f"{needed}."
     for text in metric.reads:
         if text in given and given[text] is None and text not in metric.optional:
             return f"needs the {text}. Give them with --{text} FILE."

@@ -37,6 +37,20 @@ class Keyed(NamedTuple):
     pooled: bool = False
 
 
+class Saved(NamedTuple):
+    """The scores that a folder has for some predictions.
+
+    Attributes:
+        metrics: metric → its scores; empty if there are none or a file is damaged.
+        corpus: name of a score → its value for the corpus.
+        damage: why the folder's scores cannot be used; empty if they can, or if there are none.
+    """
+
+    metrics: dict[str, Keyed]
+    corpus: dict[str, Any]
+    damage: str = ""
+
+
 def key(
     metric: str, options: Mapping[str, Any], texts: Mapping[str, Any], *, packages: Sequence[str] = (), source: str = ""
 ) -> str:
@@ -54,46 +68,19 @@ def key(
     return _hash([metric, named, dict(texts), versions, source])
 
 
-def text_hashes(taken: Mapping[str, Any]) -> dict[str, str]:
-    """The hashes of the references and documents among the texts that a metric reads."""
-    return {name: _hash(taken[name]) for name in ("references", "documents") if name in taken}
+def text_hashes(texts: Mapping[str, Any]) -> dict[str, str]:
+    """The hashes of the references and the documents, which metrics may read."""
+    return {name: _hash(texts[name]) for name in ("references", "documents")}
 
 
-def damage(folder: Path) -> str:
-    """Why the saved scores of a folder cannot be used; empty if they can, or if there are none."""
-    run = RunFolder(folder)
-    if not run.scores.exists():
-        return ""
-    try:
-        about = read_object(run.scores)
-        if "seal" not in about:
-            return f"{run.scores.name} has no checksum"
-        if about.pop("seal") != _hash(about):
-            return f"{run.scores.name} was changed"
-        return "" if about["rows"] == _rows_hash(run.document_scores) else f"{run.document_scores.name} was changed"
-    except (OSError, UserError, KeyError, RecursionError) as reason:
-        return f"{reason}".rstrip(".") if isinstance(reason, UserError) else f"{run.document_scores.name} is missing"
-
-
-def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> dict[str, Keyed]:
-    """The saved scores of these predictions by metric; empty if there are none or a file is damaged."""
-    if damage(folder):
-        return {}
-    try:
-        run = RunFolder(folder)
-        about = read_object(run.scores)
-        rows = whole_rows(run.document_scores)
-        if about["predictions"] != _hash([ids, predictions]) or [row["id"] for row in rows] != list(ids):
-            return {}
-        return {metric: Keyed(known["key"], Scores(_columns(rows, known["figures"]), known["signature"]),
-                              dict(known["texts"]), known["pooled"]) for metric, known in about["metrics"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> Saved:
+    """The saved scores of these predictions."""
+    return _read(RunFolder(folder), ids, _hash([ids, predictions]))
 
 
 def write(
     folder: Path, ids: Sequence[str], predictions: Sequence[str], scores: Mapping[str, Keyed],
-    corpus: Mapping[str, float], given: Mapping[str, Any],
+    corpus: Mapping[str, float], hashes: Mapping[str, str],
 ) -> None:
     """Save the scores of each document, and the corpus scores with their signatures.
 
@@ -106,15 +93,15 @@ def write(
         predictions: the texts that were scored.
         scores: metric → its scores.
         corpus: name of a score → its value for the corpus.
-        given: "references" and "documents" → the texts; scores of metrics that read others are dropped. None if they
-            are not given this time.
+        hashes: "references" and "documents", if they are given this time → their hash; scores of metrics that read
+            others are dropped.
     """
     run = RunFolder(folder)
+    texts = _hash([ids, predictions])
     with run.lock(option="folder", patience=PATIENCE):
-        current = text_hashes({name: texts for name, texts in given.items() if texts is not None})
-        kept = {metric: keyed for metric, keyed in read(folder, ids, predictions).items()
-                if all(current.get(name, known) == known for name, known in keyed.texts.items())}
-        before = _corpus(folder) if kept else {}
+        before = _read(run, ids, texts)   # again: another process may have written
+        kept = {metric: keyed for metric, keyed in before.metrics.items()
+                if all(hashes.get(name, known) == known for name, known in keyed.texts.items())}
         by_metric = {**kept, **scores}
         about = {metric: {"key": keyed.key, "signature": keyed.scores.signature, "figures": list(keyed.scores.values),
                           "texts": dict(keyed.texts), "pooled": keyed.pooled or bool(keyed.scores.pooled)}
@@ -124,8 +111,8 @@ def write(
                 for index, document in enumerate(ids))
         run.scores.unlink(missing_ok=True)   # it must never describe other rows
         write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
-        plain = {name: number(corpus[name]) if name in corpus else before.get(name) for name in values}
-        content = {"scores": plain, "predictions": _hash([ids, predictions]), "metrics": about,
+        plain = {name: number(corpus[name]) if name in corpus else before.corpus.get(name) for name in values}
+        content = {"scores": plain, "predictions": texts, "metrics": about,
                    "rows": _rows_hash(run.document_scores)}
         write_whole(run.scores, json.dumps({**content, "seal": _hash(content)}, indent=1))
 
@@ -135,9 +122,38 @@ def number(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def _corpus(folder: Path) -> dict[str, Any]:
-    """The corpus scores saved in a folder whose files are not damaged."""
-    return dict(read_object(RunFolder(folder).scores)["scores"])
+def _read(run: RunFolder, ids: Sequence[str], texts: str) -> Saved:
+    """The saved scores of predictions whose hash is ``texts``."""
+    if not run.scores.exists():
+        return Saved({}, {})
+    try:
+        about = read_object(run.scores)
+        if damage := _damage(run, about):
+            return Saved({}, {}, damage)
+        rows = whole_rows(run.document_scores)
+        if about["predictions"] != texts or [row["id"] for row in rows] != list(ids):
+            return Saved({}, {})
+        metrics = {metric: Keyed(known["key"], Scores(_columns(rows, known["figures"]), known["signature"]),
+                                 dict(known["texts"]), known["pooled"]) for metric, known in about["metrics"].items()}
+        return Saved(metrics, dict(about["scores"]))
+    except UserError as reason:
+        return Saved({}, {}, str(reason).rstrip("."))
+    except OSError:
+        return Saved({}, {}, f"{run.document_scores.name} is missing")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Saved({}, {})
+
+
+def _damage(run: RunFolder, about: Mapping[str, Any]) -> str:
+    """Why scores described so cannot be used; empty if they can."""
+    if "seal" not in about:
+        return f"{run.scores.name} has no checksum"
+    try:
+        if about["seal"] != _hash({name: value for name, value in about.items() if name != "seal"}):
+            return f"{run.scores.name} was changed"
+        return "" if about["rows"] == _rows_hash(run.document_scores) else f"{run.document_scores.name} was changed"
+    except (KeyError, RecursionError):
+        return f"{run.document_scores.name} is missing"
 
 
 def _rows_hash(path: Path) -> str:

@@ -121,7 +121,8 @@ def as_csv(result: Result) -> str:
 
 
 def _lower(result: Result) -> list[str]:
-    return [name for name in result.figures if result.described[name].better == "lower"]
+    described = result.described
+    return [name for name in result.figures if described[name].better == "lower"]
 
 
 def _against(figure: Figure) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from ngramloss import escape
 from ngramloss.data import rows as files
 from ngramloss.data.columns import (
-    IDS,
-    NO_ID,
     PREDICTIONS,
     SOURCES,
     TARGETS,
@@ -73,7 +71,7 @@ def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
         check_present(name, what, present, str(path))
     chosen = given or _usual_columns(what, present)
     plain = present == [files.LINE] and not given
-    key = None if plain else id_column(named.id, present, str(path)) if _has_id(named.id, present) else None
+    key = None if plain else id_column(named.id, present, str(path))
     texts: dict[str, Any] = {}
     for number, row in enumerate(chain(first, rows), 1):
         identity = str(number) if key is None else _id(row, key)
@@ -95,10 +93,6 @@ def lines(path: Path) -> Iterator[str]:
     """The lines of a text file, compressed or not."""
     for text, number in files.lines(path):
         yield _checked(text, f"{path}:{number}")
-
-
-def _has_id(given: str, present: Sequence[str]) -> bool:
-    return given != NO_ID and (bool(given) or usual(IDS, present) is not None)
 
 
 def _usual_columns(what: str, present: Sequence[str]) -> list[str]:

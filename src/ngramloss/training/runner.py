@@ -20,7 +20,7 @@ from ngramloss import recipe
 from ngramloss.data import Split, columns_of, load
 from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
-from ngramloss.data.tokens import Padder, Shape, Tokens, tokenise
+from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
@@ -199,14 +199,14 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
 
 
 def _raise_unless_same_code(folder: Path, checkpoint: Path, plugins: dict[str, str]) -> None:
-    """Raise if an objective of a plugin is not the one that the run was begun with."""
+    """Raise if an objective of a plugin is not the one that the run was started with."""
     before = _saved_with(checkpoint, "data.json").get("plugins")
     before = before if isinstance(before, dict) else {}
     for name, source in plugins.items():
         if before.get(name, source) != source:
             raise UserError(
-                f"the code of the objective {name!r} has changed since {folder} was begun (fingerprint {source}, not "
-                f"{before[name]}). Bring the old plugin back to continue, or start over with --fresh."
+                f"the code of the objective {name!r} has changed since {folder} was started (fingerprint {source}, not "
+                f"{before[name]}). Restore the old plugin to continue, or start over with --fresh."
             )
 
 
@@ -255,6 +255,7 @@ def _run_trainer(
     from transformers.utils import logging as hf_logging
 
     from ngramloss.hf.attach import decoder_inputs
+    from ngramloss.hf.batches import Padder
     from ngramloss.hf.trainer import CheckpointError, NgramTrainer
     from ngramloss.training.callbacks import (
         Finite,
@@ -297,7 +298,9 @@ def _run_trainer(
     trainer = NgramTrainer(
         model, arguments, objective=settings.objective, memory=settings.train.memory,
         train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
-        data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=_multiple(arguments)),
+        data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model)),
+        max_tokens=None if settings.train.fsdp else settings.train.max_tokens, capture=settings.train.capture,
+        compile=settings.train.compile, say=say,
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -387,7 +390,7 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
         learning_rate=train.learning_rate, warmup_steps=train.warmup_steps, lr_scheduler_type=train.schedule,
         weight_decay=train.weight_decay, adam_beta1=train.beta1, adam_beta2=train.beta2, adam_epsilon=train.epsilon,
         max_grad_norm=train.clip, bf16=precision == "bf16", fp16=precision == "fp16",
-        gradient_checkpointing=train.gradient_checkpointing, torch_compile=train.compile,
+        gradient_checkpointing=train.gradient_checkpointing, torch_compile=train.compile and train.fsdp,
         logging_steps=train.log_every, logging_nan_inf_filter=False, logging_first_step=True,
         save_strategy="steps", save_steps=train.save_every, save_total_limit=None,
         eval_strategy="steps" if train.eval_every else "no", eval_steps=train.eval_every or None,
@@ -399,10 +402,6 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
     )
     _ = arguments.device   # starts the process group
     return arguments
-
-
-def _multiple(arguments: Any) -> int:
-    return 8 if arguments.device.type == "cuda" else 1   # multiples of 8 suit a GPU's matrix units
 
 
 def _each(key: str, rows: int, processes: int) -> int:

@@ -1,0 +1,163 @@
+"""forward and backward of a model → a CUDA graph for each shape, replayed in one launch.
+
+A small step is bound by the host, which launches thousands of kernels. A graph launches them all at once. It reads its
+inputs from tensors that stay, and adds gradients into buffers that stay.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+Inputs = dict[str, Tensor]
+MOST_SHAPES = 48
+"""Most shapes that are captured for one model."""
+
+
+class CannotCapture(Exception):
+    """Why a step cannot be captured."""
+
+
+class CapturedStep:
+    """Forward and backward of micro-batches, captured once for each shape.
+
+    Args:
+        model: gets gradients.
+        function: inputs → the values to return; also runs backward. It must not use the host's random numbers or read
+            values of tensors.
+    """
+
+    def __init__(self, model: Module, function: Callable[[Inputs], Tensor]) -> None:
+        self.model, self.function = model, function
+        self._reset()
+
+    def _reset(self) -> None:
+        self.gradients: Gradients | None = None
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Inputs, Tensor]] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+        self.seen = _state(self.model)
+
+    def begin(self, batches: list[Inputs]) -> None:
+        """Begin an optimiser step with zero gradients; capture the shapes of its micro-batches that are new.
+
+        Raises:
+            CannotCapture: the reason. Gradients and random numbers are as before.
+        """
+        if self.seen != _state(self.model):   # weights moved, frozen, or the mode of a module changed
+            self._reset()
+        new = {_key(batch): batch for batch in batches if _key(batch) not in self.graphs}
+        for key in sorted(new, key=lambda key: -sum(x.numel() for x in new[key].values())):
+            self._capture(key, new[key])
+        assert self.gradients is not None, "a step has a micro-batch"
+        self.gradients.begin()
+
+    def __call__(self, batch: Inputs) -> Tensor:
+        """Run a micro-batch. The result is overwritten by the next one of its shape."""
+        graph, held, result = self.graphs[_key(batch)]
+        for name, value in batch.items():
+            held[name].copy_(value, non_blocking=True)
+        graph.replay()
+        return result
+
+    def held(self, batch: Inputs) -> Inputs:
+        """The tensors on the device into which this micro-batch is copied."""
+        return self.graphs[_key(batch)][1]
+
+    def _capture(self, key: Hashable, batch: Inputs) -> None:
+        if len(self.graphs) >= MOST_SHAPES:
+            raise CannotCapture(f"micro-batches have more than {MOST_SHAPES} shapes")
+        device = next(self.model.parameters()).device
+        held = {name: value.to(device, copy=True) for name, value in batch.items()}
+        before, drawn = torch.cuda.get_rng_state(device), _host_random_state()
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        try:
+            with torch.cuda.stream(side):
+                self._warm_up(held)
+            torch.cuda.current_stream(device).wait_stream(side)
+            if _host_random_state() != drawn:
+                raise CannotCapture("the model draws random numbers on the host, as layer drop does")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
+                result = self.function(held)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as reason:
+            torch.cuda.synchronize(device)
+            raise CannotCapture(" ".join(str(reason).split())[:200]) from reason
+        finally:
+            torch.cuda.set_rng_state(before, device)
+            _restore_host_random_state(drawn)
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
+        self.graphs[key] = graph, held, result
+
+    def _warm_up(self, held: Inputs) -> None:
+        """Run once outside a graph, for what libraries set up at the first use of a shape."""
+        if self.gradients is None:
+            self.model.zero_grad(set_to_none=True)
+            self.function(held)
+            self.gradients = Gradients([p for p in self.model.parameters() if p.grad is not None])
+        self.gradients.begin()
+        self.function(held)
+        own = {id(parameter) for parameter in self.gradients.parameters}
+        if any(p.grad is not None and id(p) not in own for p in self.model.parameters()):
+            raise CannotCapture("parameters that get a gradient differ from batch to batch")
+
+
+class Gradients:
+    """One buffer for all gradients of a type; each parameter's gradient is a part of it."""
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parameters = parameters
+        places: dict[torch.dtype, int] = {}
+        starts = []
+        for parameter in parameters:
+            place = places.get(parameter.dtype, 0)
+            starts.append(place)
+            places[parameter.dtype] = place + -(-parameter.numel() // 64) * 64   # aligned for wide loads
+        device = parameters[0].device
+        self.buffers = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in places.items()}
+        self.views = [
+            self.buffers[p.dtype][start : start + p.numel()].view(p.shape)
+            for p, start in zip(parameters, starts, strict=True)
+        ]
+
+    def begin(self) -> None:
+        """Make the parts of the buffer the parameters' gradients, all zero."""
+        for buffer in self.buffers.values():
+            buffer.zero_()
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+
+def _key(batch: Inputs) -> Hashable:
+    return tuple((name, value.shape) for name, value in sorted(batch.items()))
+
+
+def _state(model: Module) -> Hashable:
+    """What a graph was captured with besides its inputs: where the weights are, what is trained, every mode."""
+    return (
+        tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
+        tuple(module.training for module in model.modules()),
+    )
+
+
+def _host_random_state() -> Any:
+    numbers = np.random.get_state()
+    return bytes(torch.get_rng_state().numpy()), random.getstate(), (numbers[0], bytes(numbers[1]), *numbers[2:])   # type: ignore[arg-type]
+
+
+def _restore_host_random_state(state: Any) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
+    random.setstate(state[1])
+    name, keys, *rest = state[2]
+    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))

@@ -1,0 +1,112 @@
+"""rows of token ids → padded batches, always with ``decoder_input_ids``; batches made ahead of their use."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ngramloss.hf.plan import Lengths, Plan, Size
+from ngramloss.stats import IGNORE_INDEX
+
+Batch = dict[str, Tensor]
+Item = TypeVar("Item")
+
+
+class Padder:
+    """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
+
+    A batch without padding has no ``attention_mask``, so that attention takes its fastest kernel.
+
+    Args:
+        pad: padding id for sources.
+        decoder_inputs: labels [B, T] → the decoder's input, [B, T].
+    """
+
+    def __init__(self, pad: int, decoder_inputs: Callable[[Tensor], Tensor]) -> None:
+        self.pad, self.decoder_inputs = pad, decoder_inputs
+
+    def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
+        """Collate these rows into a batch of this size, or the smallest that holds them.
+
+        Rows that fill a size up have one source token, which is padding but attended to, and no labels.
+        """
+        given = [[row[name] for row in rows] for name in ("input_ids", "labels")]
+        if size is None:
+            size = Size(max(len(rows), 1), *(max((len(ids) for ids in column), default=1) for column in given))
+        ids, mask = _padded(given[0], size.rows, size.source, self.pad)              # [B, S]
+        labels, _ = _padded(given[1], size.rows, size.target, IGNORE_INDEX)          # [B, T]
+        mask[len(rows) :, 0] = 1
+        made = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        made["decoder_input_ids"] = torch.full_like(made["labels"], self.pad)   # [B, T]
+        if rows:   # mBART's function fails for a row without labels
+            made["decoder_input_ids"][: len(rows)] = self.decoder_inputs(made["labels"][: len(rows)])
+        return made if mask.all() else made | {"attention_mask": torch.from_numpy(mask)}
+
+
+def _padded(
+    rows: Sequence[Any], count: int, length: int, fill: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    padded = np.full((count, length), fill)                              # [B, S]
+    mask = np.zeros_like(padded)                                         # [B, S]
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+        mask[index, : len(row)] = 1
+    return padded, mask
+
+
+class Step(NamedTuple):
+    """What one process does in an optimiser step.
+
+    Attributes:
+        batches: its micro-batches.
+        counts: tokens and sequences of the step over all processes, [2].
+    """
+
+    batches: list[Batch]
+    counts: Tensor
+
+
+class Steps(Dataset[Any]):
+    """Examples that are read as whole optimiser steps: the rows of a step → this process's :class:`Step`.
+
+    Args:
+        examples: rows with ``input_ids`` and ``labels``.
+        plan: cuts a step into micro-batches.
+        padder: makes batches.
+        counted: labels that count, of each example.
+        process: the number of this process.
+        processes: how many there are; each takes every so-many-th row.
+    """
+
+    def __init__(
+        self, examples: Any, plan: Plan, padder: Padder, *, counted: Lengths, process: int = 0, processes: int = 1
+    ) -> None:
+        self.examples, self.plan, self.padder, self.counted = examples, plan, padder, counted
+        self.process, self.processes = process, processes
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitems__(self, rows: list[int]) -> Step:
+        own = self.plan.cut(rows[self.process :: self.processes])
+        batches = [self.padder([self.examples[row] for row in piece.rows], piece.size) for piece in own]
+        labels = self.counted[rows]                                      # [rows]
+        return Step(batches, torch.tensor([labels.sum(), (labels > 0).sum()], dtype=torch.float32))
+
+
+def ahead(items: Iterator[Item], *, by: int = 2, begin: Callable[[], object] = bool) -> Iterator[Item]:
+    """The same items, made in a thread while the caller works on earlier ones. ``begin`` is called in that thread."""
+    end: Any = object()
+    with ThreadPoolExecutor(1, initializer=begin) as maker:
+        waiting = deque(maker.submit(next, items, end) for _ in range(by))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(maker.submit(next, items, end))
+            yield item

@@ -1,0 +1,227 @@
+"""lengths of examples → the steps of an epoch, each cut into micro-batches of few shapes.
+
+Any split of a step gives the same gradient, so the rows of a step are cut by a budget of tokens. On a GPU a micro-batch
+is filled up to one of a few shapes: a new shape costs set-up in every library, and a captured step needs one graph for
+each shape. Rows that fill a micro-batch up have no labels, so they count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+Lengths = NDArray[np.int64]
+POOL = 50
+"""Number of steps whose rows are sorted by length together."""
+MOST_SOURCES, MOST_TARGETS = 12, 2
+"""Most source and target lengths of a grid; shapes are their pairs."""
+MULTIPLE = 8
+"""Lengths of a grid are multiples of this, which suits the matrix units of a GPU."""
+
+
+class LengthGrouped(Sampler[int]):
+    """Row numbers in random order, such that the rows of a step have similar lengths.
+
+    The order depends on the seed, the epoch and the number of rows in an optimiser step, not on how the step is split
+    into micro-batches and processes. Within a pool of 50 steps rows are sorted by length, longest first.
+
+    Args:
+        lengths: of each row.
+        step: rows of an optimiser step.
+        seed: of the order.
+        grouped: False leaves the rows in random order.
+    """
+
+    def __init__(self, lengths: Sequence[int] | Lengths, *, step: int, seed: int, grouped: bool = True) -> None:
+        self.lengths = torch.as_tensor(lengths)                          # [rows]
+        self.step, self.seed, self.grouped, self.epoch = step, seed, grouped, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which determines the order."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        source = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=source)      # [rows]
+        if not self.grouped:
+            yield from order.tolist()
+            return
+        pools = [pool[self.lengths[pool].argsort(descending=True, stable=True)]
+                 for pool in order.split(POOL * self.step)]
+        steps = list(torch.cat(pools).split(self.step)) if pools else []
+        # A short last step stays last: elsewhere it would shift the rows of every later step.
+        whole = [rows for rows in steps if len(rows) == self.step]
+        rest = [rows for rows in steps if len(rows) < self.step]
+        for index in torch.randperm(len(whole), generator=source).tolist():
+            yield from whole[index].tolist()
+        for rows in rest:
+            yield from rows.tolist()
+
+
+class Size(NamedTuple):
+    """The size of a micro-batch: its rows, and the length to which its sources and targets are padded."""
+
+    rows: int
+    source: int
+    target: int
+
+    @property
+    def tokens(self) -> int:
+        """All its positions."""
+        return self.rows * (self.source + self.target)
+
+
+class MicroBatch(NamedTuple):
+    """Row numbers, and the size to fill up to; None is the smallest that holds them."""
+
+    rows: list[int]
+    size: Size | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The lengths to which sources and targets are padded, ascending."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    def source(self, length: int) -> int:
+        """The smallest that holds a source of this length."""
+        return self.sources[int(np.searchsorted(self.sources, length))]
+
+    def target(self, length: int) -> int:
+        """The smallest that holds a target of this length."""
+        return self.targets[int(np.searchsorted(self.targets, length))]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the rows of a step become micro-batches.
+
+    Attributes:
+        sources: source tokens of each example.
+        targets: target tokens of each example.
+        most_rows: the most rows of a micro-batch.
+        max_tokens: the most positions of a micro-batch, padding included; None sets no limit. One row may have more.
+        grid: None pads micro-batches only as far as their own rows need.
+    """
+
+    sources: Lengths
+    targets: Lengths
+    most_rows: int
+    max_tokens: int | None = None
+    grid: Grid | None = None
+
+    def cut(self, rows: Sequence[int]) -> list[MicroBatch]:
+        """The micro-batches of these rows: at least one, even without rows, so that no process is without one."""
+        if self.grid is None and self.max_tokens is None:
+            pieces = [list(rows[start : start + self.most_rows]) for start in range(0, len(rows), self.most_rows)]
+            return [MicroBatch(piece, None) for piece in pieces or [[]]]
+        ordered = sorted(rows, key=lambda row: -self.sources[row])
+        made: list[MicroBatch] = []
+        while ordered or not made:
+            longest = int(self.sources[ordered[0]]) if ordered else 1
+            taken = self._rows_at(longest, len(rows)) if self.grid else self._fitting(ordered)
+            piece, ordered = ordered[:taken], ordered[taken:]
+            made.append(MicroBatch(piece, self._size(piece, longest, taken)))
+        return made
+
+    def sizes(self, step: int) -> list[Size]:
+        """Every size that steps of this many rows can have, the largest first."""
+        assert self.grid is not None
+        sizes = [Size(self._rows_at(source, step), source, target)
+                 for source in self.grid.sources for target in self.grid.targets]
+        return sorted(sizes, key=lambda size: -size.tokens)
+
+    def _rows_at(self, length: int, step: int) -> int:
+        """Rows of a micro-batch whose longest source has this length, such that a step's micro-batches are equal."""
+        assert self.grid is not None
+        fitting = self.most_rows
+        if self.max_tokens is not None:
+            fitting = min(fitting, max(1, self.max_tokens // (self.grid.source(length) + self.grid.targets[-1])))
+        full = max(self.most_rows, step)
+        return -(-full // -(-full // fitting))
+
+    def _fitting(self, ordered: Sequence[int]) -> int:
+        """How many of these rows, longest first, a micro-batch without a grid can hold."""
+        assert self.max_tokens is not None
+        target = 0
+        for count, row in enumerate(ordered):
+            target = max(target, int(self.targets[row]))
+            if count and (count + 1) * (int(self.sources[ordered[0]]) + target) > self.max_tokens:
+                return count
+        return max(1, len(ordered))
+
+    def _size(self, piece: Sequence[int], longest: int, rows: int) -> Size | None:
+        if self.grid is None:
+            return None
+        target = int(self.targets[piece].max()) if piece else 1   # type: ignore[index]
+        return Size(rows, self.grid.source(longest), self.grid.target(target))
+
+    def padding(self, steps: Sequence[Sequence[int]]) -> float:
+        """The share of positions of these steps that are padding."""
+        real = sum(int(self.sources[row] + self.targets[row]) for rows in steps for row in rows)
+        micro = [batch for rows in steps for batch in self.cut(rows)]
+        return 1 - real / sum((batch.size or self._smallest(batch.rows)).tokens for batch in micro)
+
+    def _smallest(self, rows: Sequence[int]) -> Size:
+        return Size(len(rows), int(self.sources[rows].max()), int(self.targets[rows].max()))   # type: ignore[index]
+
+
+def fitted_grid(
+    sources: Lengths, targets: Lengths, steps: Sequence[Sequence[int]], *, longest: int | None = None
+) -> Grid:
+    """The grid that wastes the fewest positions in these steps and holds every example.
+
+    Args:
+        sources: source tokens of each example.
+        targets: target tokens of each example.
+        steps: rows of the steps of an epoch.
+        longest: the most positions that the model has, if it has a limit.
+    """
+    limit = longest or 2**62
+    made = []
+    for lengths, most in ((sources, MOST_SOURCES), (targets, MOST_TARGETS)):
+        highest = max(int(lengths.max()), 1)
+        tops = np.array([int(lengths[list(rows)].max()) for rows in steps] + [highest])
+        made.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
+    return Grid(*made)
+
+
+def bounds(lengths: Lengths, most: int) -> list[int]:
+    """At most so many multiples of 8, the last of which holds every length, with the least total rounding up.
+
+    >>> bounds(np.array([3, 8, 9, 30, 31]), 2)
+    [16, 32]
+    """
+    rounded, counts = np.unique(-(-np.maximum(lengths, 1) // MULTIPLE) * MULTIPLE, return_counts=True)
+    # waste[i][j]: of rounding the lengths i … j up to the j-th
+    before = np.concatenate([[0], np.cumsum(counts)])
+    total = np.concatenate([[0], np.cumsum(counts * rounded)])
+    best = np.array([rounded[j] * before[j + 1] - total[j + 1] for j in range(len(rounded))])
+    starts: list[list[int]] = [[0] * len(rounded)]
+    for _ in range(min(most, len(rounded)) - 1):
+        chosen, worth = [], []
+        for j in range(len(rounded)):
+            cost = [rounded[j] * (before[j + 1] - before[i]) - (total[j + 1] - total[i]) + (best[i - 1] if i else 0)
+                    for i in range(j + 1)]
+            chosen.append(int(np.argmin(cost)))
+            worth.append(cost[chosen[-1]])
+        starts.append(chosen)
+        best = np.array(worth)
+    made, end = [], len(rounded) - 1
+    for chosen in reversed(starts):
+        made.append(int(rounded[end]))
+        end = chosen[end] - 1
+        if end < 0:
+            break
+    return sorted(made)

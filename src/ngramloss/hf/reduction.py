@@ -1,0 +1,46 @@
+"""gradients of several processes → their mean in every process, once a step; weights of the first → of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ngramloss.gpu.captured import Gradients
+
+
+def average_gradients(model: Any, kept: Gradients | None = None) -> None:
+    """Replace every gradient by its mean over the processes, with one operation for each type.
+
+    Args:
+        model: whose parameters have gradients, the same ones in every process.
+        kept: the buffers that contain the gradients, if there are such.
+    """
+    if kept is not None:
+        for buffer in kept.buffers.values():
+            _average(buffer)
+        return
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        of_type = [gradient for gradient in gradients if gradient.dtype == dtype]
+        flat = torch.cat([gradient.flatten() for gradient in of_type])   # [numbers]
+        _average(flat)
+        parts = flat.split([gradient.numel() for gradient in of_type])
+        torch._foreach_copy_(of_type, [part.view(like.shape) for part, like in zip(parts, of_type, strict=True)])
+
+
+def share_weights(model: Any) -> None:
+    """Copy parameters and buffers of the first process to all others."""
+    tensors: Iterable[Tensor] = chain(model.parameters(), model.buffers())
+    with torch.no_grad():
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def _average(flat: Tensor) -> None:
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()

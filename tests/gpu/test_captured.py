@@ -1,0 +1,269 @@
+"""Captured steps train like eager ones: gradients, losses, random numbers, continuing, processes, and falling back."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import models
+import pytest
+import torch
+import transformers as hf
+from cases import CASES
+from forks import fork_ranks
+from test_trainer import assert_same_weights
+
+from ngramloss import NgramTrainer
+from ngramloss.gpu.captured import CapturedStep
+from ngramloss.hf.attach import attach, decoder_inputs, last_parts
+from ngramloss.hf.batches import Padder
+from ngramloss.hf.plan import Size
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+OBJECTIVE = "ce + matches(2,3) + rewards(2) + bag(2)"
+
+
+def bart(dropout=0.0, **changes):
+    torch.manual_seed(0)
+    settings = {**models.BART, "d_model": 64, "vocab_size": 301, "dropout": dropout, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, **changes}
+    return hf.BartForConditionalGeneration(hf.BartConfig(**settings))
+
+
+def rows(count, seed=1):
+    source = torch.Generator().manual_seed(seed)
+
+    def ids(least, most):
+        length = int(torch.randint(least, most, (1,), generator=source))
+        return torch.randint(4, 40, (length,), generator=source).tolist()
+
+    return [{"input_ids": ids(3, 40), "labels": ids(2, 20)} for _ in range(count)]
+
+
+def trainer(folder, model=None, *, data=96, objective=OBJECTIVE, say=print, kind=NgramTrainer, ours=(), **changes):
+    settings = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
+        "max_steps": 12, "learning_rate": 1e-3, "logging_steps": 1, "report_to": [], "seed": 3, "disable_tqdm": True,
+        "save_strategy": "no", "bf16": True, "train_sampling_strategy": "group_by_length", "logging_nan_inf_filter": False,
+    }
+    return kind(
+        bart() if model is None else model, hf.Seq2SeqTrainingArguments(**settings | changes), objective=objective,
+        train_dataset=rows(data), say=say, **{"max_tokens": 0} | dict(ours),
+    )
+
+
+def trained(folder, *args, **kwargs):
+    made = trainer(folder, *args, **kwargs)
+    made.train(resume_from_checkpoint=kwargs.get("resume"))
+    return made
+
+
+# One step
+
+PIECES = {1: [range(16)], 2: [range(10), range(10, 16)], 4: [range(4), range(4, 8), range(8, 13), range(13, 16)]}
+
+
+def gradients(model, precision, pieces, captured):
+    """Gradients of a step of 16 rows, cut into these pieces."""
+    padder, data = Padder(models.PAD, partial(decoder_inputs, model)), rows(16, seed=5)
+    counts = torch.tensor([float(sum(len(row["labels"]) for row in data)), 16.0])
+
+    def run(inputs):
+        batch = {name: value for name, value in inputs.items() if name != "counts"}
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(**batch, num_tokens=inputs["counts"][0], num_sequences=inputs["counts"][1]).loss
+        loss.backward()
+        return torch.stack([loss.detach(), *last_parts(model).values()])
+
+    batches = [padder([data[row] for row in piece], Size(16, 40, 24)) | {"counts": counts} for piece in pieces]
+    model.train()
+    model.zero_grad()
+    if captured:
+        step = CapturedStep(model, run)
+        step.begin(batches)
+        values = sum(step(batch).clone() for batch in batches)
+    else:
+        values = sum(run({name: value.cuda() for name, value in batch.items()}) for batch in batches)
+    return torch.cat([p.grad.flatten().double().clone() for p in model.parameters()]), values
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_a_captured_step_has_the_gradients_of_an_eager_one(case, precision):
+    """They differ by no more than twice what eager ones under another split do, plus the last digit of a sum."""
+    model = attach(bart().cuda(), [case.term])
+    eager = {count: gradients(model, precision, pieces, captured=False) for count, pieces in PIECES.items()}
+    spread = max((eager[1][0] - eager[count][0]).norm() for count in (2, 4))
+    for count, pieces in PIECES.items():
+        got, values = gradients(model, precision, pieces, captured=True)
+        assert (got - eager[count][0]).norm() <= 2 * spread + 1e-7 * eager[count][0].norm(), count
+        torch.testing.assert_close(values, eager[count][1], atol=2e-3, rtol=2e-2 if precision == "bf16" else 1e-4)
+
+
+def test_capturing_leaves_gradients_weights_and_random_numbers_as_they_were():
+    model = attach(bart(dropout=0.1).cuda(), OBJECTIVE)
+    before = torch.cuda.get_rng_state(), torch.get_rng_state(), [p.clone() for p in model.parameters()]
+    got, _ = gradients(model, "fp32", PIECES[1], captured=True)
+    torch.cuda.set_rng_state(before[0])
+    expected, _ = gradients(model, "fp32", PIECES[1], captured=False)   # the same dropout, so the same gradients
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert all(torch.equal(one, other) for one, other in zip(before[2], model.parameters(), strict=True))
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-3)
+
+
+# Trainings
+
+
+@pytest.mark.parametrize("changes", [{}, {"bf16": False}, {"bf16": False, "fp16": True}], ids=["bf16", "fp32", "fp16"])
+def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(tmp_path, changes):
+    logs = {}
+    for capture in (True, False):
+        said = []
+        made = trained(tmp_path / str(capture), max_steps=50, data=400, say=said.append, ours={"capture": capture}, **changes)
+        logs[capture] = [line for line in made.state.log_history if "ce" in line]
+        assert (made._captured is not None) is capture, said
+        assert not any("not captured" in line for line in said)
+    for one, other in zip(logs[True], logs[False], strict=True):
+        for name in ("loss", "ce", "matches(2)", "bag(2)", "grad_norm"):
+            assert one[name] == pytest.approx(other[name], abs=0.05 if name == "grad_norm" else 0.02), (one["step"], name)
+    assert logs[True][-1]["ce"] < logs[True][0]["ce"]
+
+
+def test_dropout_differs_from_step_to_step_and_is_the_same_in_a_second_run(tmp_path):
+    one = trained(tmp_path / "1", bart(dropout=0.5), data=16, learning_rate=0.0)   # every step has the same rows
+    two = trained(tmp_path / "2", bart(dropout=0.5), data=16, learning_rate=0.0)
+    losses = [[line["loss"] for line in made.state.log_history if "loss" in line] for made in (one, two)]
+    assert one._captured is not None
+    assert len(set(losses[0])) == 12
+    assert losses[0] == losses[1]
+    still = trained(tmp_path / "3", bart(), data=16, learning_rate=0.0)
+    assert len({line["loss"] for line in still.state.log_history if "loss" in line}) == 1
+
+
+def test_a_continued_captured_training_ends_at_the_same_weights(tmp_path):
+    whole = trained(tmp_path / "whole", bart(dropout=0.1), save_strategy="steps", save_steps=5)
+    for checkpoint in (5, 10):
+        made = trainer(tmp_path / "whole", bart(dropout=0.1))
+        made.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{checkpoint}"))
+        assert made._captured is not None
+        assert_same_weights(made.model.state_dict(), whole.model.state_dict(), 0)
+
+
+def test_no_step_waits_for_the_device(tmp_path):
+    class Strict(hf.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            torch.cuda.set_sync_debug_mode("error" if 4 <= state.global_step < 10 else "default")
+
+        def on_train_end(self, args, state, control, **kwargs):
+            torch.cuda.set_sync_debug_mode("default")
+
+    made = trainer(tmp_path, logging_strategy="no", data=16)
+    made.add_callback(Strict())
+    try:
+        made.train()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert made._captured is not None
+    assert made.state.global_step == 12
+
+
+def test_frozen_weights_stay_and_thawed_ones_are_captured_again(tmp_path):
+    class Thaw(hf.TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 6:
+                kept.append(model.model.encoder.layers[0].fc1.weight.clone())
+                model.model.encoder.requires_grad_(True)
+
+    kept, model = [], bart()
+    first = model.model.encoder.layers[0].fc1.weight.clone()
+    model.model.encoder.requires_grad_(False)
+    model.model.shared.requires_grad_(True)
+    made = trainer(tmp_path, model)
+    made.add_callback(Thaw())
+    made.optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    made.train()
+    assert made._captured is not None
+    assert torch.equal(kept[0].cpu(), first)
+    assert not torch.equal(model.model.encoder.layers[0].fc1.weight.cpu(), first)
+
+
+def test_changed_weights_of_terms_reach_captured_steps(tmp_path):
+    from dataclasses import replace
+
+    class Change(hf.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            made._watched.parts = tuple(replace(part, weight=7.0) for part in made._watched.parts)
+
+    made = trainer(tmp_path, objective="ce + matches(2)", max_steps=2, data=16, learning_rate=0.0)
+    made.add_callback(Change())
+    made.train()
+    lines = [line for line in made.state.log_history if "ce" in line]
+    assert lines[0]["loss"] == pytest.approx(lines[0]["ce"] + lines[0]["matches(2)"], rel=1e-3)
+    assert lines[1]["loss"] == pytest.approx(7 * (lines[1]["ce"] + lines[1]["matches(2)"]), rel=1e-3)
+
+
+def test_evaluation_between_captured_steps(tmp_path):
+    made = trainer(tmp_path, bart(dropout=0.1), eval_strategy="steps", eval_steps=3)
+    made.eval_dataset = rows(20, seed=9)
+    made.data_collator = Padder(models.PAD, partial(decoder_inputs, made.model))
+    made.train()
+    assert made._captured is not None
+    assert len([line for line in made.state.log_history if "eval_ce" in line]) == 4
+
+
+# What cannot be captured
+
+
+class Waiting(hf.BartForConditionalGeneration):
+    def forward(self, input_ids=None, **kwargs):
+        assert input_ids.sum().item() > 0
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+class OwnLoss(NgramTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"kind": OwnLoss}, "OwnLoss has its own compute_loss"),
+    ({"gradient_checkpointing": True}, "gradient checkpointing"),
+    ({"model": lambda: bart(encoder_layerdrop=0.3)}, "random numbers on the host"),
+    ({"model": lambda: Waiting(bart().config)}, ""),
+])
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(tmp_path, changes, reason):
+    said = []
+    model = changes.pop("model", bart)()
+    made = trained(tmp_path, model, say=said.append, **changes)
+    assert made._captured is None
+    assert any("not captured" in line and reason in line for line in said), said
+    assert made.state.global_step == 12
+    lines = [line["ce"] for line in made.state.log_history if "ce" in line]
+    assert lines[-1] < lines[0]
+    torch.cuda.synchronize()
+    assert torch.rand(4, device="cuda").sum() > 0   # the generator still works
+
+
+# Processes
+
+WORKER = """
+import sys; sys.path[:0] = [{tests!r}, {gpu!r}]
+import torch, test_captured as t
+made = t.trained(sys.argv[1], max_steps=8, data=90, bf16=False, ours={{"max_tokens": int(sys.argv[2])}}, per_device_train_batch_size=4, ddp_backend="gloo")
+assert made._captured is not None
+if made.args.process_index == 0:
+    torch.save({{name: value.cpu() for name, value in made.model.state_dict().items()}}, sys.argv[1] + "/weights.pt")
+"""
+
+
+@pytest.mark.parametrize("max_tokens", [0, 300])
+def test_two_processes_on_one_gpu_end_at_the_weights_of_one(tmp_path, max_tokens):
+    here = Path(__file__).parent
+    folder = tmp_path / "two"
+    folder.mkdir()
+    program = WORKER.format(tests=str(here.parent), gpu=str(here))
+    codes, err = fork_ranks(program, [str(folder), str(max_tokens)], environment=dict(os.environ), one_device=True)
+    assert codes == [0, 0], err[-3000:]
+    alone = trained(tmp_path / "one", max_steps=8, data=90, bf16=False)
+    assert_same_weights({name: value.cpu() for name, value in alone.model.state_dict().items()}, torch.load(folder / "weights.pt"), 2e-4)
