@@ -67,6 +67,8 @@ def test_padding_is_counted_in_sources_and_targets_together():
     padded = whole | {"attention_mask": mask}
     assert train.padding_share([padded]) == pytest.approx(3 / 12)
     assert train.padding_share([whole]) == pytest.approx(1 / 12)   # without a mask no source is padded
+    filled = padded | {"labels": torch.tensor([[1, 2], [-100, -100]])}   # nothing of its second row is real
+    assert train.padding_share([filled]) == pytest.approx(6 / 12)
     assert train.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
     assert train.padding_share([SimpleNamespace(batches=[padded, [whole]], counts=torch.ones(2))]) == pytest.approx(4 / 24)
 
@@ -139,7 +141,8 @@ def setup(tmp_path):
 
 
 def rows_of(batch):
-    kept = zip(batch["input_ids"], batch["attention_mask"], batch["labels"], batch["decoder_input_ids"], strict=True)
+    masks = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    kept = zip(batch["input_ids"], masks, batch["labels"], batch["decoder_input_ids"], strict=True)
     for ids, mask, labels, decoder_ids in kept:
         real = labels != -100
         yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist(), None, *decoder_ids[real].tolist())
@@ -150,7 +153,7 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setu
     seen = {}
     for contestant in train.CONTESTANTS:
         if contestant.name in ("stock-random", name):
-            batches = list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader())
+            batches = list(train.micro_batches(list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader())))
             assert [len(batch["labels"]) for batch in batches] == [3, 3, 3, 3]
             seen[contestant.name] = [row for batch in batches for row in rows_of(batch)]
     assert seen["stock-random"] != seen[name]

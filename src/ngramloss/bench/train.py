@@ -143,7 +143,14 @@ def _ours(setup: Setup, output: str, steps: int, *, capture: bool, compiled: boo
     return NgramTrainer(
         model, _arguments(setup, output, steps, grouped=True, compiled=False), objective=setup.objective,
         train_dataset=Tokens(setup.tokens), max_tokens=0, capture=capture, compile=compiled,
+        say=_raise_if_eager,
     )
+
+
+def _raise_if_eager(sentence: str) -> None:
+    """Raise if the trainer says that it does not capture steps: that would be another contestant."""
+    if "not captured" in sentence:
+        raise RuntimeError(sentence)
 
 
 def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool) -> Seq2SeqTrainingArguments:
@@ -292,7 +299,7 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(window)
         trainer.train()
-        padding = padding_share(islice(trainer.get_train_dataloader(), LOOKED_AT))
+        padding = padding_share(islice(window.loader, LOOKED_AT))
     return Row(
         contestant.name, contestant.label, docs_per_second=1e3 * setup.batch * setup.accumulate / window.milliseconds,
         step_milliseconds=window.milliseconds, device_milliseconds=window.device_milliseconds,
@@ -302,11 +309,13 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
 
 
 def padding_share(batches: Iterable[Any]) -> float:
-    """The share of padding in sources and targets together."""
+    """The share of padding in sources and targets together. A row without labels is there to fill the batch up."""
     real = every = 0
     for batch in (part for whole in batches for part in micro_batches(whole)):
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
-        real += int((labels != IGNORE_INDEX).sum()) + (ids.numel() if mask is None else int(mask.sum()))
+        counted = labels != IGNORE_INDEX                                 # [B, T]
+        used = torch.ones_like(ids) if mask is None else mask            # [B, S]
+        real += int(counted.sum()) + int(used[counted.any(-1)].sum())
         every += ids.numel() + labels.numel()
     return 1 - real / every if every else NAN
 
