@@ -67,6 +67,8 @@ def test_padding_is_counted_in_sources_and_targets_together():
     padded = whole | {"attention_mask": mask}
     assert train.padding_share([padded]) == pytest.approx(3 / 12)
     assert train.padding_share([whole]) == pytest.approx(1 / 12)   # without a mask no source is padded
+    filled = padded | {"labels": torch.tensor([[1, 2], [-100, -100]])}   # nothing of its second row is real
+    assert train.padding_share([filled]) == pytest.approx(6 / 12)
     assert train.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
     assert train.padding_share([SimpleNamespace(batches=[padded, [whole]], counts=torch.ones(2))]) == pytest.approx(4 / 24)
 
@@ -139,7 +141,8 @@ def setup(tmp_path):
 
 
 def rows_of(batch):
-    kept = zip(batch["input_ids"], batch["attention_mask"], batch["labels"], batch["decoder_input_ids"], strict=True)
+    masks = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    kept = zip(batch["input_ids"], masks, batch["labels"], batch["decoder_input_ids"], strict=True)
     for ids, mask, labels, decoder_ids in kept:
         real = labels != -100
         yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist(), None, *decoder_ids[real].tolist())
@@ -150,7 +153,7 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setu
     seen = {}
     for contestant in train.CONTESTANTS:
         if contestant.name in ("stock-random", name):
-            batches = list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader())
+            batches = list(train.micro_batches(list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader())))
             assert [len(batch["labels"]) for batch in batches] == [3, 3, 3, 3]
             seen[contestant.name] = [row for batch in batches for row in rows_of(batch)]
     assert seen["stock-random"] != seen[name]
@@ -175,10 +178,15 @@ def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = tmp_path / "model"
     train_tokenizer((row["document"] for row in rows), 300).save_pretrained(folder)
-    tiny("bart").save_pretrained(folder)
+    model = tiny("bart")
+    model.resize_token_embeddings(300)
+    model.save_pretrained(folder)
     options = {"step_size": 4, "trust_remote_code": False, "say": print}
     tokens = Tokens(train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options))
     assert len(tokens) == 8
+    tiny("bart").save_pretrained(folder)
+    with pytest.raises(UserError, match=r"has \d+ tokens, but the model \d+"):
+        train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options)
     with pytest.raises(UserError, match="has 3 documents, but one step needs 4"):
         train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 3, model=str(folder), **options)
 
@@ -224,7 +232,7 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
     assert rows["stock-random"]["to_random"] == 1
     assert rows["eager"]["padding"] < rows["stock-random"]["padding"]
     assert rows["captured"]["why_not"] == "UserError: needs a GPU."
-    assert content["settings"]["accumulate"] == 2
+    assert (content["settings"]["accumulate"], content["settings"]["documents"]) == (2, 64)
     printed, said = capfd.readouterr()
     assert "CPU thread" in printed.splitlines()[1]
     assert [line.split("  ")[0] for line in printed.splitlines()[3:]] == [
@@ -232,6 +240,7 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
         "ngramloss, captured: UserError: needs a GPU.",
     ]
     assert "3 of 4: ngramloss, eager\n" in said
+    assert "note:" not in said
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert any(event.get("cat") == "cpu_op" for event in json.loads(traced.read_text())["traceEvents"])
 
@@ -276,5 +285,7 @@ def test_a_folder_without_permission_is_reported_before_any_training(tmp_path, c
 
 
 def test_if_all_contestants_fail_so_does_the_command(capfd):
-    assert main([*TINY, "--only", "captured"]) == 1
-    assert capfd.readouterr().out.endswith("ngramloss, captured: UserError: needs a GPU.\n")
+    assert main([*TINY, "--only", "captured", "--steps", "8"]) == 1
+    printed, said = capfd.readouterr()
+    assert printed.endswith("ngramloss, captured: UserError: needs a GPU.\n")
+    assert "note: 64 rows are 8 steps, so an epoch ends and the next begins in the steps that are measured." in said

@@ -170,6 +170,41 @@ def test_bench_step_in_other_precisions(precision, capsys):
     assert [line.split("  ")[0] for line in lines[2:]] == ["the model's own cross-entropy", "ce + rewards(2)"]
 
 
+def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
+    from ngramloss.bench import step
+    from ngramloss.bench.captured import Graph
+
+    def captured(run, clear):   # there is no GPU: the function itself stands for its graph
+        run()
+        if not captures:
+            raise RuntimeError("CUDA error:\nout of memory")
+        return Graph(run, captures.pop(0))
+
+    captures, times = [0.5, 0.75], iter([10, 12, 14, 20])
+    monkeypatch.setattr(step, "graph_of", captured)
+    monkeypatch.setattr(step, "median_milliseconds", lambda run, device, **_: [run(), next(times)][1])
+    sizes = {"batch": 2, "source": 8, "target": 8, "precision": "fp32", "device": "cpu", "loops": False}
+    _, *rows = step.measure("bart-tiny", [], captured=["ce + bag(2)", "ce", "matches(2)"], **sizes)
+    assert [row.what for row in rows] == ["ce, captured", "ce + bag(2), captured", "matches(2), captured"]
+    assert [(row.milliseconds, row.gibibytes, row.added_milliseconds) for row in rows[:2]] == [(12, 0.5, 0), (20, 0.75, 4)]
+    assert rows[1].docs_per_second == 100
+    assert rows[2].why_not == "RuntimeError: CUDA error: out of memory"
+
+
+def test_bench_head_captures_every_objective_on_a_gpu(monkeypatch):
+    from ngramloss.bench import head
+    from ngramloss.bench.clock import Cost
+
+    monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
+    monkeypatch.setattr(head, "cost", lambda run, device, **_: Cost(2.0, 0.0))
+    monkeypatch.setattr(head, "captured_cost", lambda run, device, **_: Cost(1.0, 0.0))
+    inputs = head.example(head.SIZES["tiny"], "cpu", torch.float32)
+    names = [what for what, *_ in head.contestants(*inputs, loops=False, capture=True)]
+    assert names[-5:] == [f"ngramloss chunked fast, {objective}, captured" for objective in head.OBJECTIVES]
+    monkeypatch.setattr(head, "contestants", lambda *_, capture, **__: [(head.FLOOR, None, []), (head.STOCK, None, []), ("x, captured", None, [])])
+    assert [row.milliseconds for row in head.measure(["tiny"], "cpu", torch.float32, loops=False)] == [2, 2, 1]
+
+
 def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypatch, capsys):
     from models import tiny
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import ngramloss
 from ngramloss.bench import chart, peers
+from ngramloss.bench.captured import captured_cost
+from ngramloss.bench.child import shortened
 from ngramloss.bench.clock import Cost, cost
 from ngramloss.loss import JointLoss
 from ngramloss.stats import chosen_backend
@@ -39,6 +41,8 @@ SIZES = {
 }
 OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
 FLOOR, STOCK = "three matrix products (lower bound)", "cross-entropy, stock"
+CAPTURED = ", captured"
+"""At the end of what is timed as a CUDA graph."""
 
 
 class Row(NamedTuple):
@@ -59,13 +63,13 @@ def measure(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -
         size = SIZES[name]
         hidden, weight, labels = example(size, device, dtype)
         costs: dict[str, Cost] = {}
-        for what, run, leaves in contestants(hidden, weight, labels, loops=loops):
+        for what, run, leaves in contestants(hidden, weight, labels, loops=loops, capture=device == "cuda"):
             try:
-                costs[what] = cost(run, device, clear=partial(_drop_gradients, *leaves))
+                cost_of = captured_cost if what.endswith(CAPTURED) else cost
+                costs[what] = cost_of(run, device, clear=partial(_drop_gradients, *leaves))
             except Exception as reason:   # a peer that cannot run here gets a line with the reason
                 nothing = float("nan")
-                why_not = f"{type(reason).__name__}: {str(reason)[:120]}"
-                yield Row(name, what, nothing, nothing, nothing, nothing, why_not)
+                yield Row(name, what, nothing, nothing, nothing, nothing, shortened(reason))
                 continue
             spent = costs[what]
             to_stock = spent.milliseconds / costs[STOCK].milliseconds if STOCK in costs else float("nan")
@@ -85,9 +89,13 @@ def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def contestants(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, loops: bool
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, loops: bool, capture: bool = False
 ) -> Iterator[tuple[str, Callable[[], Any], list[Tensor]]]:
-    """The name of each contestant, a function that runs it, and the leaf tensors that get gradients."""
+    """The name of each contestant, a function that runs it, and the leaf tensors that get gradients.
+
+    With ``capture``, the best backend's come again, to be timed as CUDA graphs. They come last, because a capture that
+    fails may leave the device unusable.
+    """
 
     def step(loss: Callable[..., Tensor], parameter: Tensor = weight) -> tuple[Callable[[], None], list[Tensor]]:
         def run() -> None:
@@ -122,6 +130,9 @@ def contestants(
             for memory in ("fast", "lean") if backend != "plain" and objective in OBJECTIVES[:2] else ("fast",):
                 loss_fn = JointLoss(objective, backend=backend, memory=memory)
                 yield f"ngramloss {backend} {memory}, {objective}", *step(loss_fn.from_hidden)
+    for objective in OBJECTIVES if capture else ():
+        loss_fn = JointLoss(objective, backend=best, memory="fast")
+        yield f"ngramloss {best} fast, {objective}{CAPTURED}", *step(loss_fn.from_hidden)
 
 
 def _drop_gradients(*tensors: Tensor) -> None:

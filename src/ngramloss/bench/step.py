@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ngramloss.bench.clock import cost
+from ngramloss.bench.captured import captured as graph_of
+from ngramloss.bench.child import shortened
+from ngramloss.bench.clock import cost, median_milliseconds
 from ngramloss.bench.peers import papers_loops
 from ngramloss.errors import UserError
+
+NAN = float("nan")
 
 
 class Step(NamedTuple):
@@ -21,16 +25,24 @@ class Step(NamedTuple):
     milliseconds: float
     gibibytes: float
     to_stock: float
+    added_milliseconds: float = NAN
+    """Of a captured forward and backward pass, in addition to that of captured ``ce``."""
+    why_not: str = ""
 
 
 STOCK = "the model's own cross-entropy"
+CAPTURED = ", captured"
+"""At the end of objectives whose forward and backward pass is a CUDA graph."""
 
 
 def measure(
     model_name: str, objectives: list[str], *, batch: int, source: int, target: int, precision: str, device: str,
-    loops: bool, trust_remote_code: bool = False,
+    loops: bool, trust_remote_code: bool = False, captured: Sequence[str] = (),
 ) -> Iterator[Step]:
-    """Measure docs/s of forward, backward and optimiser: first with the model's own loss, then with each objective."""
+    """Measure docs/s of forward, backward and optimiser: first with the model's own loss, then with each objective.
+
+    The objectives in ``captured`` come last, after ``ce``, with their forward and backward pass as a CUDA graph.
+    """
     from ngramloss.hf.attach import attach, detach
 
     model: Any = built(model_name, trust_remote_code=trust_remote_code).to(device)
@@ -68,6 +80,45 @@ def measure(
             detach(model)
         first = first or spent.milliseconds
         yield Step(what, 1e3 * batch / spent.milliseconds, *spent, first / spent.milliseconds)
+
+    del inputs["attention_mask"]   # all rows are full, but a capture cannot look, and a mask takes slower kernels
+    base = NAN
+    for objective in dict.fromkeys(["ce", *captured]) if captured else ():
+        attach(model, objective)
+        try:
+            passes, whole, gibibytes = _captured_times(model, inputs, optimiser, scaler, precision, device)
+            base = passes if objective == "ce" else base
+            to_stock = (first or NAN) / whole
+            row = Step(objective + CAPTURED, 1e3 * batch / whole, whole, gibibytes, to_stock, passes - base)
+        except RuntimeError as reason:   # such as too little memory, or a model that waits for the device
+            row = Step(objective + CAPTURED, NAN, NAN, NAN, NAN, why_not=shortened(reason))
+        detach(model)
+        yield row
+
+
+def _captured_times(
+    model: Any, inputs: dict[str, Tensor], optimiser: torch.optim.Optimizer, scaler: Any, precision: str, device: str
+) -> tuple[float, float, float]:
+    """Milliseconds of the captured passes, the same with the optimiser, and GiB. Gradients are dropped at the end."""
+
+    def forward_backward() -> None:
+        optimiser.zero_grad()
+        with torch.autocast(device, dtype_of(precision), enabled=precision in ("bf16", "fp16")):
+            loss = model(**inputs).loss
+        scaler.scale(loss).backward()
+
+    def run() -> None:
+        graph.replay()
+        scaler.step(optimiser)
+        scaler.update()
+
+    try:
+        graph = graph_of(forward_backward, optimiser.zero_grad)
+        passes = median_milliseconds(graph.replay, device, repeats=15, warm_up=5)
+        whole = median_milliseconds(run, device, repeats=15, warm_up=5)
+        return passes, whole, graph.gibibytes
+    finally:
+        optimiser.zero_grad()
 
 
 SHAPES = {"bart-base": (50_265, 768, 6, 12), "small": (8_000, 256, 3, 4), "bart-tiny": (1_000, 32, 1, 2)}

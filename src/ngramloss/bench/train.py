@@ -143,7 +143,14 @@ def _ours(setup: Setup, output: str, steps: int, *, capture: bool, compiled: boo
     return NgramTrainer(
         model, _arguments(setup, output, steps, grouped=True, compiled=False), objective=setup.objective,
         train_dataset=Tokens(setup.tokens), max_tokens=0, capture=capture, compile=compiled,
+        say=_raise_if_eager,
     )
+
+
+def _raise_if_eager(sentence: str) -> None:
+    """Raise if the trainer says that it does not capture steps: that would be another contestant."""
+    if "not captured" in sentence:
+        raise RuntimeError(sentence)
 
 
 def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool) -> Seq2SeqTrainingArguments:
@@ -224,9 +231,17 @@ def tokenised_rows(
     if not whole:
         raise UserError(f"{data} has {len(examples)} documents, but one step needs {step_size}. Lower --batch.")
     tokenizer, _ = models.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust_remote_code)
-    source, target = _limits(step.configuration(model, trust_remote_code=trust_remote_code))
+    config = step.configuration(model, trust_remote_code=trust_remote_code)
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
+    source, target = _limits(config)
     shape = Shape(separator="none", max_source=source, max_target=target)
     return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder, say=say).folder
+
+
+def documents(setup: Setup) -> int:
+    """How many rows there are."""
+    return len(Tokens(setup.tokens))
 
 
 def _limits(config: Any) -> tuple[int, int]:
@@ -273,6 +288,7 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
     if not contestant.runs_on(setup.device):
         raise UserError("needs a GPU.")
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
     for plugin in setup.plugins:
         load_file(Path(plugin))
@@ -283,7 +299,7 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(window)
         trainer.train()
-        padding = padding_share(islice(trainer.get_train_dataloader(), LOOKED_AT))
+        padding = padding_share(islice(window.loader, LOOKED_AT))
     return Row(
         contestant.name, contestant.label, docs_per_second=1e3 * setup.batch * setup.accumulate / window.milliseconds,
         step_milliseconds=window.milliseconds, device_milliseconds=window.device_milliseconds,
@@ -293,11 +309,13 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
 
 
 def padding_share(batches: Iterable[Any]) -> float:
-    """The share of padding in sources and targets together."""
+    """The share of padding in sources and targets together. A row without labels is there to fill the batch up."""
     real = every = 0
     for batch in (part for whole in batches for part in micro_batches(whole)):
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
-        real += int((labels != IGNORE_INDEX).sum()) + (ids.numel() if mask is None else int(mask.sum()))
+        counted = labels != IGNORE_INDEX                                 # [B, T]
+        used = torch.ones_like(ids) if mask is None else mask            # [B, S]
+        real += int(counted.sum()) + int(used[counted.any(-1)].sum())
         every += ids.numel() + labels.numel()
     return 1 - real / every if every else NAN
 
@@ -326,7 +344,7 @@ def as_text(rows: Sequence[Row]) -> str:
                        100 * row.idle, 100 * row.padding, row.gibibytes)
             table.append((row.what, *map(fixed, numbers, (1, 2, 2, 1, 1, 0, 1, 2))))
     failed = [f"{row.what}: {row.why_not}" for row in rows if row.why_not]
-    return "\n".join([*aligned(table), *failed])
+    return "\n".join([*(aligned(table) if len(table) > 1 else []), *failed])
 
 
 def plot(rows: Sequence[Row], path: Path, title: str) -> None:

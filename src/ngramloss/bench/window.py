@@ -33,6 +33,8 @@ class Window(TrainerCallback):
     def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
         self.steps, self.cuda, self.trace = steps, cuda, trace
         self.milliseconds = self.device_milliseconds = self.gibibytes = self.reserved_gibibytes = float("nan")
+        self.loader: Any = ()
+        """What the trainer reads its batches from."""
         self._began = 0.0
         self._profiler: Any = None
         window_ends = warm_up + steps
@@ -46,6 +48,10 @@ class Window(TrainerCallback):
             everything = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
             actions += [(busy_ends, lambda: self._profile(everything)), (self.last_step, self._write_trace)]
         self._actions = actions
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the loader: another one may be planned differently, because less memory is free by then."""
+        self.loader = kwargs["train_dataloader"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Do what is due after this step."""

@@ -55,6 +55,7 @@ examples:
 """
 
 MODEL_HELP = "bart-base, small or bart-tiny with random weights, a folder or a hub id (default: %(default)s)"
+OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
 LENGTHS = ("xsum", "cnndm", "dialogsum", "multi30k")
 CONTESTANTS = ("stock-random", "stock-grouped", "stock-compiled", "eager", "captured", "captured-compiled")
 
@@ -80,9 +81,11 @@ def add(verbs: Verbs) -> None:
         "--model", default="bart-base", metavar="NAME",
         help=MODEL_HELP,
     )
-    objectives = ["ce", "ce + matches(2,3,4)"]
-    step.add_argument("--objective", nargs="+", default=objectives, metavar="OBJECTIVE",
-                      help=f"objectives to attach (default: {' and '.join(map(repr, objectives))})")
+    step.add_argument(
+        "--objective", nargs="+", metavar="OBJECTIVE",
+        help=f"objectives to attach (default: {' and '.join(map(repr, OBJECTIVES))}; as CUDA graphs, also rewards, "
+        "precision and bag)",
+    )
     step.add_argument("--batch", type=int, default=16, metavar="B", help="batch size (default: %(default)s)")
     step.add_argument("--source", type=int, default=1024, metavar="T", help="document tokens (default: %(default)s)")
     step.add_argument("--target", type=int, default=128, metavar="T", help="summary tokens (default: %(default)s)")
@@ -170,10 +173,10 @@ def _bench_head(options: argparse.Namespace) -> int:
     rows: list[head.Row] = []
     for row in head.measure(sizes, device, dtype, loops=options.loops):
         if not rows or row.size != rows[-1].size:
-            print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<46}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/bound':>9}")
+            print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<54}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/bound':>9}")
         rows.append(row)
         values = f"{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{row.to_stock:>9.2f}{row.to_floor:>9.2f}"
-        print_result(f"{row.what:<46}{row.why_not or values}")
+        print_result(f"{row.what:<54}{row.why_not or values}")
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     if plot_file:
@@ -189,15 +192,19 @@ def _bench_step(options: argparse.Namespace) -> int:
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
     settings = f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}"
     title = f"{settings}, {head.machine(device)}"
-    print_result(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}")
+    captured = (options.objective or head.OBJECTIVES) if device == "cuda" else []
+    more = f"{'+ ms to ce':>12}" if captured else ""
+    print_result(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}{more}")
     rows = []
     for row in step.measure(
-        options.model, options.objective, batch=options.batch, source=options.source, target=options.target,
+        options.model, options.objective or OBJECTIVES, captured=captured, batch=options.batch,
+        source=options.source, target=options.target,
         precision=precision, device=device, loops=options.loops, trust_remote_code=options.trust_remote_code,
     ):  # fmt: skip
         rows.append(row)
         values = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"
-        print_result(f"{row.what:<46}{values}")
+        added = "" if row.added_milliseconds != row.added_milliseconds else f"{row.added_milliseconds:>12.2f}"
+        print_result(f"{row.what:<46}{row.why_not or values + added}")
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0
@@ -233,13 +240,17 @@ def _bench_train(options: argparse.Namespace) -> int:
                 rows_folder, options.data, options.documents, step_size=step_size, say=tell, **common
             )
         else:
-            documents = options.documents // step_size * step_size
-            train.write_rows(rows_folder, options.lengths, documents, seed=options.seed, **common)
+            whole = options.documents // step_size * step_size
+            train.write_rows(rows_folder, options.lengths, whole, seed=options.seed, **common)
         setup = train.Setup(
             objective=options.objective, tokens=rows_folder, batch=options.batch, accumulate=options.accumulate,
             warm_up=options.warm_up, steps=options.steps, workers=options.workers, precision=precision, device=device,
             seed=options.seed, plugins=tuple(options.plugin), **common,
         )  # fmt: skip
+        documents = train.documents(setup)
+        if documents < step_size * (options.warm_up + options.steps):
+            tell(f"note: {documents} rows are {documents // step_size} steps, so an epoch ends and the next begins in "
+                 "the steps that are measured. Raise --documents to leave that out.")
         machine = child.in_child(head.machine, device)
         if machine.result is None:
             raise RuntimeError(machine.why_not)
@@ -249,9 +260,11 @@ def _bench_train(options: argparse.Namespace) -> int:
         rows = train.measure(setup, contestants, trace=trace, say=tell)
     print_result(train.as_text(rows))
     if json_file:
-        names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "documents",
-                 "data", "lengths")
-        settings = {name: getattr(options, name) for name in names} | {"precision": precision, "device": device}
+        names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "data")
+        settings = {name: getattr(options, name) for name in names} | {
+            "lengths": None if options.data else options.lengths, "documents": documents, "precision": precision,
+            "device": device,
+        }
         measured = [row._asdict() for row in rows]
         _write_json(json_file, {"machine": machine.result, "settings": settings, "rows": measured})
     if plot_file:

@@ -1,0 +1,63 @@
+"""What bench shows on a GPU alone: captured passes, time in which the device is busy."""
+
+import json
+
+import pytest
+import torch
+
+from ngramloss.bench import head
+from ngramloss.bench.captured import captured
+from ngramloss.cli import main
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_a_replay_computes_the_gradients_of_what_the_inputs_contain_now():
+    weight, rows = torch.randn(8, 8, device="cuda", requires_grad=True), torch.randn(4, 8, device="cuda")
+
+    def clear():
+        weight.grad = None
+
+    def run():
+        clear()
+        (rows @ weight).square().sum().backward()
+
+    graph = captured(run, clear)
+    rows.normal_()
+    for _ in range(3):
+        graph.replay()   # overwrites the gradient, and does not add to it
+    replayed = weight.grad.clone()
+    run()
+    torch.testing.assert_close(replayed, weight.grad)
+
+
+def test_head_and_step_have_captured_rows(tmp_path, monkeypatch):
+    monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 16, 1_000, 64))
+    written = tmp_path / "rows.json"
+    assert main(["bench", "head", "--sizes", "tiny", "--json", str(written)]) == 0
+    rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
+    for objective in head.OBJECTIVES:
+        (row,) = (rows[what] for what in rows if what.endswith(f" fast, {objective}, captured"))
+        assert (row["why_not"], row["milliseconds"] > 0, row["gibibytes"] > 0) == ("", True, True)
+    arguments = ["--model", "bart-tiny", "--batch", "2", "--source", "32", "--target", "16"]
+    assert main(["bench", "step", *arguments, "--json", str(written)]) == 0
+    rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
+    for objective in head.OBJECTIVES:
+        assert rows[f"{objective}, captured"]["why_not"] == ""
+    assert rows["ce, captured"]["added_milliseconds"] == 0
+    assert rows["ce, captured"]["docs_per_second"] > rows["ce"]["docs_per_second"]
+
+
+def test_train_measures_the_time_in_which_the_device_is_busy(tmp_path):
+    written, traced = tmp_path / "train.json", tmp_path / "trace.json"
+    arguments = ["--model", "bart-tiny", "--lengths", "multi30k", "--documents", "256", "--warm-up", "2", "--steps", "3"]
+    assert main(["bench", "train", *arguments, "--json", str(written), "--profile", str(traced)]) == 0
+    rows = json.loads(written.read_text())["rows"]
+    assert [row["why_not"] for row in rows] == [""] * 4
+    for row in rows:
+        assert 0 < row["device_milliseconds"] < row["step_milliseconds"]
+        assert 0 < row["gibibytes"] <= row["reserved_gibibytes"]
+    assert any(event.get("cat") == "kernel" for event in json.loads(traced.read_text())["traceEvents"])
