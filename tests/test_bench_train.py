@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ngramloss.bench import child, lengths, train
-from ngramloss.bench.window import Window, busy_milliseconds
+from ngramloss.bench.window import PROFILED, TRACED, Window, busy_milliseconds
 from ngramloss.cli import bench as cli_bench
 from ngramloss.cli import main
 from ngramloss.data.tokens import Tokens
@@ -95,8 +95,8 @@ def test_the_window_begins_after_the_warm_up_and_ends_with_its_last_step(monkeyp
 
 
 def test_on_a_gpu_as_many_steps_are_profiled_again_and_a_trace_has_a_few_more(tmp_path):
-    assert Window(warm_up=2, steps=4, cuda=True).last_step == 10
-    assert Window(warm_up=2, steps=4, cuda=True, trace=tmp_path / "trace.json").last_step == 13
+    assert Window(warm_up=2, steps=4, cuda=True).last_step == 6 + PROFILED
+    assert Window(warm_up=2, steps=4, cuda=True, trace=tmp_path / "trace.json").last_step == 6 + PROFILED + TRACED
 
 
 def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():

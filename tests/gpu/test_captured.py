@@ -103,7 +103,7 @@ def test_a_captured_step_has_the_gradients_of_an_eager_one(case, precision):
 
 def test_capturing_leaves_gradients_weights_and_random_numbers_as_they_were():
     model = attach(bart(dropout=0.1).cuda(), OBJECTIVE)
-    before = torch.cuda.get_rng_state(), torch.get_rng_state(), [p.clone() for p in model.parameters()]
+    before = torch.cuda.get_rng_state(), torch.get_rng_state(), [p.detach().clone() for p in model.parameters()]
     got, _ = gradients(model, "fp32", PIECES[1], captured=True)
     assert torch.equal(torch.get_rng_state(), before[1])
     torch.cuda.set_rng_state(before[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from ngramloss.stats import IGNORE_INDEX
 from ngramloss.tabular import aligned, fixed
 
 NAN = float("nan")
-LOOKED_AT = 400
+LOOKED_AT = 200
 """Batches in which padding is counted."""
 
 
@@ -80,6 +81,12 @@ class Contestant(NamedTuple):
     ours: bool = False
     compiles: bool = False
     needs_gpu: bool = False
+    captures: bool = False
+
+    def warm_up(self, setup: Setup) -> int:
+        """Steps before the measurement: a whole epoch where steps are captured, so that most shapes have been met."""
+        epoch = len(Tokens(setup.tokens)) // (setup.batch * setup.accumulate)
+        return max(setup.warm_up, epoch) if self.captures else setup.warm_up
 
     def runs_on(self, device: str) -> bool:
         """Whether it can run on this device."""
@@ -126,7 +133,7 @@ def chosen(only: Sequence[str], *, compiled: bool, device: str) -> list[Contesta
 def _stock(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool = False) -> Seq2SeqTrainer:
     """Hugging Face's trainer at its best: fused optimiser, expandable memory segments."""
     if setup.cuda:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"   # read at the first allocation
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
     return Seq2SeqTrainer(
         model, _arguments(setup, output, steps, grouped=grouped, compiled=compiled),
@@ -171,9 +178,10 @@ CONTESTANTS = [
     Contestant("stock-compiled", "stock Seq2SeqTrainer, group_by_length, torch_compile",
                partial(_stock, grouped=True, compiled=True), compiles=True),
     Contestant("eager", "ngramloss, eager", partial(_ours, capture=False), ours=True),
-    Contestant("captured", "ngramloss, captured", partial(_ours, capture=True), ours=True, needs_gpu=True),
+    Contestant("captured", "ngramloss, captured", partial(_ours, capture=True), ours=True, needs_gpu=True,
+               captures=True),
     Contestant("captured-compiled", "ngramloss, captured, compiled", partial(_ours, capture=True, compiled=True),
-               ours=True, compiles=True, needs_gpu=True),
+               ours=True, compiles=True, needs_gpu=True, captures=True),
 ]  # fmt: skip
 NAMES = [contestant.name for contestant in CONTESTANTS]
 
@@ -273,6 +281,7 @@ def measure(
         say(f"{number} of {len(contestants)}: {contestant.label}")
         answer = in_child(trained, setup, contestant, trace if contestant.name == traced else None)
         rows.append(answer.result or Row(contestant.name, contestant.label, why_not=answer.why_not))
+        say(f"  {answer.why_not or f'{rows[-1].docs_per_second:.0f} documents a second'}")
     return compared(rows)
 
 
@@ -292,7 +301,7 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
     warnings.simplefilter("ignore")
     for plugin in setup.plugins:
         load_file(Path(plugin))
-    window = Window(warm_up=setup.warm_up, steps=setup.steps, cuda=setup.cuda, trace=trace)
+    window = Window(warm_up=contestant.warm_up(setup), steps=setup.steps, cuda=setup.cuda, trace=trace)
     with tempfile.TemporaryDirectory() as output:
         trainer = contestant.trainer(setup, output, window.last_step)
         trainer.remove_callback(PrinterCallback)

@@ -13,12 +13,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
+PROFILED = 12
+"""Steps in which the GPU's work is recorded: thousands of kernels each."""
 TRACED = 3
 """Steps in a trace that a person looks at."""
 
 
 class Window(TrainerCallback):
-    """Reads the clock at both ends of a window of steps, then profiles as many steps again.
+    """Reads the clock at both ends of a window of steps, then profiles a few more steps.
 
     The profiler slows the host down, so the time of a step and the time of the device come from different steps. On a
     CPU nothing is profiled, except for a trace.
@@ -38,7 +40,7 @@ class Window(TrainerCallback):
         self._began = 0.0
         self._profiler: Any = None
         window_ends = warm_up + steps
-        busy_ends = window_ends + steps * cuda
+        busy_ends = window_ends + PROFILED * cuda
         self.last_step = busy_ends + TRACED * (trace is not None)
         actions: list[tuple[int, Callable[[], None]]] = [(warm_up, self._begin), (window_ends, self._end)]
         if cuda:
@@ -85,7 +87,7 @@ class Window(TrainerCallback):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self._profiler.export_chrome_trace(str(path))
-            self.device_milliseconds = busy_milliseconds(json.loads(path.read_text())["traceEvents"]) / self.steps
+            self.device_milliseconds = busy_milliseconds(json.loads(path.read_text())["traceEvents"]) / PROFILED
 
     def _write_trace(self) -> None:
         self._now()

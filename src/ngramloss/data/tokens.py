@@ -72,12 +72,14 @@ class Tokens(Dataset[dict[str, Ids]]):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Source tokens of each row."""
-        return np.diff(self._ends["input_ids"], prepend=0)
+        lengths: NDArray[np.int64] = np.diff(self._ends["input_ids"], prepend=0)
+        return lengths
 
     @property
     def target_lengths(self) -> NDArray[np.int64]:
         """Target tokens of each row."""
-        return np.diff(self._ends["labels"], prepend=0)
+        lengths: NDArray[np.int64] = np.diff(self._ends["labels"], prepend=0)
+        return lengths
 
 
 def tokenise(

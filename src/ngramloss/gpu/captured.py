@@ -153,10 +153,10 @@ def _state(model: Module) -> Hashable:
 
 
 def _host_random_state() -> Any:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()   # noqa: NPY002
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 
 def _restore_host_random_state(state: Any) -> None:
     torch.set_rng_state(state[0])
     random.setstate(state[1])
-    np.random.set_state(state[2])   # noqa: NPY002
+    np.random.set_state(state[2])

@@ -23,15 +23,16 @@ Item = TypeVar("Item")
 class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
-    A batch without padding has no ``attention_mask``, so that attention takes its fastest kernel.
-
     Args:
         pad: padding id for sources.
         decoder_inputs: labels [B, T] → the decoder's input, [B, T].
+        always_mask: False leaves out the ``attention_mask`` of a batch without padding, so that attention takes its
+            fastest kernel. While a CUDA graph is captured, transformers replaces a missing mask by one of ones, with
+            which attention takes its slowest.
     """
 
-    def __init__(self, pad: int, decoder_inputs: Callable[[Tensor], Tensor]) -> None:
-        self.pad, self.decoder_inputs = pad, decoder_inputs
+    def __init__(self, pad: int, decoder_inputs: Callable[[Tensor], Tensor], *, always_mask: bool = False) -> None:
+        self.pad, self.decoder_inputs, self.always_mask = pad, decoder_inputs, always_mask
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them.
@@ -48,7 +49,9 @@ class Padder:
         made["decoder_input_ids"] = torch.full_like(made["labels"], self.pad)   # [B, T]
         if rows:   # mBART's function fails for a row without labels
             made["decoder_input_ids"][: len(rows)] = self.decoder_inputs(made["labels"][: len(rows)])
-        return made if mask.all() else made | {"attention_mask": torch.from_numpy(mask)}
+        if self.always_mask or not mask.all():
+            made["attention_mask"] = torch.from_numpy(mask)              # [B, S]
+        return made
 
 
 def _padded(

@@ -164,7 +164,7 @@ class Plan:
     def _size(self, piece: Sequence[int], longest: int, rows: int) -> Size | None:
         if self.grid is None:
             return None
-        target = int(self.targets[piece].max()) if piece else 1   # type: ignore[index]
+        target = int(self.targets[piece].max()) if piece else 1
         return Size(rows, self.grid.source(longest), self.grid.target(target))
 
     def padding(self, steps: Sequence[Sequence[int]]) -> float:
@@ -174,7 +174,7 @@ class Plan:
         return 1 - real / sum((batch.size or self._smallest(batch.rows)).tokens for batch in micro)
 
     def _smallest(self, rows: Sequence[int]) -> Size:
-        return Size(len(rows), int(self.sources[rows].max()), int(self.targets[rows].max()))   # type: ignore[index]
+        return Size(len(rows), int(self.sources[rows].max()), int(self.targets[rows].max()))
 
 
 def fitted_grid(

@@ -27,7 +27,7 @@ def planned_loader(trainer: Any) -> DataLoader[Step]:
     grouped = args.train_sampling_strategy == "group_by_length"
     sampler = LengthGrouped(sources, step=step, seed=args.data_seed or args.seed, grouped=grouped)
     batches = BatchSampler(sampler, step, args.dataloader_drop_last)
-    padder = Padder(_pad(trainer), functools.partial(decoder_inputs, trainer.model))
+    padder = Padder(_pad(trainer), functools.partial(decoder_inputs, trainer.model), always_mask=trainer.captures)
     rows = -(-step // accelerator.num_processes)
     if args.device.type == "cuda":
         plan = _plan_for_gpu(trainer, sources, targets, list(batches), rows, padder)
@@ -42,15 +42,14 @@ def planned_loader(trainer: Any) -> DataLoader[Step]:
     )
 
 
-def _same(step: Step) -> Step:
+def _same(step: Any) -> Any:
     return step
 
 
 def _lengths(dataset: Any) -> tuple[Lengths, Lengths, Lengths]:
     """Source tokens, target tokens and labels that count, of each example."""
-    known = [getattr(dataset, name, None) for name in ("lengths", "target_lengths")]
-    if all(lengths is not None for lengths in known):
-        return known[0], known[1], known[1]
+    if hasattr(dataset, "lengths") and hasattr(dataset, "target_lengths"):
+        return dataset.lengths, dataset.target_lengths, dataset.target_lengths
     try:
         rows = [dataset[row] for row in range(len(dataset))]
         sources, targets = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))

@@ -126,9 +126,15 @@ class NgramTrainer(Seq2SeqTrainer):
 
     # Planned steps
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps run as CUDA graphs, as far as is known."""
+        return self.args.device.type == "cuda" and self.max_tokens is not None and not self._not_captured
+
     def _plan_steps(self, *, compile: bool) -> None:
         """Refuse what steps cannot be planned for; leave the model unwrapped, because gradients are reduced here."""
-        if not getattr(self.model.config, "is_encoder_decoder", False):
+        model: Any = self.model
+        if not getattr(model.config, "is_encoder_decoder", False):
             raise UserError("max_tokens plans the steps of encoder-decoders only. Leave it out for this model.")
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise UserError("FSDP and DeepSpeed need as many micro-batches in every process, so steps cannot be "
@@ -137,7 +143,7 @@ class NgramTrainer(Seq2SeqTrainer):
             prepare: Any = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)   # no DDP
             self.accelerator.prepare_model = prepare
         if compile:
-            for body in (self.model.get_encoder(), self.model.get_decoder()):
+            for body in (model.get_encoder(), model.get_decoder()):
                 body.compile(dynamic=True)
 
     def get_train_dataloader(self) -> Any:
@@ -147,7 +153,7 @@ class NgramTrainer(Seq2SeqTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """As stock; of a planned step, run all micro-batches and sum the gradients over processes."""
         if not isinstance(inputs, Step):
-            return super().training_step(model, inputs, num_items_in_batch)   # type: ignore[no-any-return]
+            return super().training_step(model, inputs, num_items_in_batch)
         attached_loss(model).refresh_weights()
         counts = num_items_in_batch                                      # [2]
         batches = [batch | {"counts": inputs.counts} for batch in inputs.batches]
@@ -159,7 +165,7 @@ class NgramTrainer(Seq2SeqTrainer):
                 sent = {name: value.to(self.args.device, non_blocking=True) for name, value in batch.items()}
                 loss += super().training_step(model, sent, counts)
         if self.accelerator.num_processes > 1:
-            reduction.average_gradients(model, self._captured and self._captured.gradients)
+            reduction.average_gradients(model, self._captured.gradients if self._captured is not None else None)
         return loss
 
     def _begin_captured(self, model: Any, batches: list[Batch]) -> bool:
@@ -167,8 +173,9 @@ class NgramTrainer(Seq2SeqTrainer):
         if self._not_captured:
             return False
         model.train()
-        if hasattr(self.optimizer, "train") and callable(self.optimizer.train):
-            self.optimizer.train()
+        optimiser: Any = self.optimizer
+        if hasattr(optimiser, "train") and callable(optimiser.train):
+            optimiser.train()
         try:
             if self._captured is None:
                 self._raise_unless_capturable(model)
@@ -221,11 +228,12 @@ class NgramTrainer(Seq2SeqTrainer):
 
     @functools.cached_property
     def _trained_numbers(self) -> int:
-        return int(self.model.num_parameters(exclude_embeddings=True))
+        model: Any = self.model
+        return int(model.num_parameters(exclude_embeddings=True))
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         for batch in inputs.batches if isinstance(inputs, Step) else [inputs]:
-            super()._track_num_input_tokens(batch)
+            super()._track_num_input_tokens(batch)  # type: ignore[no-untyped-call]
 
     # Steps
 
