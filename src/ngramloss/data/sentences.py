@@ -72,8 +72,8 @@ def sentences(text: str, splitter: str = "pysbd", *, language: str = AUTO) -> li
         ['Dr. Who left.', 'He came back!']
         >>> sentences("Dr. Who left. He came back!", "period")
         ['Dr.', 'Who left.', 'He came back!']
-        >>> sentences('"It is late," said Mr. Who. "Go home." He left.', "sentencex")
-        ['"It is late," said Mr. Who.', '"Go home."', 'He left.']
+        >>> sentences('"It is late," said Mr. Fox. "Go home." He left.', "sentencex")
+        ['"It is late," said Mr. Fox.', '"Go home."', 'He left.']
     """
     if splitter not in SPLITTERS:
         raise UserError(f"unknown splitter {splitter!r}; choose from {list(SPLITTERS)}.")
