@@ -396,6 +396,8 @@ def test_sentencex_says_which_language_it_does_not_know():
     assert note.startswith("sentences are split by the rules of English, and the letters say")
     for language in ("zh", "ja", "ru", "hi", "ar", "el"):
         assert splitting_notes([TEXTS[language][0]], "sentencex", "auto", "") == []
+    for language, known in (("ta", "sentencex"), ("ur", "pysbd")):
+        assert [name for name in RULES if not splitting_notes(["a"], name, language, "")] == [known]
 
 
 def test_splitting_says_which_language_it_does_not_know():

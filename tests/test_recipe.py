@@ -395,3 +395,13 @@ def test_every_objective_has_a_folder_name_of_its_own():
 )
 def test_the_folder_name_is_short_for_the_objective(objective, slug):
     assert recipe.load("xsum", [f"objective={objective}"]).slug == slug
+
+
+def test_a_recipe_that_was_written_when_pysbd_split_sentences_still_does_so(tmp_path):
+    written = recipe.dump(recipe.load("xsum")).replace('splitter = "sentencex"', 'splitter = "pysbd"')
+    (tmp_path / "recipe.toml").write_text(written)
+    before = recipe.load(str(tmp_path / "recipe.toml"))
+    assert before.data.splitter == "pysbd"
+    assert recipe.differences(before, recipe.load("xsum", ["data.splitter=pysbd"])) == []
+    (changed,) = recipe.differences(before, recipe.load("xsum"))
+    assert "data.splitter" in changed
