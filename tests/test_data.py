@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from released_data import STORIES, data_folder, read_rows
 
-from ngramloss.data import BadRow, Example, load, measurement, split_many, split_names, table
+from ngramloss.data import SPLITTERS, BadRow, Example, load, measurement, split_many, split_names, table
 from ngramloss.data import examples as examples_room
 from ngramloss.data import sentences as sentences_room
 from ngramloss.data.columns import columns
@@ -160,6 +160,20 @@ def test_limit_takes_the_first_examples_and_reads_no_further(tmp_path):
         load(str(tmp_path / "mine.jsonl"), "train", limit=151)
 
 
+@pytest.mark.parametrize(("rows", "limit", "steps"), [(250, 0, [100, 100, 50]), (200, 0, [100, 100, 0]), (250, 120, [100, 20]), (3, 0, [3])])
+def test_reading_reports_how_many_rows_it_has_read(tmp_path, monkeypatch, rows, limit, steps):
+    monkeypatch.setattr(examples_room, "STEP", 100)
+    name = written(tmp_path / "mine.jsonl", json_lines([{"source": f"a{number}", "target": "b"} for number in range(rows)]))
+    counted = []
+    found = load(name, "train", limit=limit, progress=counted.append)
+    assert counted == steps
+    assert found == load(name, "train", limit=limit)
+    counted.clear()
+    if not limit:
+        load(name, "validation", validation_fraction=0.5, progress=counted.append)
+        assert counted == steps
+
+
 def test_local_text_files_need_neither_datasets_nor_pyarrow_nor_pysbd(tmp_path):
     name = written(tmp_path / "mine.csv.gz", gzip.compress(separated(ROWS)))
     blocked = "['torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'pysbd', 'numpy']"
@@ -187,6 +201,9 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "pysbd", None)
     with pytest.raises(ValueError, match=r"splitting sentences by rules needs the package 'pysbd'.*ngramloss\[metrics\]"):
         sentences("A. B.")
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ValueError, match=r"splitting sentences by rules needs the package 'sentencex'.*ngramloss\[hf\]"):
+        sentences("A. B.", "sentencex")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"reading EdinburghNLP/xsum from the hub needs the package 'datasets'"):
         load("xsum", "test")
@@ -707,7 +724,7 @@ def test_sentences_of_a_plain_text():
     assert sentences("One.Two. 3.5 four", "period") == ["One.", "Two.", "3.", "5 four"]
 
 
-@pytest.mark.parametrize("splitter", ["pysbd", "newline", "period"])
+@pytest.mark.parametrize("splitter", SPLITTERS)
 def test_a_text_without_words_has_no_sentences(splitter):
     assert sentences("", splitter) == sentences(" \n\t\u2028 ", splitter) == []
 
@@ -720,10 +737,12 @@ phrases = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.one_of(odd_text, phrases, st.text(max_size=40)), st.sampled_from(["pysbd", "newline", "period"]))
+@given(st.one_of(odd_text, phrases, st.text(max_size=40)), st.sampled_from(list(SPLITTERS)))
 @example("This is it. This is it. This is it.", "pysbd")
 @example("a ∯ b. c", "pysbd")
 @example("He said (it. Was. So", "pysbd")
+@example("No. \ud800 Yes.", "sentencex")
+@example('so. "\x85" No', "sentencex")
 def test_no_splitter_loses_or_moves_a_character(text, splitter):
     found = sentences(text, splitter)
     assert solid("".join(found)) == solid(text)
@@ -739,7 +758,7 @@ def test_a_line_that_pysbd_spoils_is_split_at_endings(segment, monkeypatch):
 
 
 def test_wrong_splitters_and_languages_are_told():
-    with pytest.raises(ValueError, match=r"unknown splitter 'nltk'; choose from \['pysbd', 'newline', 'period'\]"):
+    with pytest.raises(ValueError, match=r"unknown splitter 'nltk'; choose from \['sentencex', 'pysbd', 'newline', 'period'\]"):
         sentences("A.", "nltk")
     with pytest.raises(ValueError, match="the language must be auto or a code of two letters such as de, got 'German'"):
         sentences("A.", language="German")
@@ -749,9 +768,34 @@ def test_wrong_splitters_and_languages_are_told():
         split_many([], "nltk")
 
 
-def test_another_language_has_rules_of_its_own():
+@pytest.mark.parametrize("splitter", ["sentencex", "pysbd"])
+def test_another_language_has_rules_of_its_own(splitter):
     text = "Er kam am 5. Januar z.B. nach Bonn."
-    assert sentences(text, language="de") == [text]
+    assert sentences(text, splitter, language="de") == [text]
+    assert len(sentences(text, splitter)) > 1
+
+
+def test_sentencex_splits_a_plain_text_at_line_ends_and_by_its_rules():
+    text = "Mr. Smith paid $3.50 in the U.S. on Jan. 5. Did he?  Yes!\nA line\n\n\tends one. "
+    assert sentences(text, "sentencex") == ["Mr. Smith paid $3.50 in the U.S. on Jan. 5.", "Did he?", "Yes!", "A line", "ends one."]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('"It did not work," Horner added. "We have not put on a show.', ['"It did not work," Horner added.', '"We have not put on a show.']),
+        ('Adam: "I have seen 3 "when are you going?" Racist incidents here."', ['Adam: "I have seen 3 "when are you going?"', 'Racist incidents here."']),
+        ("Nobody came.It rained.", ["Nobody came.", "It rained."]),
+    ],
+)
+def test_quotes_stay_with_their_sentence(text, parts):
+    assert sentences(text, "sentencex") == parts
+
+
+@pytest.mark.parametrize("segment", [lambda language, line: [line[:5]], lambda language, line: [line, line], lambda language, line: 1 / 0])
+def test_a_line_that_sentencex_spoils_is_split_at_endings(segment, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", types.SimpleNamespace(segment=segment))
+    assert sentences('One. "Two!" Three 3.5? (Four.) five', "sentencex") == ["One.", '"Two!"', "Three 3.5?", "(Four.)", "five"]
 
 
 def test_many_texts_are_split_alike_by_one_process_and_by_two():
@@ -765,7 +809,7 @@ def test_many_texts_are_split_alike_by_one_process_and_by_two():
 
 @pytest.mark.parametrize(
     ("count", "splitter", "processes", "workers"),
-    [(199, "pysbd", 4, 1), (200, "pysbd", 4, 4), (200, "newline", 4, 1), (200, "pysbd", None, 3), (200, "pysbd", 1, 1)],
+    [(199, "pysbd", 4, 1), (200, "pysbd", 4, 4), (200, "newline", 4, 1), (200, "sentencex", 4, 1), (200, "pysbd", None, 3), (200, "pysbd", 1, 1)],
 )
 def test_processes_are_started_only_where_they_pay(count, splitter, processes, workers, monkeypatch):
     monkeypatch.setattr(sentences_room, "_processors", lambda: 3)

@@ -24,7 +24,7 @@ from ngramloss.data.languages import (
     token_pattern,
     word_pattern,
 )
-from ngramloss.data.sentences import sentences, splitting_notes
+from ngramloss.data.sentences import RULES, sentences, splitting_notes
 from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
@@ -348,17 +348,19 @@ def test_letters_are_counted_by_script():
     assert found.share_not_ascii == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize("splitter", RULES)
 @pytest.mark.parametrize("language", TEXTS)
-def test_sentences_end_where_their_language_ends_them(language):
+def test_sentences_end_where_their_language_ends_them(language, splitter):
     text = TEXTS[language][0]
-    parts = sentences(text)
+    parts = sentences(text, splitter)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert len(parts) == (1 if language == "th" else 2)
 
 
 def test_german_rules_are_used_where_german_is_named():
     text = "Am 3. Oktober kommt Dr. Müller z. B. nach Köln. Er bleibt."
-    assert sentences(text, language="de") == ["Am 3. Oktober kommt Dr. Müller z. B. nach Köln.", "Er bleibt."]
+    for splitter in RULES:
+        assert sentences(text, splitter, language="de") == ["Am 3. Oktober kommt Dr. Müller z. B. nach Köln.", "Er bleibt."]
     assert len(sentences(text)) > 2
     one, turned = "Am 3. Oktober kommt er.", "Oktober kommt er am 3."
     named = rouge([[one]], [turned], tokens="auto", sentences="pysbd", language="de")
@@ -380,10 +382,28 @@ def test_languages_without_rules_end_sentences_at_the_marks_of_any_script(text, 
     assert sentences(text, language="xx") == parts
 
 
+@pytest.mark.parametrize(("language", "text"), [("km", "ក។ ខ។"), ("bo", "ཀ། ཁ།"), ("am", "ዛሬ። ነገ።"), ("hy", "Այսօր։ Վաղը։"), ("my", "ယနေ့။ မနက်။")])
+def test_marks_of_scripts_end_sentences_with_sentencex(language, text):
+    assert language_of([text]) == language
+    assert sentences(text, "sentencex") == text.split()
+
+
+def test_sentencex_says_which_language_it_does_not_know():
+    (note,) = splitting_notes([TEXTS["ko"][0], "A cat."], "sentencex", "auto", "data.language")
+    assert note == "sentencex has no rules for Korean: 1 of 2 texts are split at line ends and after . ! ? 。 । and the like."
+    assert splitting_notes(["a"], "sentencex", "xx", "")[0].startswith("sentencex has no rules for 'xx': 1 of 1 texts")
+    (note,) = splitting_notes([TEXTS["de"][0]], "sentencex", "auto", "data.language")
+    assert note.startswith("sentences are split by the rules of English, and the letters say")
+    for language in ("zh", "ja", "ru", "hi", "ar", "el"):
+        assert splitting_notes([TEXTS[language][0]], "sentencex", "auto", "") == []
+    for language, known in (("ta", "sentencex"), ("ur", "pysbd")):
+        assert [name for name in RULES if not splitting_notes(["a"], name, language, "")] == [known]
+
+
 def test_splitting_says_which_language_it_does_not_know():
     korean, german = TEXTS["ko"][0], TEXTS["de"][0]
     assert splitting_notes([korean, "A cat."], "pysbd", "auto", "data.language") == [
-        "pysbd has no rules for Korean: 1 of 2 texts are split at line ends and after . ! ? … 。 । and the like."
+        "pysbd has no rules for Korean: 1 of 2 texts are split at line ends and after . ! ? 。 । and the like."
     ]
     assert splitting_notes(["a"], "pysbd", "xx", "")[0].startswith("pysbd has no rules for 'xx': 1 of 1 texts")
     assert splitting_notes([german], "pysbd", "auto", "data.language") == [

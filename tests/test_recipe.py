@@ -137,7 +137,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("model.dropout=1", "model.dropout: must be below 1, got 1.0."),
         ("model.heads=3", "model.width: must be a multiple of model.heads."),
         ("model.architecture=gpt", "model.architecture: must be one of bart, mbart, m2m100, pegasus, marian, t5, got 'gpt'."),
-        ("data.splitter=nltk", "data.splitter: must be one of pysbd, newline, period, got 'nltk'."),
+        ("data.splitter=nltk", "data.splitter: must be one of sentencex, pysbd, newline, period, got 'nltk'."),
         ("data.on_bad_row=drop", "data.on_bad_row: must be one of error, skip, got 'drop'."),
         ("train.schedule=step", "train.schedule: must be one of linear, cosine, "),
         ("train.memory=small", "train.memory: must be one of fast, lean, got 'small'."),
@@ -395,3 +395,13 @@ def test_every_objective_has_a_folder_name_of_its_own():
 )
 def test_the_folder_name_is_short_for_the_objective(objective, slug):
     assert recipe.load("xsum", [f"objective={objective}"]).slug == slug
+
+
+def test_a_recipe_that_was_written_when_pysbd_split_sentences_still_does_so(tmp_path):
+    written = recipe.dump(recipe.load("xsum")).replace('splitter = "sentencex"', 'splitter = "pysbd"')
+    (tmp_path / "recipe.toml").write_text(written)
+    before = recipe.load(str(tmp_path / "recipe.toml"))
+    assert before.data.splitter == "pysbd"
+    assert recipe.differences(before, recipe.load("xsum", ["data.splitter=pysbd"])) == []
+    (changed,) = recipe.differences(before, recipe.load("xsum"))
+    assert "data.splitter" in changed

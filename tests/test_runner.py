@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -485,7 +486,10 @@ def test_a_training_says_that_sentences_of_its_language_have_no_rules(place, tmp
     (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "train.jsonl"))
     once = ["--set", "train.max_steps=1", "--set", "train.eval_every=0", "--set", "train.warmup_steps=0"]
     assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", *once) == 0
-    assert capsys.readouterr().err.count("pysbd has no rules for Korean: 8 of 8 texts are split at line ends") == 1
+    err = capsys.readouterr().err
+    assert err.count("sentencex has no rules for Korean: 8 of 8 texts are split at line ends") == 1
+    assert "reading train: 0 documents" in err
+    assert re.search(r"tokenising train: +0% *\|.*0/8 ", err)
     assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", *once, "--set", "data.separator=none") == 0
     assert "Korean" not in capsys.readouterr().err
 

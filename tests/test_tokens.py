@@ -1,16 +1,23 @@
 """Texts become tokens once, lose nothing below the limit, and are padded as models expect."""
 
+import gc
+import json
 import os
+import re
+import shutil
+import signal
 from dataclasses import replace
 
 import pytest
 import tiny_tokenizers
+from forks import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ngramloss.data import Example, fingerprint, tokens
+from ngramloss.data import Example, fingerprint, tokens, word_ids
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise, tokenizer_fingerprint
+from ngramloss.data.word_ids import bare_ids, word_encoder
 
 ROOMY = Shape(max_source=10_000)
 DOCUMENT = "The cat sat. It slept there! Was the dog awake?"
@@ -42,7 +49,7 @@ def frame(tokenizer):
     return whole[:start], whole[start + len(inside) :]
 
 
-def tokens_of(tokenizer, text, separator, splitter="pysbd"):
+def tokens_of(tokenizer, text, separator, splitter="sentencex"):
     """The definition: a separator, then the sentence, for every sentence."""
     before, after = frame(tokenizer)
     found = sentences(text, splitter)
@@ -82,7 +89,7 @@ WORDS = st.sampled_from(["The", "cat", "naïve", "café", "Łódź", "2024", "�
 DOCUMENTS = st.lists(st.lists(WORDS, min_size=1, max_size=6).map(lambda words: " ".join(words) + "."), min_size=1, max_size=6)
 
 
-@given(DOCUMENTS, st.sampled_from(["period", "newline", "pysbd"]), st.integers(4, 90), st.sampled_from(["ours", "t5"]))
+@given(DOCUMENTS, st.sampled_from(["period", "newline", "pysbd", "sentencex"]), st.integers(4, 90), st.sampled_from(["ours", "t5"]))
 @settings(max_examples=60, deadline=None)
 def test_separators_come_first_and_the_cut_after(lines, splitter, limit, family):
     tokenizer = tiny_tokenizers.FAMILIES[family]()
@@ -203,7 +210,7 @@ def test_many_examples_are_tokenised_in_chunks_and_counted(tmp_path, monkeypatch
 
 def test_the_same_content_is_tokenised_once(tmp_path, monkeypatch):
     first = made(tmp_path)
-    monkeypatch.setattr(tokens, "_write", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(tokens._PartWriter, "fill", lambda *_: pytest.fail("tokenised again"))
     again = made(tmp_path)
     assert again.folder == first.folder
     assert again[0]["input_ids"].tolist() == first[0]["input_ids"].tolist()
@@ -271,7 +278,14 @@ def test_a_tokenizer_without_a_backend_has_a_fingerprint_of_its_vocabulary():
     assert one == same != other
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_another_version_of_sentencex_makes_the_tokens_anew(tmp_path, monkeypatch):
+    shapes = [ROOMY, replace(ROOMY, separator="none"), replace(ROOMY, splitter="pysbd")]
+    first = [made(tmp_path, shape=shape).folder for shape in shapes]
+    monkeypatch.setattr(tokens, "installed", {"sentencex": "9.9"}.get)
+    assert [made(tmp_path, shape=shape).folder == before for shape, before in zip(shapes, first, strict=True)] == [False, True, True]
+
+
+def test_a_failure_leaves_no_part_of_a_part_behind(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no power")
 
@@ -279,8 +293,11 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
         patch.setattr(tokens.np, "cumsum", fail)
         with pytest.raises(RuntimeError, match="no power"):
             made(tmp_path)
-    assert os.listdir(tmp_path / "tokens") == []
+    (parts,) = (tmp_path / "tokens").iterdir()
+    assert parts.suffix == ".parts"
+    assert list(parts.glob("made/*")) == []
     assert len(made(tmp_path)) == 3
+    assert os.listdir(tmp_path / "tokens") == [parts.stem]
 
 
 @pytest.mark.parametrize("name", ["input_ids.npy", "labels.npy", "labels.ends.npy"])
@@ -305,6 +322,247 @@ def test_tokens_go_to_the_common_cache_unless_told_otherwise(monkeypatch, tmp_pa
     monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path))
     found = tokenise(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY)
     assert found.folder.parent == tmp_path / "tokens"
+
+
+# Words that are encoded once
+
+MANY = [
+    Example(str(number), f"{DOCUMENT} It's {number}% naïve.  “Łódź”, she'd said\n\n{'日本 ' * (number % 3)}and </s> left.\x0b", f"The café, no. {number}: {text}")
+    for number, text in enumerate(["rain", "", "日本", "“no”", "</s>", "they'll", "1½", "a\u00a0b", "\u200fx", "cat " * 40])
+]
+SIGNS = [*"aZéŁ0²½٣_-'’“”.,!? \t\n\r\x0b\x1c\x85\u00a0\u2009\u2028…€日𝒳ǅʰ\u0301\u200f", "'s", "'ll", "</s>", "<unk>", "cat", " the", "  "]
+ODD = st.lists(st.sampled_from(SIGNS), max_size=30).map("".join)
+
+
+def written_the_plain_way(folder, examples, tokenizer, shape):
+    """As tokens were written before words were looked up: the tokenizer encodes every sentence, everything is in memory."""
+    separator, (before, after) = separator_id(tokenizer, shape.separator), frame(tokenizer)
+    rows = {"input_ids": [], "labels": []}
+    for example in examples:
+        whole = tokens_of(tokenizer, example.source, separator, shape.splitter)
+        body = whole[len(before) : len(whole) - len(after)]
+        rows["input_ids"].append([*before, *body[: shape.max_source - len(before) - len(after)], *after])
+        rows["labels"].append(tokenizer(text_target=example.target, truncation=True, max_length=shape.max_target)["input_ids"])
+    for name, lists in rows.items():
+        np.save(folder / f"{name}.npy", np.array([token for row in lists for token in row], dtype=np.int32))
+        np.save(folder / f"{name}.ends.npy", np.cumsum([len(row) for row in lists], dtype=np.int64))
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "whole.json"}
+
+
+@pytest.mark.parametrize("splitter", ["pysbd", "sentencex"])
+@pytest.mark.parametrize("part", [3, 100])
+def test_files_are_byte_for_byte_those_of_the_plain_way(tmp_path, monkeypatch, tokenizer, splitter, part):
+    monkeypatch.setattr(tokens, "PART", part)
+    monkeypatch.setattr(tokens, "CHUNK", 2)
+    shape = Shape(splitter=splitter, max_source=40, max_target=12)
+    (tmp_path / "plain").mkdir()
+    written_the_plain_way(tmp_path / "plain", MANY, tokenizer, shape)
+    assert content(made(tmp_path, MANY, tokenizer, shape).folder) == content(tmp_path / "plain")
+
+
+@given(st.lists(ODD, max_size=4), st.sampled_from(["ours", "bart"]))
+@settings(max_examples=300, deadline=None)
+def test_ids_by_words_are_those_of_the_tokenizer(texts, family):
+    tokenizer = tiny_tokenizers.FAMILIES[family]()
+    encode = word_encoder(tokenizer)
+    encode._agrees = True   # no comparison at run time: that would hide a difference
+    assert encode(texts) == bare_ids(tokenizer, texts)
+
+
+def test_every_known_character_is_classed_as_the_tokenizer_classes_it():
+    tokenizer = tiny_tokenizers.bart_like()
+    pre = tokenizer.backend_tokenizer.pre_tokenizer
+    for sign in word_ids._KNOWN:
+        text = f"a{sign}b {sign}{sign} 1{sign}2 .{sign}.  {sign}"
+        assert word_ids._word_pattern().findall(text) == [text[start:end] for _, (start, end) in pre.pre_tokenize_str(text)], repr(sign)
+
+
+def test_a_word_is_encoded_once_and_words_are_forgotten_in_time(monkeypatch):
+    tokenizer = tiny_tokenizers.bart_like()
+    encode, texts = word_encoder(tokenizer), ["The cat sat.", " The dog ran home"]
+    first = encode(texts)
+    assert set(encode) == {"The", " cat", " sat", ".", " The", " dog", " ran", " home"}
+    monkeypatch.setattr(word_ids, "bare_ids", lambda tokenizer, texts: pytest.fail("asked again") if texts else [])
+    monkeypatch.setattr(type(encode), "__missing__", lambda *_: pytest.fail("encoded again"))
+    assert encode(texts) == first
+    monkeypatch.undo()
+    monkeypatch.setattr(word_ids, "MOST_WORDS", 3)
+    assert encode(["Rain"]) == bare_ids(tokenizer, ["Rain"])
+    assert list(encode) == ["Rain"]
+
+
+def test_a_tokenizer_that_disagrees_is_believed(monkeypatch):
+    tokenizer = tiny_tokenizers.bart_like()
+    monkeypatch.setattr(word_ids, "_word_pattern", lambda: re.compile(r"\S+"))
+    assert word_encoder(tokenizer)([DOCUMENT]) == bare_ids(tokenizer, [DOCUMENT])
+
+
+def test_only_a_byte_level_bpe_without_other_rules_is_encoded_by_words():
+    from tokenizers import normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    class Own(PreTrainedTokenizerFast):
+        def _encode_plus(self, *args, **options):
+            return super()._encode_plus(*args, **options)
+
+    assert {name for name, make in tiny_tokenizers.FAMILIES.items() if word_encoder(make()) is not None} == {"ours", "bart", "mbart"}
+    lower, digits, dropping = (tiny_tokenizers.bart_like() for _ in range(3))
+    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
+    digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()])
+    dropping.backend_tokenizer.model.dropout = 0.5
+    own = Own(tokenizer_object=tiny_tokenizers.bart_like().backend_tokenizer)
+    assert [word_encoder(one) for one in (lower, digits, dropping, own, object())] == [None] * 5
+
+
+def test_a_tokenizer_that_cuts_from_the_left_keeps_doing_so(tmp_path):
+    tokenizer = tiny_tokenizers.bart_like()
+    tokenizer.truncation_side = "left"
+    labels = made(tmp_path, MANY, tokenizer, Shape(max_target=6))[9]["labels"].tolist()
+    assert labels == tokenizer(MANY[9].target, truncation=True, max_length=6)["input_ids"]
+
+
+# Parts
+
+PREPARE = """
+import json, os, signal, sys, time
+from pathlib import Path
+import tiny_tokenizers
+from crashes import trace
+from ngramloss.data import Example, tokens
+examples = [Example(*row) for row in json.loads(sys.argv[4])]
+cache, kill_at, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+tokens.PART, tokens.CHUNK = 3, 1
+count, counted = 0, []
+def act(event):
+    global count
+    count += 1
+    if count == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+def progress(number):
+    counted.append(number)
+    time.sleep(pause)
+fill = tokens._PartWriter.fill
+def named(self, part, folder):
+    print("filled", part)
+    fill(self, part, folder)
+tokens._PartWriter.fill = named
+tokenizer = tiny_tokenizers.ours()
+trace(cache, act)
+tokens.tokenise(examples, "x", tokenizer, tokens.Shape(), cache=cache, progress=progress, say=lambda text: print("said", text))
+print("operations", count, "counted", sum(counted))
+"""
+
+
+def prepare(cache, kill_at=0, pause=0.0):
+    rows = json.dumps([example[:3] for example in MANY])
+    return fork(PREPARE, [str(cache), str(kill_at), str(pause), rows], environment={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+
+
+def prepared(cache, kill_at=0):
+    """The exit code and the lines of output of a preparation."""
+    process = prepare(cache, kill_at)
+    out, err = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), err
+    return process.returncode, out.splitlines()
+
+
+def everything(cache):
+    return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_after_a_kill_at_any_moment_the_next_start_continues_and_ends_with_the_same_bytes(tmp_path):
+    code, out = prepared(tmp_path / "whole")
+    assert code == 0
+    assert out[:4] == ["filled 0-3", "filled 3-6", "filled 6-9", "filled 9-10"]
+    (_, operations, _, counted) = out[-1].split()
+    assert int(counted) == len(MANY)
+    assert int(operations) > 60
+    expected = everything(tmp_path / "whole")
+    assert len(expected) == 5
+    redone = []
+    for kill_at in range(1, int(operations) + 1, 6):
+        cache = tmp_path / str(kill_at)
+        code, _ = prepared(cache, kill_at)
+        assert code == -signal.SIGKILL
+        finished = [path.name for path in cache.glob("tokens/*.parts/made/*") if "partial" not in path.name]
+        whole = (cache / "tokens" / next(iter(expected)).split("/")[1]).exists()   # killed while it tidied
+        code, again = prepared(cache)
+        assert code == 0
+        refilled = [line.split()[1] for line in again if line.startswith("filled")]
+        assert not set(refilled) & set(finished)
+        assert again[-1].endswith(f" counted {0 if whole else 10}")
+        redone.append(len(refilled))
+        assert everything(cache) == expected
+    assert redone == sorted(redone, reverse=True)
+    assert set(redone) == {4, 3, 2, 1, 0}
+
+
+@pytest.mark.slow
+def test_two_preparations_at_once_do_the_work_once(tmp_path):
+    cache = tmp_path / "both"
+    assert prepared(tmp_path / "whole")[0] == 0
+    both = [prepare(cache, pause=0.1), prepare(cache, pause=0.1)]
+    outputs = sorted((process.communicate()[0] for process in both), key=len)
+    assert [process.returncode for process in both] == [0, 0]
+    assert everything(cache) == everything(tmp_path / "whole")
+    assert sum(out.count("filled") for out in outputs) == 4
+    folder = next((cache / "tokens").iterdir())
+    assert f"said another process is making the token cache {folder}; waiting for it." in "".join(outputs)
+
+
+def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "PART", 3)
+    expected = content(made(tmp_path / "whole", MANY).folder)
+
+    def fail(*_):
+        raise RuntimeError("no power")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens, "_join", fail)
+        with pytest.raises(RuntimeError, match="no power"):
+            made(tmp_path, MANY)
+    (parts,) = (tmp_path / "tokens").iterdir()
+    assert sorted(path.name for path in parts.glob("made/*")) == ["0-3", "3-6", "6-9", "9-10"]
+    damaged = parts / "made" / "3-6" / "labels.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
+    filled, said, counted = [], [], []
+    fill = tokens._PartWriter.fill
+    monkeypatch.setattr(tokens._PartWriter, "fill", lambda self, part, folder: (filled.append(part), fill(self, part, folder)))
+    again = tokenise(MANY, fingerprint(MANY), tiny_tokenizers.ours(), ROOMY, cache=tmp_path, say=said.append, progress=counted.append)
+    assert filled == ["3-6"]
+    assert counted == [3, 3, 3, 1]
+    assert said == [f"the part 3-6 of the token cache {damaged.parent} is damaged (labels.npy was changed); rebuilding it."]
+    assert content(again.folder) == expected
+    assert os.listdir(tmp_path / "tokens") == [again.folder.name]
+
+
+def test_where_folders_cannot_be_locked_the_first_to_finish_wins(tmp_path, monkeypatch):
+    first = made(tmp_path / "other", MANY)
+
+    def overtaken(parts, folder):
+        shutil.copytree(first.folder, tmp_path / "tokens" / first.folder.name)   # another process finished, and tidied
+        shutil.rmtree(parts[0].parent.parent)
+        raise FileNotFoundError(parts[0])
+
+    monkeypatch.setattr(tokens, "_join", overtaken)
+    assert content(made(tmp_path, MANY).folder) == content(first.folder)
+    assert os.listdir(tmp_path / "tokens") == [first.folder.name]
+
+
+def test_the_collector_is_as_it_was_after_a_preparation(tmp_path):
+    assert gc.isenabled()
+    made(tmp_path / "a")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        made(tmp_path / "b")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 # Rows

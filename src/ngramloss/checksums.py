@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +79,79 @@ def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str, say:
         what: the folder's content, for the message.
         say: shows a message to the user.
     """
+    _remove_damaged(folder, what=what, say=say)
+    if not folder.exists():
+        with whole_folder(folder) as new:
+            fill(new)
+            seal(new)
+    return folder
+
+
+def cached_in_parts(
+    folder: Path, parts: Sequence[str], fill: Callable[[str, Path], None], join: Callable[[list[Path], Path], None], *,
+    made: Callable[[str], None], what: str, say: Callable[[str], None],
+) -> Path:
+    """As :func:`cached_folder`, for content that takes long to make: after a kill, finished parts are not made again.
+
+    Parts are folders of their own, with checksums, in ``FOLDER.parts``, which is deleted at the end. One process at a
+    time makes them; another one waits, then finds the folder.
+
+    Args:
+        folder: its path.
+        parts: the names of the parts.
+        fill: writes the part of this name into a new folder.
+        join: writes the content into a new folder, from the folders of all parts, in order.
+        made: called with the name of each part that is finished, in order.
+        what: the folder's content, for messages.
+        say: shows a message to the user.
+    """
+    _remove_damaged(folder, what=what, say=say)
+    beside = folder.with_name(f"{folder.name}.parts")
+    if not folder.exists() or beside.exists():   # after a kill, both may exist
+        beside.mkdir(parents=True, exist_ok=True)
+        with _locked(beside, what=what, say=say):
+            if not folder.exists():   # otherwise another process has made it
+                try:
+                    # In a folder of their own: the one around a damaged part is locked, too.
+                    _parts_joined(beside / "made", parts, fill, join, made=made, what=what, say=say).rename(folder)
+                except OSError:
+                    if not folder.is_dir():   # otherwise another process has made it, where folders cannot be locked
+                        raise
+            shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def _parts_joined(
+    folder: Path, parts: Sequence[str], fill: Callable[[str, Path], None], join: Callable[[list[Path], Path], None], *,
+    made: Callable[[str], None], what: str, say: Callable[[str], None],
+) -> Path:
+    """Make the parts that are missing or damaged, and the whole, in a folder."""
+    folders = []
+    for name in parts:
+        own = f"part {name} of the {what}"
+        folders.append(cached_folder(folder / name, partial(fill, name), what=own, say=say))
+        made(name)
+    return cached_folder(folder / "whole", partial(join, folders), what=f"joined {what}", say=say)
+
+
+@contextmanager
+def _locked(folder: Path, *, what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock a folder; wait if another process has locked it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock_folder(folder, wait=False))
+        except BlockingIOError:
+            say(f"another process is making the {what} {folder.with_suffix('')}; waiting for it.")
+            stack.enter_context(lock_folder(folder, wait=True))
+        yield
+
+
+def _remove_damaged(folder: Path, *, what: str, say: Callable[[str], None]) -> None:
     if folder.exists() and (reason := damage(folder, exact=True)):
         say(f"the {what} {folder} is damaged ({reason}); rebuilding it.")
         with lock_folder(folder.parent, wait=True):
             if damage(folder, exact=True):   # otherwise another process has rebuilt it
                 remove(folder)
-    if not folder.exists():
-        with whole_folder(folder) as partial:
-            fill(partial)
-            seal(partial)
-    return folder
 
 
 def _files(folder: Path) -> list[Path]:

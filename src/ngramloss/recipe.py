@@ -42,10 +42,11 @@ class Data:
     the ids, so that the same rows are held out every time."""
     separator: str = "auto"
     """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
-    splitter: str = setting("pysbd", choices=("pysbd", "newline", "period"))
+    splitter: str = setting("sentencex", choices=("sentencex", "pysbd", "newline", "period"))
     """How sources are split into sentences, for the separator."""
     language: str = "auto"
-    """The language of the texts, for pysbd, such as de; ``auto`` chooses by script, and English for Latin letters."""
+    """The language of the texts, for the splitter, such as de; ``auto`` chooses by script, and English for Latin
+    letters."""
     prefix: str = ""
     """Text before every source, such as ``summarize: `` for T5."""
     max_source: int = setting(1024, least=4)

@@ -15,8 +15,9 @@ def installed(package: str) -> str | None:
 
 EXTRAS = {
     "torch": "torch", "triton": "kernels", "transformers": "hf", "tokenizers": "hf", "accelerate": "hf",
-    "datasets": "hf", "safetensors": "hf", "rouge_score_rs": "score", "sacrebleu": "score", "numpy": "score",
-    "scipy": "score", "pysbd": "score", "tqdm": "score", "ot": "metrics", "jinja2": "report", "matplotlib": "report",
+    "datasets": "hf", "safetensors": "hf", "sentencex": "hf", "rouge_score_rs": "score", "sacrebleu": "score",
+    "numpy": "score", "scipy": "score", "pysbd": "score", "tqdm": "score", "ot": "metrics", "jinja2": "report",
+    "matplotlib": "report",
 }  # fmt: skip
 """Package → the extra that installs it."""
 

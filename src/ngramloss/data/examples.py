@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -21,6 +21,9 @@ TRANSLATION = "translation"
 
 SHOWN = 10
 """Number of bad rows that an error lists."""
+
+STEP = 1000
+"""Number of rows read between two reports of progress."""
 
 
 class Example(NamedTuple):
@@ -63,6 +66,7 @@ def load(
     validation_fraction: float = 0.0,
     languages: tuple[str, str] = ("", ""),
     task: str = "",
+    progress: Callable[[int], None] | None = None,
 ) -> Split:
     """Read one split of a data set.
 
@@ -86,6 +90,7 @@ def load(
         languages: codes of the languages of source and target, if columns may be named after them. The texts of a
             column ``translation`` that has a text by language are columns too.
         task: ``translation`` looks for the column names that are usual there first.
+        progress: called from time to time, and at the end, with the number of rows read since the last call.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -100,7 +105,7 @@ def load(
         if "validation" in origins.split_names(name):
             raise UserError(f"{name} has a validation split of its own. Leave data.validation_fraction out.")
         whole = load(name, "train", source=source, target=target, id=id, on_bad_row=on_bad_row, seed=seed,
-                     languages=languages, task=task)
+                     languages=languages, task=task, progress=progress)
         return _held_out(whole, split, validation_fraction, limit)
     rows = map(_by_language, origins.split_rows(name, split, limit=limit, seed=seed))
     first = _first_rows(rows)
@@ -111,7 +116,8 @@ def load(
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
         chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target,
                          id=id, languages=languages, task=task)
-        examples, bad = _separate(_examples(chain(first, rows), chosen), limit)
+        counted = _counted(chain(first, rows), progress) if progress else chain(first, rows)
+        examples, bad = _separate(_examples(counted, chosen), limit)
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
@@ -179,6 +185,18 @@ def _first_rows(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
     return first
 
 
+def _counted(rows: Iterable[Row | BadRow], progress: Callable[[int], None]) -> Iterator[Row | BadRow]:
+    """The rows, reported in steps of ``STEP``."""
+    number = 0
+    try:
+        for number, row in enumerate(rows, 1):
+            yield row
+            if number % STEP == 0:
+                progress(STEP)
+    finally:   # also if no more rows are wanted
+        progress(number % STEP)
+
+
 def _separate(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Example], list[BadRow]]:
     examples: list[Example] = []
     bad: list[BadRow] = []
@@ -194,7 +212,7 @@ def _separate(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Exa
 
 def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
     """Convert each row to an example or a bad row. Row numbers count bad rows too, so skipping changes no id."""
-    row_by_id: dict[str, Row] = {}
+    first_use: dict[str, tuple[str, int]] = {}   # not the rows: their other columns would stay in memory
     for number, row in enumerate(rows, 1):
         if isinstance(row, BadRow):
             yield row
@@ -206,15 +224,15 @@ def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example
             identity = str(identity)
         if chosen.id is not None:
             reasons.append(_fault(row._replace(values={**row.values, chosen.id: identity}), chosen.id))
-        if isinstance(identity, str) and identity in row_by_id:
-            reasons.append(f"id {identity!r} was already used at {row_by_id[identity].file}:{row_by_id[identity].line}")
+        if isinstance(identity, str) and identity in first_use:
+            reasons.append("id {!r} was already used at {}:{}".format(identity, *first_use[identity]))
         faults = [reason for reason in reasons if reason]
         if faults:
             yield BadRow(row.file, row.line, "; ".join(faults))
             continue
         several = tuple(references) if len(references) > 1 else ()
         yield Example(str(identity), str(row.values[chosen.source]), references[0], several)
-        row_by_id[str(identity)] = row
+        first_use[str(identity)] = row.file, row.line
 
 
 def _references(row: Row, columns: list[str]) -> tuple[list[str], list[str]]:

@@ -53,6 +53,7 @@ _WEIGHT = 3
 _KANA = 0.05
 """From this share of kana among Han and kana on, a text is Japanese: Chinese texts quote single kana."""
 
+_NOT_ASCII = re.compile("[^\x00-\x7f]")
 _NOT_ASCII_LETTER = bytes(code for code in range(128) if not chr(code).isalpha())
 _INVISIBLE = re.compile(
     r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]"
@@ -95,8 +96,8 @@ def letters(texts: Iterable[str]) -> Letters:
     for text in texts:
         plain += len(text.encode("ascii", "ignore").translate(None, _NOT_ASCII_LETTER))
         if not text.isascii():
-            characters.update(text)
-    others = {letter: count for letter, count in characters.items() if letter.isalpha() and not letter.isascii()}
+            characters.update(_NOT_ASCII.findall(text))
+    others = {letter: count for letter, count in characters.items() if letter.isalpha()}
     return Letters(plain, Counter(others))
 
 

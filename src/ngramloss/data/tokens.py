@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain
+from functools import cached_property, partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ngramloss.checksums import cached_folder
+from ngramloss.checksums import cached_in_parts
 from ngramloss.data import Example, split_many
+from ngramloss.data.word_ids import Encode, bare_ids, word_encoder
 from ngramloss.errors import UserError
 from ngramloss.files import cache_folder
 from ngramloss.recipe import Data
+from ngramloss.version import installed
 
 Ids = NDArray[np.int32]
 FORMAT = 1
 """Part of the cache key: increased when the same settings give other tokens."""
 CHUNK = 1000
+"""Examples that are tokenised at a time."""
+PART = 10_000
+"""Examples in a part. After a kill, those of finished parts are not tokenised again."""
+NAMES = ("input_ids", "labels")
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Shape:
     """
 
     separator: str = "auto"
-    splitter: str = "pysbd"
+    splitter: str = "sentencex"
     prefix: str = ""
     max_source: int = 1024
     max_target: int = 128
@@ -57,7 +66,7 @@ class Tokens(Dataset[dict[str, Ids]]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self._flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("input_ids", "labels")}
+        self._flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in NAMES}
         self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in self._flat}
 
     def __len__(self) -> int:
@@ -88,6 +97,8 @@ def tokenise(
 ) -> Tokens:
     """Tokenise the examples, or read the tokens from the cache if it has them, undamaged.
 
+    Tokens are written in parts. A preparation that was killed continues with the first part that is missing.
+
     Args:
         examples: what to tokenise.
         fingerprint: of the examples' content.
@@ -100,49 +111,121 @@ def tokenise(
     if not examples:
         raise UserError("there are no examples to tokenise, expected at least one.")
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
+    if shape.splitter == "sentencex" and shape.separator != "none":
+        what.append(installed("sentencex"))   # its rules change from version to version
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-
-    def fill(partial: Path) -> None:
-        _write(partial, examples, tokenizer, shape, progress or (lambda _: None))
-
-    return Tokens(cached_folder(folder, fill, what="token cache", say=say))
+    writer = _PartWriter(examples, tokenizer, shape, progress or (lambda _: None))
+    return Tokens(cached_in_parts(folder, list(writer.parts), writer.fill, _join, made=writer.count_if_found,
+                                  what="token cache", say=say))
 
 
-def _write(
-    folder: Path, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None]
-) -> None:
-    separator = separator_id(tokenizer, shape.separator)
-    pieces: dict[str, list[Ids]] = {"input_ids": [], "labels": []}   # arrays: lists would need ten times the memory
-    lengths: dict[str, list[int]] = {"input_ids": [], "labels": []}
-    for start in range(0, len(examples), CHUNK):
-        chunk = examples[start : start + CHUNK]
-        targets = tokenizer(text_target=[example.target for example in chunk], truncation=True,
-                            max_length=shape.max_target)["input_ids"]
-        inputs = sources([example.source for example in chunk], tokenizer, shape, separator)
-        for name, rows in (("input_ids", inputs), ("labels", targets)):
-            pieces[name].append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
-            lengths[name] += map(len, rows)
-        progress(len(chunk))
-    for name in pieces:
-        np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
-        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
+class _PartWriter:
+    """Examples → the tokens of one part in a folder."""
+
+    def __init__(
+        self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None]
+    ) -> None:
+        self.examples, self.tokenizer, self.shape, self.progress = examples, tokenizer, shape, progress
+        bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
+        self.parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
+        self._filled: set[str] = set()
+
+    @cached_property
+    def _words(self) -> Encode | None:
+        return word_encoder(self.tokenizer)
+
+    def fill(self, part: str, folder: Path) -> None:
+        """Tokenise a part and write it into a folder."""
+        self._filled.add(part)
+        separator = separator_id(self.tokenizer, self.shape.separator)
+        pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}   # arrays: lists would need ten times the memory
+        lengths: dict[str, list[int]] = {name: [] for name in NAMES}
+        rows = self.parts[part]
+        for start in range(rows.start, rows.stop, CHUNK):
+            chunk = self.examples[start : min(start + CHUNK, rows.stop)]
+            texts = [example.source for example in chunk]
+            with _without_collector():
+                inputs = sources(texts, self.tokenizer, self.shape, separator, self._words)
+                labels = targets([example.target for example in chunk], self.tokenizer, self.shape, self._words)
+                for name, ids in zip(NAMES, (inputs, labels), strict=True):
+                    pieces[name].append(np.fromiter(chain.from_iterable(ids), dtype=np.int32))
+                    lengths[name] += map(len, ids)
+            self.progress(len(chunk))
+        for name in NAMES:
+            np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
+            np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
+
+    def count_if_found(self, part: str) -> None:
+        """Count the examples of a part that was there."""
+        if part not in self._filled:
+            self.progress(len(self.parts[part]))
 
 
-def sources(texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int | None) -> list[list[int]]:
-    """Source ids. Separators are inserted before truncation, so only texts that are too long lose their end."""
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Switch Python's cycle collector off: it would go through all examples again and again, and find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _join(parts: list[Path], folder: Path) -> None:
+    """Write the tokens of all parts into a folder, without holding more than one part in memory."""
+    for name in NAMES:
+        total, ends = 0, []
+        for part in parts:
+            ends.append(np.load(part / f"{name}.ends.npy") + total)
+            total = int(ends[-1][-1])
+        np.save(folder / f"{name}.ends.npy", np.concatenate(ends))
+        with (folder / f"{name}.npy").open("wb") as file:
+            header = {"descr": np.dtype(np.int32).str, "fortran_order": False, "shape": (total,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in parts:
+                file.write(np.load(part / f"{name}.npy", mmap_mode="r").data)
+
+
+def sources(
+    texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int | None, encode: Encode | None = None
+) -> list[list[int]]:
+    """Source ids. Separators are inserted before truncation, so only texts that are too long lose their end.
+
+    Args:
+        texts: the sources.
+        tokenizer: a Hugging Face tokenizer.
+        shape: the settings.
+        separator: the id of the token before every sentence, if there is one.
+        encode: gives the same ids as the tokenizer, faster.
+    """
     before, after = _frame(tokenizer)
     room = shape.max_source - len(before) - len(after)
     if room < 1:
         raise UserError(f"max_source={shape.max_source} is too small for the tokenizer's special tokens. Raise it.")
+    encode = partial(bare_ids, tokenizer) if encode is None else encode
     if separator is None:
-        bodies = _bare(tokenizer, [shape.prefix + text for text in texts])
+        bodies = encode([shape.prefix + text for text in texts])
     else:
         split = split_many(texts, shape.splitter, language=shape.language)
-        spaced = [[" " * (index > 0) + sentence for index, sentence in enumerate(document)] for document in split]
-        pieces = iter(_bare(tokenizer, [sentence for document in spaced for sentence in document]))
-        prefix = _bare(tokenizer, [shape.prefix])[0] if shape.prefix else []
-        bodies = [prefix + [token for _ in document for token in (separator, *next(pieces))] for document in split]
+        pieces = encode([" " * (index > 0) + sentence for document in split for index, sentence in enumerate(document)])
+        for piece in pieces:
+            piece.insert(0, separator)
+        prefix = encode([shape.prefix])[0] if shape.prefix else []
+        rest = iter(pieces)
+        bodies = [[*prefix, *chain.from_iterable(islice(rest, len(document)))] for document in split]
     return [[*before, *body[:room], *after] for body in bodies]
+
+
+def targets(texts: Sequence[str], tokenizer: Any, shape: Shape, encode: Encode | None = None) -> list[list[int]]:
+    """Target ids, truncated; arguments as in :func:`sources`."""
+    before, after = ([], []) if encode is None else _frame(tokenizer, "text_target")
+    room = shape.max_target - len(before) - len(after)
+    if encode is None or room < 0 or tokenizer.truncation_side != "right":
+        encoded = tokenizer(text_target=list(texts), truncation=True, max_length=shape.max_target)
+        return list(encoded["input_ids"])
+    return [[*before, *body[:room], *after] for body in encode(texts)]
 
 
 def separator_id(tokenizer: Any, separator: str) -> int | None:
@@ -171,14 +254,9 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
-def _bare(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    return ids
-
-
-def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+def _frame(tokenizer: Any, argument: str = "text") -> tuple[list[int], list[int]]:
     """The special tokens before and after a text."""
-    (bare,), framed = _bare(tokenizer, ["a"]), list(tokenizer("a")["input_ids"])
+    (bare,), framed = bare_ids(tokenizer, ["a"]), list(tokenizer(**{argument: "a"})["input_ids"])
     for start in range(len(framed) - len(bare) + 1):
         if bare and framed[start : start + len(bare)] == bare:
             return framed[:start], framed[start + len(bare) :]

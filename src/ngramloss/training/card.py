@@ -14,7 +14,7 @@ from ngramloss.recipe import Recipe
 from ngramloss.training import checkpoints
 from ngramloss.version import __version__, installed
 
-PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "pysbd")
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex", "pysbd")
 
 ALWAYS = (
     "Cross-entropy is the mean over tokens, as in the authors' code; the paper's equation 2 prints a sum.",

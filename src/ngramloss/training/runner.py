@@ -141,9 +141,12 @@ def _prepare(
 
     data = settings.data
 
+    progress_bar = partial(tqdm, unit=f" {recipe.WORDS[settings.task].sources}", leave=False)
+
     def read(split: str, limit: int) -> Split:
-        return load(data.name, split, **columns_of(data, settings.task), on_bad_row=data.on_bad_row, limit=limit,
-                    validation_fraction=data.validation_fraction)
+        with progress_bar(total=limit or None, desc=f"reading {split}") as bar:
+            return load(data.name, split, **columns_of(data, settings.task), on_bad_row=data.on_bad_row, limit=limit,
+                        validation_fraction=data.validation_fraction, progress=bar.update)
 
     train_split = read("train", data.limit)
     splits = {"train": train_split}
@@ -163,9 +166,8 @@ def _prepare(
         for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
             say(note)
     described = {}
-    unit = f" {recipe.WORDS[settings.task].sources}"
     for name, split in splits.items():
-        with tqdm(total=len(split.examples), desc=f"tokenising {name}", unit=unit, leave=False) as bar:
+        with progress_bar(total=len(split.examples), desc=f"tokenising {name}") as bar:
             tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update, say=say)
         described[name] = {
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
