@@ -220,3 +220,18 @@ def test_planned_steps_train_like_those_of_a_loader(tmp_path, whole):  # noqa: F
     got = planned(tmp_path, train_sampling_strategy="group_by_length")
     assert_same_weights(got.model.state_dict(), expected)
     assert got.state.log_history[0]["loss"] == pytest.approx(log[0]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("most", [0.01, 1.0, 1e6])
+def test_gradients_in_a_buffer_are_clipped_like_separate_ones(most):
+    from ngramloss.gpu.captured import Gradients
+
+    one, other = tiny(), tiny()
+    kept = Gradients([p for p in one.parameters() if p.requires_grad])
+    kept.begin()
+    for model in (one, other):
+        batch = Padder(models.PAD, partial(decoder_inputs, model))(rows(3))
+        model(**batch).loss.backward()
+    assert kept.clip(most).item() == pytest.approx(torch.nn.utils.clip_grad_norm_(other.parameters(), most).item(), rel=1e-5)
+    for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-7, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")

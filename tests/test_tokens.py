@@ -8,6 +8,7 @@ import shutil
 import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tiny_tokenizers
 from forks import fork

@@ -84,7 +84,7 @@ class Window(TrainerCallback):
         self._profiler.stop()
         recorded = self._profiler.profiler.kineto_results.events()   # a trace as JSON would take half a minute
         work = [event for event in recorded
-                if event.device_type() == torch.autograd.DeviceType.CUDA and not event.is_user_annotation()]
+                if event.device_type().name == "CUDA" and not event.is_user_annotation()]
         spans = [(event.start_ns() / 1e6, (event.start_ns() + event.duration_ns()) / 1e6) for event in work]
         self.device_milliseconds = busy(spans) / PROFILED if spans else float("nan")
 

@@ -140,6 +140,16 @@ class Gradients:
             parameter.grad = view
 
 
+    def clip(self, most: float) -> Tensor:
+        """Scale all gradients such that their norm is at most this. Returns the norm before, []."""
+        norms = [torch.linalg.vector_norm(buffer, dtype=torch.float32) for buffer in self.buffers.values()]
+        norm = torch.linalg.vector_norm(torch.stack(norms))              # []
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)                   # []
+        for buffer in self.buffers.values():
+            buffer *= factor
+        return norm
+
+
 def _key(batch: Inputs) -> Hashable:
     return tuple((name, value.shape) for name, value in sorted(batch.items()))
 
