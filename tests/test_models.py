@@ -14,8 +14,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ngramloss import attach, recipe
 from ngramloss.data import Example
-from ngramloss.data.tokens import Padder
 from ngramloss.errors import UserError
+from ngramloss.hf.batches import Padder
 from ngramloss.recipe import Generation, Model
 from ngramloss.settings import settings_of
 from ngramloss.training import models

@@ -143,7 +143,7 @@ class Gradients:
     def clip(self, most: float) -> Tensor:
         """Scale all gradients such that their norm is at most this. Returns the norm before, []."""
         norms = [torch.linalg.vector_norm(buffer, dtype=torch.float32) for buffer in self.buffers.values()]
-        norm = torch.linalg.vector_norm(torch.stack(norms))              # []
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))      # []
         factor = (most / (norm + 1e-6)).clamp(max=1.0)                   # []
         for buffer in self.buffers.values():
             buffer *= factor

@@ -200,7 +200,7 @@ def fitted_grid(
 def bounds(lengths: Lengths, most: int) -> list[int]:
     """At most so many multiples of 8, the last of which holds every length, with the least total rounding up.
 
-    >>> bounds(np.array([3, 8, 9, 30, 31]), 2)
+    >>> bounds(np.array([3, 9, 10, 30, 31]), 2)
     [16, 32]
     """
     rounded, counts = np.unique(-(-np.maximum(lengths, 1) // MULTIPLE) * MULTIPLE, return_counts=True)

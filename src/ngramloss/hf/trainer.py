@@ -221,7 +221,7 @@ class NgramTrainer(Seq2SeqTrainer):
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """As stock; of captured gradients, which are a few buffers instead of hundreds of tensors, with few launches."""
+        """As stock; captured gradients are a few buffers instead of hundreds of tensors, so few launches do it."""
         gradients = self._captured.gradients if self._captured is not None else None
         if gradients is None:
             return super()._clip_grad_norm(model)  # type: ignore[no-untyped-call]
