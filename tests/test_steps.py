@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_trainer import assert_same_weights, padded, rows, tiny, trained, whole  # noqa: F401
+from test_trainer import OBJECTIVE, arguments, assert_same_weights, in_two_processes, rows, tiny, trained, whole  # noqa: F401
 
+from ngramloss import NgramTrainer
+from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, decoder_inputs
 from ngramloss.hf.batches import Padder, Steps, ahead
 from ngramloss.hf.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid
@@ -123,6 +125,13 @@ def test_a_batch_is_padded_and_always_has_decoder_inputs():
     assert all(value.dtype == torch.int64 for value in made.values())
 
 
+@pytest.mark.parametrize(("multiple", "source", "target"), [(1, 3, 5), (3, 3, 6), (4, 4, 8), (8, 8, 8)])
+def test_lengths_are_rounded_up_to_a_multiple(multiple, source, target):
+    made = Padder(1, moved, multiple=multiple)(ROWS)
+    assert made["input_ids"].shape == made["attention_mask"].shape == (2, source)
+    assert made["labels"].shape == made["decoder_input_ids"].shape == (2, target)
+
+
 @pytest.mark.parametrize("size", [Size(2, 3, 5), Size(2, 8, 8), Size(4, 3, 6)])
 def test_a_batch_is_filled_up_with_rows_that_count_for_nothing(size):
     made = Padder(1, moved)(ROWS, size)
@@ -141,6 +150,7 @@ def test_a_batch_without_padding_has_no_mask():
     assert "attention_mask" not in Padder(1, moved)([{"input_ids": [5, 1, 6], "labels": [2]}])
     assert "attention_mask" not in Padder(1, moved)(ROWS[:1], Size(1, 3, 9))   # padding of labels needs none
     assert "attention_mask" in Padder(1, moved)(ROWS[:1], Size(1, 4, 9))
+    assert Padder(1, moved, always_mask=True)(ROWS[:1])["attention_mask"].tolist() == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize("family", ["bart", "t5", "pegasus", "led"])
@@ -196,8 +206,8 @@ def test_items_made_ahead_are_the_same_in_order_and_an_error_arrives():
 # Training
 
 
-def planned(folder, *, max_tokens=0, **changes):
-    return trained(folder, ours={"max_tokens": max_tokens}, **changes)
+def planned(folder, *, max_tokens=0, ours=(), **changes):
+    return trained(folder, ours={"max_tokens": max_tokens, **dict(ours)}, **changes)
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
@@ -235,3 +245,66 @@ def test_gradients_in_a_buffer_are_clipped_like_separate_ones(most):
     assert kept.clip(most).item() == pytest.approx(torch.nn.utils.clip_grad_norm_(other.parameters(), most).item(), rel=1e-5)
     for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-7, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_one_long_row_may_exceed_the_budget_and_padding_costs_no_step(tmp_path):
+    got = planned(tmp_path, max_tokens=1, per_device_train_batch_size=8)
+    assert got.state.global_step == 6
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"model": lambda: models.DECODER_ONLY["llama"]()}, "encoder-decoders only"),
+    ({"data": [{"text": "no ids"}]}, "`input_ids` and `labels`"),
+    ({"data": iter(())}, "`input_ids` and `labels`"),
+])
+def test_what_cannot_be_planned_is_refused(tmp_path, changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        NgramTrainer(
+            changes.get("model", tiny)(), arguments(tmp_path), objective=OBJECTIVE, max_tokens=0,
+            train_dataset=changes.get("data", rows(4)),
+        ).train()
+
+
+def test_labels_that_do_not_count_are_not_counted(tmp_path):
+    """Prompt tokens with the label −100 leave the denominators, as in any other batch."""
+    blanked = [{**row, "labels": [-100, *row["labels"][1:]]} for row in rows(22)]
+    logs = [
+        trained(tmp_path / name, data=blanked, ours=ours, train_sampling_strategy="group_by_length").state.log_history
+        for name, ours in (("planned", {"max_tokens": 0}), ("loader", {}))
+    ]
+    for one, other in zip(*logs, strict=True):
+        for name in ("ce", "matches(2)", "grad_norm") if "ce" in one else ():
+            assert one[name] == pytest.approx(other[name], abs=1e-4), name
+
+
+def test_a_planned_training_goes_on_in_the_middle_of_an_epoch(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "data": 40}
+    whole_run = planned(tmp_path, **settings)
+    for checkpoint in (2, 5, 7):
+        again = planned(tmp_path, resume=str(tmp_path / f"checkpoint-{checkpoint}"), **settings)
+        assert again.state.global_step == whole_run.state.global_step == 10
+        assert_same_weights(again.model.state_dict(), whole_run.model.state_dict(), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "accumulate", "max_tokens"), [(4, 1, 0), (2, 2, 0), (4, 1, 25)])
+def test_two_processes_with_planned_steps_end_at_the_weights_of_one(tmp_path, batch, accumulate, max_tokens):
+    """22 rows: the last step of an epoch has 6, of which each process gets 3; no model is wrapped."""
+    weights, found = in_two_processes(
+        tmp_path / "two", ours={"max_tokens": max_tokens}, per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulate, train_sampling_strategy="group_by_length", eval_strategy="epoch",
+    )
+    alone = planned(tmp_path / "one", train_sampling_strategy="group_by_length", eval_strategy="epoch")
+    assert_same_weights(weights, alone.model.state_dict())
+    for here, there in zip(found["log"], alone.state.log_history, strict=True):
+        for name in ("loss", "ce", "matches(2)", "grad_norm", "eval_ce") if "epoch" in here else ():
+            assert (name in here) == (name in there)
+            if name in here:
+                assert here[name] == pytest.approx(there[name], abs=1e-4), name
+
+
+@pytest.mark.slow
+def test_encoder_and_decoder_can_be_compiled(tmp_path):
+    one, other = (planned(tmp_path / str(on), ours={"compile": on}, max_steps=3) for on in (True, False))
+    assert_same_weights(one.model.state_dict(), other.model.state_dict(), 1e-4)
+    assert all("_orig_mod" not in name for name in one.model.state_dict())

@@ -61,14 +61,14 @@ def row_count(predicted):
     return {"rows": len(predicted.predictions)}
 
 
-def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, compute_metrics=None, ours=(), **changes):
+def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, compute_metrics=None, ours=(), resume=None, **changes):
     model = tiny() if model is None else model
     extra = {"objective": objective} | dict(ours) if kind is NgramTrainer else {}
     trainer = kind(
-        model, arguments(folder, **changes), train_dataset=rows(data), eval_dataset=rows(7, seed=2),
+        model, arguments(folder, **changes), train_dataset=rows(data) if isinstance(data, int) else data, eval_dataset=rows(7, seed=2),
         data_collator=padded(model), compute_metrics=compute_metrics, **extra,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 

@@ -26,13 +26,16 @@ class Padder:
     Args:
         pad: padding id for sources.
         decoder_inputs: labels [B, T] → the decoder's input, [B, T].
+        multiple: where no size is given, lengths are rounded up to a multiple of this.
         always_mask: False leaves out the ``attention_mask`` of a batch without padding, so that attention takes its
             fastest kernel. While a CUDA graph is captured, transformers replaces a missing mask by one of ones, with
             which attention takes its slowest.
     """
 
-    def __init__(self, pad: int, decoder_inputs: Callable[[Tensor], Tensor], *, always_mask: bool = False) -> None:
-        self.pad, self.decoder_inputs, self.always_mask = pad, decoder_inputs, always_mask
+    def __init__(
+        self, pad: int, decoder_inputs: Callable[[Tensor], Tensor], *, multiple: int = 1, always_mask: bool = False
+    ) -> None:
+        self.pad, self.decoder_inputs, self.multiple, self.always_mask = pad, decoder_inputs, multiple, always_mask
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them.
@@ -41,7 +44,8 @@ class Padder:
         """
         given = [[row[name] for row in rows] for name in ("input_ids", "labels")]
         if size is None:
-            size = Size(max(len(rows), 1), *(max((len(ids) for ids in column), default=1) for column in given))
+            longest = [max((len(ids) for ids in column), default=1) for column in given]
+            size = Size(max(len(rows), 1), *(-(-length // self.multiple) * self.multiple for length in longest))
         ids, mask = _padded(given[0], size.rows, size.source, self.pad)              # [B, S]
         labels, _ = _padded(given[1], size.rows, size.target, IGNORE_INDEX)          # [B, T]
         mask[len(rows) :, 0] = 1

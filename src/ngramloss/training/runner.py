@@ -300,7 +300,7 @@ def _run_trainer(
     trainer = NgramTrainer(
         model, arguments, objective=settings.objective, memory=settings.train.memory,
         train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
-        data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model)),
+        data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=_multiple(arguments)),
         max_tokens=None if settings.train.fsdp else settings.train.max_tokens, capture=settings.train.capture,
         compile=settings.train.compile, say=say,
     )
@@ -404,6 +404,12 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
     )
     _ = arguments.device   # starts the process group
     return arguments
+
+
+def _multiple(arguments: Any) -> int:
+    from ngramloss.hf.plan import MULTIPLE
+
+    return MULTIPLE if arguments.device.type == "cuda" else 1
 
 
 def _each(key: str, rows: int, processes: int) -> int:
