@@ -8,7 +8,7 @@ that has started CUDA cannot use it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, set_start_method
 from multiprocessing.connection import Connection
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -60,6 +60,8 @@ def in_child(function: Callable[..., Result], *arguments: Any) -> Answer[Result]
 
 
 def _send(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    if "fork" in get_all_start_methods():   # as in a script; through the server each worker of a loader takes seconds
+        set_start_method("fork", force=True)
     try:
         answer = Answer(function(*arguments))
     except BaseException as reason:   # the parent reports it
