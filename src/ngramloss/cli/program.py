@@ -70,7 +70,8 @@ def _report_failure(error: Exception) -> int:
         tell(f"error: {_refusal(error)}")
     elif _lacks_memory(error):
         tell(f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
-             "train.batch_size (and raise train.accumulate to keep the step), data.max_source, or --batch-size.")
+             "train.max_tokens, train.batch_size (and raise train.accumulate to keep the step), data.max_source, or "
+             "--batch-size.")
     else:
         tell("".join(traceback.format_exception(error)).rstrip("\n"))
         tell("error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "

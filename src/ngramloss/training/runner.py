@@ -304,6 +304,8 @@ def _run_trainer(
         max_tokens=None if settings.train.fsdp else settings.train.max_tokens, capture=settings.train.capture,
         compile=settings.train.compile, say=say,
     )
+    if settings.train.fsdp and settings.train.capture and arguments.device.type == "cuda":
+        say("steps are not captured as CUDA graphs: train.fsdp gathers parameters in the middle of a step.")
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if arguments.should_save:
