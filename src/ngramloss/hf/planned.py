@@ -78,6 +78,7 @@ def _plan_for_gpu(
     plan = Plan(sources, targets, rows, limit, grid)
     shown = steps[:50]
     micro = sum(len(plan.cut(step[:: trainer.accelerator.num_processes])) for step in shown) / len(shown)
+    trainer.largest = padder([], plan.sizes(rows)[0])
     trainer.say(
         f"a step of {len(steps[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
         f"{plan.sizes(rows)[0].tokens:,} tokens, in {len(plan.sizes(rows))} shapes, with {plan.padding(shown):.0%} "

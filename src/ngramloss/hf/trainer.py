@@ -87,6 +87,8 @@ class NgramTrainer(Seq2SeqTrainer):
             )
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True   # the second for transformers before 5.20
         self._captured: CapturedStep | None = None
+        self.largest: Batch = {}
+        """A blank micro-batch of the largest shape of the plan."""
         self._ahead: tuple[Any, Iterator[Step]] = (None, iter(()))
         self._not_captured = "" if capture else "it was switched off"
         if max_tokens is not None:
@@ -180,6 +182,7 @@ class NgramTrainer(Seq2SeqTrainer):
             if self._captured is None:
                 self._raise_unless_capturable(model)
                 self._captured = CapturedStep(model, functools.partial(self._forward_backward, model))
+                self._captured.begin([self.largest | {"counts": torch.zeros(2)}])   # smaller ones reuse its memory
             self._captured.begin(batches)
         except CannotCapture as reason:
             self._not_captured, self._captured = str(reason), None
