@@ -5,7 +5,8 @@ import re
 import pytest
 from cases import CASES
 
-from ngramloss import OBJECTIVES, JointLoss, Objective
+from ngramloss import OBJECTIVES, JointLoss, Objective, compare_gradients
+from ngramloss.cli import main
 from ngramloss.explain import explain, read
 
 REFERENCE, CANDIDATE = "a b a b c a b d", "a b a b a b a d"
@@ -86,3 +87,47 @@ def test_an_objective_of_ones_own_is_explained_by_its_value(monkeypatch):
     page = explain("a b", "a b", "ce + 2*half")
     assert "half = your own objective\n  its windows are not shown\n  value 0.5000" in page
     assert page.endswith("2·0.5000 = 1.1054")
+
+
+# Gradients, side by side
+
+
+@pytest.mark.parametrize("confidence", [[0.6], [0.9, 0.5, 0.8]])
+@pytest.mark.parametrize("objective", ["ce", "ce + matches(2,3)", "rewards(2) + bag(2)", "ce(smoothing=0.1) + lcs"])
+def test_a_push_is_what_the_loss_loses_when_a_logit_rises(objective, confidence):
+    found, notes = compare_gradients.pushes("a b c", "a b d", [objective], confidence)
+    assert notes == []
+    assert [(push.position, push.word, push.role) for push in found] == [
+        (1, "a", "both"), (2, "b", "both"), (3, "c", "reference"), (3, "d", "predicted")]
+    sentence, _ = read("a b c", "a b d", confidence)
+    loss_fn, small = JointLoss(objective), 1e-5
+    for push, index in zip(found, [0, 1, 2, 3], strict=True):   # a, b, c, d in the order in which they occur
+        losses = []
+        for sign in (1, -1):
+            logits = sentence.logits.clone()
+            logits[0, push.position - 1, index] += sign * small
+            losses.append(loss_fn(logits, sentence.labels).item())
+        assert push.by[0] == pytest.approx(-(losses[0] - losses[1]) / (2 * small), abs=1e-6)
+        assert push.probability == pytest.approx(sentence.logits[0].softmax(-1)[push.position - 1, index].item())
+
+
+def test_a_model_that_is_sure_gets_numbers(capsys):
+    assert main(["explain", "--reference", "a b", "--candidate", "a c", "--confidence", "1", "--compare", "ce", "matches(2)"]) == 0
+    shown = capsys.readouterr().out
+    assert "nan" not in shown
+    assert shown.splitlines()[1].split() == ["at", "word", "role", "probability", "ce", "matches(2)"]
+
+
+def test_the_comparison_is_drawn(tmp_path, capsys):
+    pair = ["explain", "--reference", "the cat sat", "--candidate", "the cat lay down"]
+    assert main([*pair, "--compare", "ce", "ce + matches(2)", "--plot", str(tmp_path / "push.png")]) == 0
+    assert (tmp_path / "push.png").stat().st_size > 5000
+    assert "truncated" in capsys.readouterr().out
+    for wrong, sentence in [
+        (["--plot", str(tmp_path / "a.png")], "Add --compare"),
+        (["--compare", "ce", "--plot", str(tmp_path / "no" / "a.png")], "there is no folder"),
+        (["--compare", "ce", "--plot", str(tmp_path / "a.doc")], "its name must end with"),
+        (["--compare", "ce", "cheese"], "cheese"),
+    ]:
+        assert main([*pair, *wrong]) != 0
+        assert sentence in capsys.readouterr().err

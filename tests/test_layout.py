@@ -12,7 +12,7 @@ import ngramloss
 ROOT = Path(ngramloss.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
-    "version", "errors", "escape", "tabular", "files", "checksums", "heartbeat", "settings", "plugins", "run_folder", "stats", "objectives", "gpu", "diagnostics", "loss", "hf", "explain",
+    "version", "errors", "escape", "tabular", "files", "checksums", "heartbeat", "settings", "plugins", "run_folder", "stats", "objectives", "gpu", "diagnostics", "loss", "hf", "explain", "compare_gradients",
     "recipe", "data", "metrics", "training", "generation", "scoring", "paper", "report", "bench", "doctor", "reproduce",
     "cli", "__init__", "__main__",
 ]

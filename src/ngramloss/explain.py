@@ -30,6 +30,8 @@ class Sentence(NamedTuple):
     confidence: list[float]
     labels: Tensor
     stats: TokenStats
+    logits: Tensor
+    best: Tensor
 
     def candidate_window(self, t: int, n: int) -> str:
         """The candidate's words from position t."""
@@ -110,7 +112,7 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
     chosen = torch.nn.functional.one_hot(best, V).bool()                 # [1, T, V]
     logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()     # [1, T, V]
     stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp"))
-    return Sentence(wanted, predicted, sure, labels, stats), notes
+    return Sentence(wanted, predicted, sure, labels, stats, logits, best), notes
 
 
 class _Block(NamedTuple):

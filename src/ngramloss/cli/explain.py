@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, verb
+from ngramloss.cli.options import Verbs, output_file, verb
 from ngramloss.cli.output import print_result
+from ngramloss.errors import UserError
 
 EXPLAIN = """\
 Show how an objective scores a sentence pair: its n-grams, which of them match, how often, and what each one earns.
@@ -17,6 +18,7 @@ examples:
   ngramloss explain --reference "the cat sat on the mat" --candidate "the cat lay on the mat"
   ngramloss explain --reference "a b a b" --candidate "a b a c" --confidence 0.9 0.8 0.7 0.6
   ngramloss explain --reference "a b c" --candidate "b c a" --objective "ce + 0.5*matches(2) + bag(2):original"
+  ngramloss explain --reference "the cat sat" --candidate "the cat lay" --compare "ce" "ce + matches(2)" --plot push.png
 """
 
 
@@ -26,8 +28,12 @@ def add(verbs: Verbs) -> None:
     explain.add_argument("--reference", required=True, metavar="TEXT", help="reference sentence")
     explain.add_argument("--candidate", required=True, metavar="TEXT",
                          help="predicted sentence: the most probable word at each position")
-    explain.add_argument("--objective", default="matches(2)", metavar="OBJECTIVE",
-                         help="objective to explain (default: %(default)s)")
+    what = explain.add_mutually_exclusive_group()
+    what.add_argument("--objective", default="matches(2)", metavar="OBJECTIVE",
+                      help="objective to explain (default: %(default)s)")
+    what.add_argument("--compare", nargs="+", metavar="OBJECTIVE",
+                      help="show the gradient that each of these objectives puts on every word, side by side")
+    explain.add_argument("--plot", metavar="FILE", help="with --compare: draw the gradients")
     explain.add_argument(
         "--confidence", type=float, nargs="+", default=[0.9], metavar="P",
         help="probability of the candidate's words: one value for all words, or one per word (default: 0.9)",
@@ -37,7 +43,26 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    if options.compare:
+        return _compare(options)
+    if options.plot:
+        raise UserError("--plot draws what --compare shows. Add --compare with one or more objectives.")
     from ngramloss.explain import explain
 
     print_result(explain(options.reference, options.candidate, options.objective, options.confidence))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from ngramloss import compare_gradients
+    from ngramloss.bench.chart import raise_unless_drawable
+
+    plot = output_file(options.plot, [])
+    raise_unless_drawable(plot)
+    found, notes = compare_gradients.pushes(
+        options.reference, options.candidate, options.compare, options.confidence
+    )
+    print_result(compare_gradients.as_text(found, options.compare, notes))
+    if plot is not None:
+        compare_gradients.plot(found, options.compare, plot)
     return 0
