@@ -12,6 +12,9 @@ from ngramloss.explain import read
 from ngramloss.loss import JointLoss
 from ngramloss.tabular import aligned
 
+REFERENCE, WRONG = "#2f6db0", "#c0392b"
+"""Colours of the picture."""
+
 
 class Push(NamedTuple):
     """What each objective does to one word at one position.
@@ -60,17 +63,17 @@ def as_text(found: Sequence[Push], objectives: Sequence[str], notes: Sequence[st
 
     >>> print(as_text(*_example("a b c", "a b d", ["ce", "matches(2)"])))
     one step of training: + raises the logit of a word, − lowers it
-    at  word       role  probability       ce  matches(2)
-     1     a       both       0.6000  +0.1333     +0.0720
-     2     b       both       0.6000  +0.1333     +0.0720
-     3     c  reference       0.1000  +0.3000      0.0000
-     3     d  predicted       0.6000  −0.2000      0.0000
+    at  word  role       probability       ce  matches(2)
+     1  a     both            0.6000  +0.1333     +0.0720
+     2  b     both            0.6000  +0.1333     +0.0720
+     3  c     reference       0.1000  +0.3000      0.0000
+     3  d     predicted       0.6000  −0.2000      0.0000
     """
     table = [["at", "word", "role", "probability", *objectives]]
     table += [[str(push.position), push.word, push.role, f"{push.probability:.4f}", *map(_signed, push.by)]
               for push in found]
     title = "one step of training: + raises the logit of a word, − lowers it"
-    return "\n".join([title, *aligned(table, left=()), *notes])
+    return "\n".join([title, *aligned(table, left=(1, 2)), *notes])
 
 
 def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
@@ -84,15 +87,16 @@ def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
     figure, axes = plt.subplots(len(objectives), 1, figsize=(width, 1.9 * len(objectives) + 0.6), sharex=True,
                                 sharey=True, squeeze=False)
     places = range(len(found))
-    colours = ["#c0392b" if push.role == "predicted" else "#2f6db0" for push in found]
+    colours = [WRONG if push.role == "predicted" else REFERENCE for push in found]
     for number, (axis, objective) in enumerate(zip(axes[:, 0], objectives, strict=True)):
         axis.bar(places, [push.by[number] for push in found], color=colours)
         axis.axhline(0, color="#444444", linewidth=0.8)
         axis.set_title(objective, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    labels = [f"{push.word}\n({push.role})" if push.role != "both" else push.word for push in found]
-    axes[-1, 0].set_xticks(list(places), labels, fontsize=8)
+    axes[-1, 0].set_xticks(list(places), [push.word for push in found], fontsize=8)
+    marks = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (REFERENCE, WRONG)]
+    figure.legend(marks, ["word of the reference", "wrong prediction"], loc="upper right", ncols=2, fontsize=8, frameon=False)
     figure.supylabel("− gradient of the logit", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
