@@ -82,6 +82,7 @@ def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
 
     width = max(5.0, 0.55 * len(found) + 1.5)
     figure, axes = plt.subplots(len(objectives), 1, figsize=(width, 1.9 * len(objectives) + 0.6), sharex=True,
@@ -95,8 +96,8 @@ def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
     axes[-1, 0].set_xticks(list(places), [push.word for push in found], fontsize=8)
-    marks = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (REFERENCE, WRONG)]
-    figure.legend(marks, ["word of the reference", "wrong prediction"], loc="upper right", ncols=2, fontsize=8, frameon=False)
+    meanings = [Patch(color=REFERENCE, label="word of the reference"), Patch(color=WRONG, label="wrong prediction")]
+    figure.legend(handles=meanings, loc="upper right", ncols=2, fontsize=8, frameon=False)
     figure.supylabel("− gradient of the logit", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -62,7 +62,7 @@ def _compare(options: argparse.Namespace) -> int:
     found, notes = compare_gradients.pushes(
         options.reference, options.candidate, options.compare, options.confidence
     )
-    print_result(compare_gradients.as_text(found, options.compare, notes))
     if plot is not None:
         compare_gradients.plot(found, options.compare, plot)
+    print_result(compare_gradients.as_text(found, options.compare, notes))
     return 0
