@@ -1,6 +1,7 @@
 """Planned steps: any cut of a step into micro-batches, filled up to any size, trains alike."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import models
 import numpy as np
@@ -12,9 +13,11 @@ from test_trainer import OBJECTIVE, arguments, assert_same_weights, in_two_proce
 
 from ngramloss import NgramTrainer
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import attach, decoder_inputs
+from ngramloss.gpu.captured import CapturedStep, Gradients, _state
+from ngramloss.hf.attach import attach, attached_loss, decoder_inputs
 from ngramloss.hf.batches import Padder, Steps, ahead
 from ngramloss.hf.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid
+from ngramloss.hf.planned import PlannedSteps
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=40)
 
@@ -234,8 +237,6 @@ def test_planned_steps_train_like_those_of_a_loader(tmp_path, whole):  # noqa: F
 
 @pytest.mark.parametrize("most", [0.01, 1.0, 1e6])
 def test_gradients_in_a_buffer_are_clipped_like_separate_ones(most):
-    from ngramloss.gpu.captured import Gradients
-
     one, other = tiny(), tiny()
     kept = Gradients([p for p in one.parameters() if p.requires_grad])
     kept.begin()
@@ -307,3 +308,53 @@ def test_encoder_and_decoder_can_be_compiled(tmp_path):
     one, other = (planned(tmp_path / str(on), ours={"compile": on}, max_steps=3) for on in (True, False))
     assert_same_weights(one.model.state_dict(), other.model.state_dict(), 1e-4)
     assert all("_orig_mod" not in name for name in one.model.state_dict())
+
+
+class WithoutGraphs(CapturedStep):
+    """A captured step on a CPU: everything but the graph, instead of which the function runs again."""
+
+    def _reset(self):
+        self.gradients, self.graphs, self.seen = None, {}, _state(self.model)
+
+    def _capture(self, key, batch):
+        held = {name: value.clone() for name, value in batch.items()}
+        self._warm_up(held)
+        result = torch.empty(1 + len(attached_loss(self.model).parts))
+        graph = SimpleNamespace(replay=lambda: result.copy_(self.function(held)))
+        self.graphs[key] = graph, held, result
+
+
+@pytest.mark.parametrize("max_tokens", [0, 40])
+def test_what_surrounds_a_graph_trains_like_an_eager_step(tmp_path, monkeypatch, max_tokens):
+    """Gradient buffers, warm-up, copies of inputs, terms in the log and clipping; graphs themselves need a GPU."""
+    settings = {"max_tokens": max_tokens, "train_sampling_strategy": "group_by_length", "max_grad_norm": 0.5}
+    eager = planned(tmp_path / "eager", **settings)
+    monkeypatch.setattr("ngramloss.hf.planned.CapturedStep", WithoutGraphs)
+    monkeypatch.setattr(PlannedSteps, "_raise_unless_capturable", lambda self: None)
+    captured = planned(tmp_path / "captured", **settings)
+    assert captured.planned.captured is not None
+    assert eager.planned.captured is None
+    assert_same_weights(captured.model.state_dict(), eager.model.state_dict(), 1e-6)
+    for here, there in zip(captured.state.log_history[:-1], eager.state.log_history[:-1], strict=True):
+        for name in there.keys() - {"docs_per_second", "memory_gib"}:
+            assert here[name] == pytest.approx(there[name], abs=1e-5), name
+
+
+def test_weights_that_are_thawed_or_moved_are_captured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("ngramloss.hf.planned.CapturedStep", WithoutGraphs)
+    monkeypatch.setattr(PlannedSteps, "_raise_unless_capturable", lambda self: None)
+    made = planned(tmp_path, max_steps=2)
+    captured, model = made.planned.captured, made.model
+    batch = {name: value.clone() for name, value in captured.held(next(iter(captured.graphs.values()))[1]).items()}
+    before = captured.gradients
+    model.train()
+    captured.begin([batch])
+    assert captured.gradients is before
+    model.model.encoder.layers[0].fc1.weight.requires_grad_(False)
+    captured.begin([batch])
+    assert captured.gradients is not before
+    assert len(captured.gradients.parameters) == len(before.parameters) - 1
+    before = captured.gradients
+    model.model.encoder.layers[0].fc2.weight.data = model.model.encoder.layers[0].fc2.weight.data.clone()
+    captured.begin([batch])
+    assert captured.gradients is not before

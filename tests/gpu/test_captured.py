@@ -122,7 +122,7 @@ def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(tmp_path, c
         said = []
         made = trained(tmp_path / str(capture), max_steps=50, data=400, say=said.append, ours={"capture": capture}, **changes)
         logs[capture] = [line for line in made.state.log_history if "ce" in line]
-        assert (made._captured is not None) is capture, said
+        assert (made.planned.captured is not None) is capture, said
         assert not any("not captured" in line for line in said)
     for one, other in zip(logs[True], logs[False], strict=True):
         for name in ("loss", "ce", "matches(2)", "bag(2)", "grad_norm"):
@@ -134,7 +134,7 @@ def test_dropout_differs_from_step_to_step_and_is_the_same_in_a_second_run(tmp_p
     one = trained(tmp_path / "1", bart(dropout=0.5), data=16, learning_rate=0.0)   # every step has the same rows
     two = trained(tmp_path / "2", bart(dropout=0.5), data=16, learning_rate=0.0)
     losses = [[line["loss"] for line in made.state.log_history if "loss" in line] for made in (one, two)]
-    assert one._captured is not None
+    assert one.planned.captured is not None
     assert len(set(losses[0])) == 12
     assert losses[0] == losses[1]
     still = trained(tmp_path / "3", bart(), data=16, learning_rate=0.0)
@@ -146,7 +146,7 @@ def test_a_continued_captured_training_ends_at_the_same_weights(tmp_path):
     for checkpoint in (5, 10):
         made = trainer(tmp_path / "whole", bart(dropout=0.1))
         made.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{checkpoint}"))
-        assert made._captured is not None
+        assert made.planned.captured is not None
         assert_same_weights(made.model.state_dict(), whole.model.state_dict(), 0)
 
 
@@ -164,7 +164,7 @@ def test_no_step_waits_for_the_device(tmp_path):
         made.train()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert made._captured is not None
+    assert made.planned.captured is not None
     assert made.state.global_step == 12
 
 
@@ -183,7 +183,7 @@ def test_frozen_weights_stay_and_thawed_ones_are_captured_again(tmp_path):
     made.add_callback(Thaw())
     made.optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     made.train()
-    assert made._captured is not None
+    assert made.planned.captured is not None
     assert torch.equal(kept[0].cpu(), first)
     assert not torch.equal(model.model.encoder.layers[0].fc1.weight.cpu(), first)
 
@@ -208,7 +208,7 @@ def test_evaluation_between_captured_steps(tmp_path):
     made = trainer(tmp_path, bart(dropout=0.1), eval_strategy="steps", eval_steps=3, ours={"eval_dataset": rows(20, seed=9)})
     made.data_collator = Padder(models.PAD, partial(decoder_inputs, made.model))
     made.train()
-    assert made._captured is not None
+    assert made.planned.captured is not None
     assert len([line for line in made.state.log_history if "eval_ce" in line]) == 4
 
 
@@ -236,7 +236,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(tmp_path, changes, re
     said = []
     model = changes.pop("model", bart)()
     made = trained(tmp_path, model, say=said.append, **changes)
-    assert made._captured is None
+    assert made.planned.captured is None
     assert any("not captured" in line and reason in line for line in said), said
     assert made.state.global_step == 12
     lines = [line["ce"] for line in made.state.log_history if "ce" in line]
@@ -251,7 +251,7 @@ WORKER = """
 import sys; sys.path[:0] = [{tests!r}, {gpu!r}]
 import torch, test_captured as t
 made = t.trained(sys.argv[1], max_steps=8, data=90, bf16=False, ours={{"max_tokens": int(sys.argv[2])}}, per_device_train_batch_size=4, ddp_backend="gloo")
-assert made._captured is not None
+assert made.planned.captured is not None
 if made.args.process_index == 0:
     torch.save({{name: value.cpu() for name, value in made.model.state_dict().items()}}, sys.argv[1] + "/weights.pt")
 """

@@ -1,17 +1,22 @@
-"""a trainer → a loader whose batches are whole optimiser steps, cut by tokens to fit the GPU's memory."""
+"""a trainer → a loader of whole optimiser steps, cut by tokens to fit the GPU's memory, and how such a step runs."""
 
 from __future__ import annotations
 
+import copy
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import decoder_inputs
-from ngramloss.hf.batches import Batch, Padder, Step, Steps
+from ngramloss.gpu.captured import CannotCapture, CapturedStep, Gradients
+from ngramloss.hf import reduction
+from ngramloss.hf.attach import attached_loss, decoder_inputs, last_parts
+from ngramloss.hf.batches import Batch, Padder, Step, Steps, ahead
 from ngramloss.hf.plan import Grid, LengthGrouped, Lengths, Plan, Size, fitted_grid
 from ngramloss.stats import IGNORE_INDEX
 
@@ -19,27 +24,182 @@ SHARE = 0.8
 """The share of the GPU's free memory that a micro-batch may take."""
 
 
-def planned_loader(trainer: Any) -> DataLoader[Step]:
-    """The steps of an epoch as ``trainer``'s arguments and ``max_tokens`` say, in the order of the sampler's epoch."""
-    args, dataset, accelerator = trainer.args, trainer.train_dataset, trainer.accelerator
-    step = trainer.get_total_train_batch_size(args)
-    sources, targets, counted = _lengths(dataset)
-    grouped = args.train_sampling_strategy == "group_by_length"
-    sampler = LengthGrouped(sources, step=step, seed=args.data_seed or args.seed, grouped=grouped)
-    batches = BatchSampler(sampler, step, args.dataloader_drop_last)
-    padder = Padder(_pad(trainer), functools.partial(decoder_inputs, trainer.model), always_mask=trainer.captures)
-    rows = -(-step // accelerator.num_processes)
-    if args.device.type == "cuda":
-        plan = _plan_for_gpu(trainer, sources, targets, list(batches), rows, padder)
-    else:
-        limit = trainer.max_tokens or None
-        plan = Plan(sources, targets, rows if limit else trainer.micro_rows, limit)
-    steps = Steps(dataset, plan, padder, counted=counted, process=accelerator.process_index,
-                  processes=accelerator.num_processes)
-    return DataLoader(
-        steps, batch_sampler=batches, collate_fn=_same, num_workers=args.dataloader_num_workers,
-        pin_memory=args.device.type == "cuda",
-    )
+class PlannedSteps:
+    """The planned steps of a trainer: a loader of whole steps, and how a step runs, eagerly or as CUDA graphs.
+
+    Args:
+        trainer: an ``NgramTrainer``.
+        max_tokens: the most tokens of a micro-batch; 0 takes as many as the GPU's memory allows.
+        rows: sequences of a micro-batch on a CPU, if ``max_tokens`` is 0.
+        capture: whether to run steps as CUDA graphs where that can be done.
+        custom: whether the trainer's class has its own way to compute the loss, which a graph would not call.
+        say: shows a sentence to the user.
+    """
+
+    def __init__(
+        self, trainer: Any, max_tokens: int, *, rows: int, capture: bool, custom: bool, say: Callable[[str], object]
+    ) -> None:
+        self.trainer, self.max_tokens, self.rows, self.custom, self.say = trainer, max_tokens, rows, custom, say
+        self.captured: CapturedStep | None = None
+        self.not_captured = "" if capture else "it was switched off"
+        """Why steps do not run as graphs, once that is known."""
+        self.largest: Batch = {}
+        """A blank micro-batch of the largest shape, if there is a grid of shapes."""
+        self._ahead: tuple[Any, Iterator[Step]] = (None, iter(()))
+        if not getattr(trainer.model.config, "is_encoder_decoder", False):
+            raise UserError("max_tokens plans the steps of encoder-decoders only. Leave it out for this model.")
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise UserError("FSDP and DeepSpeed need as many micro-batches in every process, so steps cannot be "
+                            "planned. Leave out max_tokens.")
+        if trainer.accelerator.num_processes > 1:   # no DDP: gradients are reduced here, once a step
+            prepare = functools.partial(trainer.accelerator.prepare_model, evaluation_mode=True)
+            trainer.accelerator.prepare_model = prepare
+
+    def compile(self) -> None:
+        """Compile encoder and decoder in place."""
+        for body in (self.trainer.model.get_encoder(), self.trainer.model.get_decoder()):
+            body.compile(dynamic=True)
+
+    # Batches
+
+    def loader(self) -> DataLoader[Step]:
+        """The steps of an epoch as the trainer's arguments say, in the order of the sampler's epoch."""
+        trainer = self.trainer
+        args, dataset, accelerator = trainer.args, trainer.train_dataset, trainer.accelerator
+        step, cuda = trainer.get_total_train_batch_size(args), args.device.type == "cuda"
+        sources, targets, counted = _lengths(dataset)
+        grouped = args.train_sampling_strategy == "group_by_length"
+        sampler = LengthGrouped(sources, step=step, seed=args.data_seed or args.seed, grouped=grouped)
+        batches = BatchSampler(sampler, step, args.dataloader_drop_last)
+        padder = Padder(_pad(trainer), functools.partial(decoder_inputs, trainer.model),
+                        always_mask=cuda and not self.not_captured)
+        rows = -(-step // accelerator.num_processes)
+        if cuda:
+            plan = self._plan_for_gpu(sources, targets, list(batches), rows, padder)
+        else:
+            limit = self.max_tokens or None
+            plan = Plan(sources, targets, rows if limit else self.rows, limit)
+        steps = Steps(dataset, plan, padder, counted=counted, process=accelerator.process_index,
+                      processes=accelerator.num_processes)
+        workers = args.dataloader_num_workers
+        return DataLoader(steps, batch_sampler=batches, collate_fn=_same, num_workers=workers, pin_memory=cuda)
+
+    def next_step(self, epoch_iterator: Iterator[Step]) -> tuple[list[Step], Tensor]:
+        """The next step, made in the background, if there is one; and its counts, which the plan knows, [2]."""
+        device = self.trainer.args.device
+        if self._ahead[0] is not epoch_iterator:
+            begin = functools.partial(torch.cuda.set_device, device) if device.type == "cuda" else bool
+            self._ahead = epoch_iterator, ahead(epoch_iterator, begin=begin)
+        step = next(self._ahead[1], None)
+        if step is None:
+            return [], torch.zeros(2, device=device)
+        return [step], step.counts.to(device, non_blocking=True)
+
+    def _plan_for_gpu(
+        self, sources: Lengths, targets: Lengths, steps: list[list[int]], rows: int, padder: Padder
+    ) -> Plan:
+        positions = getattr(self.trainer.model.config, "max_position_embeddings", None)
+        grid = fitted_grid(sources, targets, steps, longest=positions)
+        plan = Plan(sources, targets, rows, self.max_tokens or _fitting_tokens(self.trainer, grid, rows, padder), grid)
+        sizes, shown = plan.sizes(rows), steps[:50]
+        self.largest = padder([], sizes[0])
+        micro = sum(len(plan.cut(step[:: self.trainer.accelerator.num_processes])) for step in shown) / len(shown)
+        self.say(
+            f"a step of {len(steps[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
+            f"{sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
+        )
+        return plan
+
+    # Running
+
+    def run(self, model: Any, step: Step, counts: Tensor, *, eager: Callable[..., Tensor]) -> Tensor:
+        """Run all micro-batches of a step and average gradients over processes. Returns the loss, [].
+
+        Args:
+            model: as the trainer prepared it.
+            step: what this process does.
+            counts: of the step, on the device, [2].
+            eager: runs forward and backward of one micro-batch.
+        """
+        attached_loss(model).refresh_weights()
+        device = self.trainer.args.device
+        batches = [batch | {"counts": step.counts} for batch in step.batches]
+        captured = self._begin_captured(model, batches)
+        loss = torch.zeros((), device=device)                            # []
+        for batch, with_counts in zip(step.batches, batches, strict=True):
+            if captured is None:
+                sent = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+                loss += eager(model, sent, counts)
+            else:
+                values = captured(with_counts)                           # [1 + parts]
+                held = captured.held(with_counts)
+                self.trainer.record(values[1:], {name: value for name, value in held.items() if name != "counts"})
+                loss += values[0]
+        if self.trainer.accelerator.num_processes > 1:
+            reduction.average_gradients(model, self._gradients())
+        return loss
+
+    def clip(self) -> Tensor | None:
+        """Clip captured gradients, which are a few buffers instead of hundreds of tensors. None if there are none."""
+        gradients = self._gradients()
+        if gradients is None:
+            return None
+        self.trainer.accelerator.unscale_gradients()
+        return gradients.clip(self.trainer.args.max_grad_norm)
+
+    def _gradients(self) -> Gradients | None:
+        return self.captured.gradients if self.captured is not None else None
+
+    def _begin_captured(self, model: Any, batches: list[Batch]) -> CapturedStep | None:
+        """Begin a step that runs as graphs; None if it cannot. The reason is told once."""
+        if self.not_captured:
+            return None
+        model.train()
+        optimiser = self.trainer.optimizer
+        if hasattr(optimiser, "train") and callable(optimiser.train):
+            optimiser.train()
+        try:
+            if self.captured is None:
+                self._raise_unless_capturable()
+                self.captured = CapturedStep(model, functools.partial(self._forward_backward, model))
+                if self.largest:   # the others reuse its memory
+                    self.captured.begin([self.largest | {"counts": torch.zeros(2)}])
+            self.captured.begin(batches)
+        except CannotCapture as reason:
+            self.not_captured, self.captured = str(reason), None
+            model.zero_grad()
+            if self.trainer.args.device.type == "cuda":
+                self.say(f"steps are not captured as CUDA graphs: {reason}. Training is the same, but slower.")
+        return self.captured
+
+    def _raise_unless_capturable(self) -> None:
+        trainer = self.trainer
+        if trainer.args.device.type != "cuda":
+            raise CannotCapture("there is no GPU")
+        if self.custom:
+            raise CannotCapture(f"{type(trainer).__name__} has its own compute_loss or training_step")
+        if getattr(trainer.model, "is_gradient_checkpointing", False):
+            raise CannotCapture("gradient checkpointing computes activations again in the backward pass")
+        if trainer.args.torch_compile:
+            raise CannotCapture("torch_compile wraps the whole model; use NgramTrainer(..., compile=True) instead")
+        if getattr(trainer.accelerator, "has_lomo_optimizer", False):
+            raise CannotCapture("this optimiser updates weights in the backward pass")
+
+    def _forward_backward(self, model: Any, inputs: Batch) -> Tensor:
+        """What a graph contains: the loss of a micro-batch, its gradients, and [1 + parts] numbers for the log."""
+        batch = {name: value for name, value in inputs.items() if name != "counts"}
+        with self.trainer.compute_loss_context_manager():
+            loss = self.trainer.share_of_step(model, batch, inputs["counts"])["loss"]   # []
+        self.trainer.accelerator.backward(loss)
+        return torch.stack([loss.detach(), *last_parts(model).values()])
+
+
+def one_batch_a_step(args: Any) -> Any:
+    """The arguments as Hugging Face's trainer sees them if one batch of the loader is a whole optimiser step."""
+    args = copy.copy(args)
+    args.per_device_train_batch_size *= args.gradient_accumulation_steps
+    args.gradient_accumulation_steps = 1
+    return args
 
 
 def _same(step: Any) -> Any:
@@ -68,23 +228,6 @@ def _pad(trainer: Any) -> int:
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
     return int(pad)
-
-
-def _plan_for_gpu(
-    trainer: Any, sources: Lengths, targets: Lengths, steps: list[list[int]], rows: int, padder: Padder
-) -> Plan:
-    grid = fitted_grid(sources, targets, steps, longest=getattr(trainer.model.config, "max_position_embeddings", None))
-    limit = trainer.max_tokens or _fitting_tokens(trainer, grid, rows, padder)
-    plan = Plan(sources, targets, rows, limit, grid)
-    shown = steps[:50]
-    micro = sum(len(plan.cut(step[:: trainer.accelerator.num_processes])) for step in shown) / len(shown)
-    trainer.largest = padder([], plan.sizes(rows)[0])
-    trainer.say(
-        f"a step of {len(steps[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
-        f"{plan.sizes(rows)[0].tokens:,} tokens, in {len(plan.sizes(rows))} shapes, with {plan.padding(shown):.0%} "
-        "padding."
-    )
-    return plan
 
 
 def _fitting_tokens(trainer: Any, grid: Grid, rows: int, padder: Padder) -> int:

@@ -24,13 +24,13 @@ def average_gradients(model: Any, kept: Gradients | None = None) -> None:
         for buffer in kept.buffers.values():
             _average(buffer)
         return
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-        of_type = [gradient for gradient in gradients if gradient.dtype == dtype]
-        flat = torch.cat([gradient.flatten() for gradient in of_type])   # [numbers]
-        _average(flat)
-        parts = flat.split([gradient.numel() for gradient in of_type])
-        torch._foreach_copy_(of_type, [part.view(like.shape) for part, like in zip(parts, of_type, strict=True)])
+    having = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    gradients: list[Any] = [parameter.grad for parameter in having]
+    copies = Gradients(having)   # the same layout, so that a process with graphs and one without agree
+    torch._foreach_copy_(copies.views, gradients)
+    for buffer in copies.buffers.values():
+        _average(buffer)
+    torch._foreach_copy_(gradients, copies.views)
 
 
 def share_weights(model: Any) -> None:

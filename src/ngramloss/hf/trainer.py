@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import logging
@@ -17,12 +16,11 @@ from torch import Tensor
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from ngramloss.errors import UserError
-from ngramloss.gpu.captured import CannotCapture, CapturedStep
 from ngramloss.hf import reduction
-from ngramloss.hf.attach import aligned_labels, attach, attached_loss, last_parts, logits_of
-from ngramloss.hf.batches import Batch, Step, ahead
+from ngramloss.hf.attach import aligned_labels, attach, last_parts, logits_of
+from ngramloss.hf.batches import Batch, Step
 from ngramloss.hf.plan import LengthGrouped
-from ngramloss.hf.planned import planned_loader
+from ngramloss.hf.planned import PlannedSteps, one_batch_a_step
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
@@ -66,10 +64,9 @@ class NgramTrainer(Seq2SeqTrainer):
     ) -> None:
         self.loss_fn = JointLoss(objective, memory=memory)
         args = _seq2seq(args)
-        self.max_tokens, self.say = max_tokens, say
-        self.micro_rows = args.per_device_train_batch_size
+        rows = args.per_device_train_batch_size
         if max_tokens is not None:
-            args = _one_batch_a_step(args)
+            args = one_batch_a_step(args)
         if kwargs.get("compute_loss_func") is not None:
             raise TypeError("NgramTrainer computes its loss from `objective`; do not pass `compute_loss_func`.")
         if args.label_smoothing_factor:
@@ -86,13 +83,14 @@ class NgramTrainer(Seq2SeqTrainer):
                 "the joint loss does not support. Use data parallelism (DDP, FSDP)."
             )
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True   # the second for transformers before 5.20
-        self._captured: CapturedStep | None = None
-        self.largest: Batch = {}
-        """A blank micro-batch of the largest shape of the plan."""
-        self._ahead: tuple[Any, Iterator[Step]] = (None, iter(()))
-        self._not_captured = "" if capture else "it was switched off"
+        self.planned: PlannedSteps | None = None
         if max_tokens is not None:
-            self._plan_steps(compile=compile)
+            own = type(self)
+            custom = own.compute_loss is not NgramTrainer.compute_loss or (
+                own.training_step is not NgramTrainer.training_step)
+            self.planned = PlannedSteps(self, max_tokens, rows=rows, capture=capture, custom=custom, say=say)
+            if compile:
+                self.planned.compile()
         self._evaluated = _Sums()
         self._last_batch: dict[str, Any] = {}
         self.also_saved: dict[str, str] = {}
@@ -128,108 +126,25 @@ class NgramTrainer(Seq2SeqTrainer):
 
     # Planned steps
 
-    @property
-    def captures(self) -> bool:
-        """Whether steps run as CUDA graphs, as far as is known."""
-        return self.args.device.type == "cuda" and self.max_tokens is not None and not self._not_captured
-
-    def _plan_steps(self, *, compile: bool) -> None:
-        """Refuse what steps cannot be planned for; leave the model unwrapped, because gradients are reduced here."""
-        model: Any = self.model
-        if not getattr(model.config, "is_encoder_decoder", False):
-            raise UserError("max_tokens plans the steps of encoder-decoders only. Leave it out for this model.")
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise UserError("FSDP and DeepSpeed need as many micro-batches in every process, so steps cannot be "
-                            "planned. Leave out max_tokens.")
-        if self.accelerator.num_processes > 1:
-            prepare: Any = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)   # no DDP
-            self.accelerator.prepare_model = prepare
-        if compile:
-            for body in (model.get_encoder(), model.get_decoder()):
-                body.compile(dynamic=True)
-
     def get_train_dataloader(self) -> Any:
         """As stock; with ``max_tokens``, a loader of whole steps."""
-        return super().get_train_dataloader() if self.max_tokens is None else planned_loader(self)
+        return super().get_train_dataloader() if self.planned is None else self.planned.loader()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """As stock; of a planned step, run all micro-batches and sum the gradients over processes."""
-        if not isinstance(inputs, Step):
-            return super().training_step(model, inputs, num_items_in_batch)
-        attached_loss(model).refresh_weights()
-        counts = num_items_in_batch                                      # [2]
-        batches = [batch | {"counts": inputs.counts} for batch in inputs.batches]
-        if self._begin_captured(model, batches):
-            loss = self._run_captured(batches)                           # []
-        else:
-            loss = torch.zeros((), device=self.args.device)              # []
-            for batch in inputs.batches:
-                sent = {name: value.to(self.args.device, non_blocking=True) for name, value in batch.items()}
-                loss += super().training_step(model, sent, counts)
-        if self.accelerator.num_processes > 1:
-            reduction.average_gradients(model, self._captured.gradients if self._captured is not None else None)
-        return loss
+        """As stock; of a planned step, run all micro-batches."""
+        eager = super().training_step
+        if self.planned is None:
+            return eager(model, inputs, num_items_in_batch)
+        return self.planned.run(model, inputs, num_items_in_batch, eager=eager)
 
-    def _begin_captured(self, model: Any, batches: list[Batch]) -> bool:
-        """Whether this step runs as graphs. If not, the reason is told once."""
-        if self._not_captured:
-            return False
-        model.train()
-        optimiser: Any = self.optimizer
-        if hasattr(optimiser, "train") and callable(optimiser.train):
-            optimiser.train()
-        try:
-            if self._captured is None:
-                self._raise_unless_capturable(model)
-                self._captured = CapturedStep(model, functools.partial(self._forward_backward, model))
-                self._captured.begin([self.largest | {"counts": torch.zeros(2)}])   # smaller ones reuse its memory
-            self._captured.begin(batches)
-        except CannotCapture as reason:
-            self._not_captured, self._captured = str(reason), None
-            model.zero_grad()
-            if self.args.device.type == "cuda":
-                self.say(f"steps are not captured as CUDA graphs: {reason}. Training is the same, but slower.")
-        return self._captured is not None
-
-    def _raise_unless_capturable(self, model: Any) -> None:
-        own = type(self)
-        if self.args.device.type != "cuda":
-            raise CannotCapture("there is no GPU")
-        if own.compute_loss is not NgramTrainer.compute_loss or own.training_step is not NgramTrainer.training_step:
-            raise CannotCapture(f"{own.__name__} has its own compute_loss or training_step")
-        if getattr(self.model, "is_gradient_checkpointing", False):
-            raise CannotCapture("gradient checkpointing computes activations again in the backward pass")
-        if self.args.torch_compile:
-            raise CannotCapture("torch_compile wraps the whole model; use NgramTrainer(..., compile=True) instead")
-        if getattr(self.accelerator, "has_lomo_optimizer", False):
-            raise CannotCapture("this optimiser updates weights in the backward pass")
-
-    def _forward_backward(self, model: Any, inputs: Batch) -> Tensor:
-        """What a graph contains: the loss of a micro-batch, its gradients, and [1 + parts] numbers for the log."""
-        batch = {name: value for name, value in inputs.items() if name != "counts"}
-        with self.compute_loss_context_manager():
-            loss = self._share_of_step(model, batch, inputs["counts"])["loss"]   # []
-        self.accelerator.backward(loss)
-        return torch.stack([loss.detach(), *last_parts(model).values()])
-
-    def _run_captured(self, batches: list[Batch]) -> Tensor:
-        captured = self._captured
-        assert captured is not None
-        loss = torch.zeros((), device=self.args.device)                  # []
-        for batch in batches:
-            values = captured(batch)                                     # [1 + parts]
-            self._trained.add(values[1:])
-            loss += values[0]
-        self._last_batch = {name: value for name, value in captured.held(batches[-1]).items() if name != "counts"}
-        return loss
+    def record(self, parts: Tensor, batch: Batch) -> None:
+        """Add a micro-batch's terms to the sums for the log, and keep the batch for diagnostics."""
+        self._trained.add(parts)
+        self._last_batch = batch
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """As stock; captured gradients are a few buffers instead of hundreds of tensors, so few launches do it."""
-        gradients = self._captured.gradients if self._captured is not None else None
-        if gradients is None:
-            return super()._clip_grad_norm(model)  # type: ignore[no-untyped-call]
-        self.accelerator.unscale_gradients()
-        return gradients.clip(self.args.max_grad_norm)
+        clipped = self.planned.clip() if self.planned is not None else None
+        return super()._clip_grad_norm(model) if clipped is None else clipped  # type: ignore[no-untyped-call]
 
     def floating_point_ops(self, inputs: Any) -> int:
         """As stock, for the micro-batches of a planned step."""
@@ -252,8 +167,10 @@ class NgramTrainer(Seq2SeqTrainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
         """The micro-batches of a step, and its numbers of tokens and sequences over all processes, [2]."""
-        if self.max_tokens is not None:
-            return self._planned_step(epoch_iterator, device)
+        if self.planned is not None:
+            steps, counts = self.planned.next_step(epoch_iterator)
+            self._trained.counts = self._trained.counts + counts
+            return steps, counts
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if batches:
             self._blank_repeated_rows(batches[-1], self.train_dataset)
@@ -263,18 +180,6 @@ class NgramTrainer(Seq2SeqTrainer):
         counts = self.accelerator.reduce(counts, "sum")                  # [2]
         self._trained.counts = self._trained.counts + counts
         return batches, counts
-
-    def _planned_step(self, epoch_iterator: Iterator[Step], device: torch.device) -> tuple[list[Any], Tensor]:
-        """The next step, made in the background, and its counts, which the plan knows."""
-        if self._ahead[0] is not epoch_iterator:
-            begin = functools.partial(torch.cuda.set_device, device) if device.type == "cuda" else bool
-            self._ahead = epoch_iterator, ahead(epoch_iterator, begin=begin)
-        step = next(self._ahead[1], None)
-        if step is None:
-            return [], torch.zeros(2, device=device)
-        counts = step.counts.to(device, non_blocking=True)               # [2]
-        self._trained.counts = self._trained.counts + counts
-        return [step], counts
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
         """None: evaluation divides by a batch's own counts, and :meth:`get_batch_samples` counts for a step."""
@@ -288,13 +193,13 @@ class NgramTrainer(Seq2SeqTrainer):
             outputs = model(**inputs)
             loss = outputs["loss"]
         else:
-            outputs = self._share_of_step(model, inputs, num_items_in_batch)
+            outputs = self.share_of_step(model, inputs, num_items_in_batch)
             loss = outputs["loss"]
-            self._trained.add(torch.stack(list(last_parts(model).values())))
-            self._last_batch = inputs
+            self.record(torch.stack(list(last_parts(model).values())), inputs)
         return (loss, outputs) if return_outputs else loss
 
-    def _share_of_step(self, model: Any, inputs: dict[str, Any], counts: Tensor) -> Any:
+    def share_of_step(self, model: Any, inputs: dict[str, Any], counts: Tensor) -> Any:
+        """The outputs of a micro-batch, whose loss is its share of the step's; ``counts`` as in a step, [2]."""
         outputs = model(**inputs, num_tokens=counts[0], num_sequences=counts[1])
         outputs["loss"] = outputs["loss"] * self.accelerator.num_processes   # gradients are averaged over processes
         return outputs
@@ -440,7 +345,7 @@ class _Events(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._count_from(state.global_step)
-        if self.trainer.max_tokens is not None and self.trainer.accelerator.num_processes > 1:
+        if self.trainer.planned is not None and self.trainer.accelerator.num_processes > 1:
             reduction.share_weights(self.trainer.model)   # DDP, which is not used, would do this
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -479,14 +384,6 @@ def _seq2seq(args: Any) -> Any:
     for name in ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"):
         if not hasattr(args, name):
             setattr(args, name, None if name != "predict_with_generate" else False)
-    return args
-
-
-def _one_batch_a_step(args: Any) -> Any:
-    """The arguments as Hugging Face's trainer sees them if one batch of the loader is a whole optimiser step."""
-    args = copy.copy(args)
-    args.per_device_train_batch_size *= args.gradient_accumulation_steps
-    args.gradient_accumulation_steps = 1
     return args
 
 
