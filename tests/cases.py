@@ -44,6 +44,18 @@ CASES = [
     *(case("bleu", oracle.bleu, -1, 0, n) for n in ((2,), (1, 2, 3))),
     case("lcs", oracle.lcs, 0, 69.1),
     *(case("eisl", oracle.eisl, 0, INFINITY, (n,)) for n in (1, 2, 3)),
+    *(case("soft", oracle.soft, 0, 1, (n,)) for n in (1, 3)),
+    *(case("soft", oracle.soft, 0, 1, (2,), kappa=kappa) for kappa in (0.5, 3)),
+    *(case("gated", oracle.gated, 0, 1, (n,)) for n in (1, 2, 3)),
+    *(case("near", oracle.near, 0, 1, (n,)) for n in (1, 2)),
+    case("near", oracle.near, 0, 1, (2,), power=0.5),
+    *(case("convex", oracle.convex, -INFINITY, 0, order=order) for order in (1, 3)),
+    case("dft", oracle.dft, 0, INFINITY),
+    case("tailr", oracle.tailr, 0, INFINITY),
+    case("tailr", oracle.tailr, 0, INFINITY, gamma=0.4, min_weight=0.5),
+    case("mixce", oracle.mixce, 0, INFINITY),
+    case("mixce", oracle.mixce, 0, INFINITY, eta=0.1),
+    case("unlikelihood", oracle.unlikelihood, 0, INFINITY),
 ]
 
 

@@ -159,3 +159,62 @@ def eisl(p, labels, n):
         for a, w in zip(A, weights, strict=True):
             total = total - w / sum(weights) * a
     return total / max(len(spans), 1)
+
+
+def soft(p, labels, n, kappa=None):
+    spans = windows(labels, n)
+    loss = 1 + 0.0 * p[0][0]
+    for t in spans:
+        mean = prod(p[t + i][labels[t + i]] for i in range(n)) ** (1 / n)
+        loss = loss - mean ** (n if kappa is None else kappa) / len(spans)
+    return loss
+
+
+def gated(p, labels, n):
+    spans, (ids, q) = windows(labels, n), best(p)
+    loss = 1 + 0.0 * p[0][0]
+    for t in spans:
+        if gram(ids, t, n) == gram(labels, t, n):
+            loss = loss - prod(q[t : t + n]) / len(spans)
+    return loss
+
+
+def near(p, labels, n, power=4):
+    spans, (_, q) = windows(labels, n), best(p)
+    loss = 1 + 0.0 * p[0][0]
+    for t in spans:
+        weight = prod((p[t + i][labels[t + i]].item() / q[t + i].item()) ** power for i in range(n))
+        loss = loss - weight * prod(p[t + i][labels[t + i]] for i in range(n)) / len(spans)
+    return loss
+
+
+def convex(p, labels, order=1):
+    spans = windows(labels, 1)
+    return -len(spans) * prod((p[t][labels[t]] for t in spans), start=1 + 0.0 * p[0][0]) ** (order / len(spans))
+
+
+def weighted(p, labels, weight):
+    """Cross-entropy with a weight for each token, a function of its probability as a plain number."""
+    return sum((-weight(p[t][labels[t]].item()) * p[t][labels[t]].log() for t in windows(labels, 1)), 0.0 * p[0][0])
+
+
+def dft(p, labels):
+    return weighted(p, labels, lambda x: x)
+
+
+def tailr(p, labels, gamma=0.8, min_weight=0.2):
+    return weighted(p, labels, lambda x: min(max(x / (gamma + (1 - gamma) * x), min_weight), 1))
+
+
+def mixce(p, labels, eta=0.5):
+    return weighted(p, labels, lambda x: eta + (1 - eta) * x)
+
+
+def unlikelihood(p, labels):
+    total, seen = 0.0 * p[0][0], set()
+    for row, label in zip(p, labels, strict=True):
+        if label != -100:
+            for c in seen - {label}:
+                total = total - (1 - row[c]).clamp_min(1e-5).log()
+            seen.add(label)
+    return total

@@ -14,7 +14,7 @@ every_sweep = pytest.mark.parametrize(("backend", "memory"), [
     pytest.param(*sweep, id="-".join(sweep), marks=[pytest.mark.slow] * (sweep[0] == "fused" and DEVICE == "cpu")) for sweep in SWEEPS
 ])
 NEEDS = ("cross_logp", "mean_logp")
-EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2)"
+EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood"
 
 
 @pytest.fixture(autouse=True)

@@ -81,6 +81,7 @@ def test_every_default_of_a_recipe_is_allowed():
     (Setting(1.0, least=0.5), 0.25, "k: must be at least 0.5, got 0.25."),
     (Setting(1, most=2000), 3000, "k: must be at most 2,000, got 3,000."),
     (Setting(0.1, below=1), 1, "k: must be below 1, got 1.0."),
+    (Setting(1.0, above=0), 0, "k: must be above 0, got 0.0."),
     (Setting(True), 1, "k: must be true or false, got 1."),
     (Setting("a", choices=("a", "b")), "c", "k: must be one of a, b, got 'c'."),
     (Setting([], choices=("a", "b")), ["a", "c"], "k: must be one of a, b, got 'c'."),

@@ -44,6 +44,8 @@ class Setting:
     """``bool``, ``int``, ``float``, ``str``, ``Path`` or ``list`` (of texts); by default the type of the default."""
     least: float | None = None
     """The smallest value allowed."""
+    above: float | None = None
+    """Values must be larger than this."""
     most: float | None = None
     """The largest value allowed."""
     below: float | None = None
@@ -100,6 +102,8 @@ class Setting:
     def _check_bounds(self, key: str, value: float) -> None:
         if self.least is not None and value < self.least:
             raise UserError(f"{key}: must be at least {self.least:,}, got {value:,}.")
+        if self.above is not None and not value > self.above:
+            raise UserError(f"{key}: must be above {self.above:,}, got {value:,}.")
         if self.most is not None and value > self.most:
             raise UserError(f"{key}: must be at most {self.most:,}, got {value:,}.")
         if self.below is not None and not value < self.below:

@@ -109,6 +109,48 @@ _BUILTIN = {
         f"{_FORMULAS}.eisl:eisl", needs=("cross_logp",),
         about={"": "Negative log-likelihood of each reference n-gram at the position that the model prefers."},
     ),
+    "soft": Objective(
+        f"{_FORMULAS}.soft:soft",
+        options={
+            "kappa": Setting(None, float, above=0, most=MOST_N, help="exponent of windows' mean probability, by default n"),
+        },
+        about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
+    ),
+    "gated": Objective(
+        f"{_FORMULAS}.gated:gated",
+        about={"": "One minus the mean probability of n-grams at their own position, each copy counted."},
+    ),
+    "near": Objective(
+        f"{_FORMULAS}.near:near",
+        options={"power": Setting(4.0, least=0, most=MOST_N, help="discount of n-grams not predicted; 0 is soft")},
+        about={"": "As soft, but each n-gram is weighted by how nearly it is predicted."},
+    ),
+    "convex": Objective(
+        f"{_FORMULAS}.convex:convex", least_n=None, per="token",
+        options={"order": Setting(1.0, above=0, most=MOST_N, help="exponent of the sequence's mean probability")},
+        about={"": "Convex learning: minus a power of the sequence's mean probability, weighted by length."},
+    ),
+    "dft": Objective(
+        f"{_FORMULAS}.dft:dft", least_n=None, per="token",
+        about={"": "Dynamic fine-tuning: cross-entropy with each token weighted by its probability."},
+    ),
+    "tailr": Objective(
+        f"{_FORMULAS}.tailr:tailr", least_n=None, per="token",
+        options={
+            "gamma": Setting(0.8, least=0, most=1, help="discount of unlikely tokens; 0 is cross-entropy"),
+            "min_weight": Setting(0.2, least=0, most=1, help="smallest weight of a token"),
+        },
+        about={"": "TaiLr: cross-entropy with unlikely tokens discounted, after the total variation distance."},
+    ),
+    "mixce": Objective(
+        f"{_FORMULAS}.mixce:mixce", least_n=None, per="token",
+        options={"eta": Setting(0.5, least=0, most=1, help="share of cross-entropy; the rest is its reverse")},
+        about={"": "MixCE: a mixture of cross-entropy and approximate reverse cross-entropy."},
+    ),
+    "unlikelihood": Objective(
+        f"{_FORMULAS}.unlikelihood:unlikelihood", least_n=None, per="token", needs=("cross_logp",),
+        about={"": "Penalty for the probability of tokens that occurred earlier in the reference."},
+    ),
 }
 
 OBJECTIVES: Registry[Objective] = Registry("objective", Objective, _BUILTIN)
