@@ -15,6 +15,7 @@ from ngramloss.version import lacking
 if TYPE_CHECKING:
     from ngramloss.errors import UserError as UserError
     from ngramloss.hf.attach import attach as attach
+    from ngramloss.hf.attach import attached_loss as attached_loss
     from ngramloss.hf.attach import detach as detach
     from ngramloss.hf.attach import last_parts as last_parts
     from ngramloss.hf.log_parts import LogParts as LogParts
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "attach": "hf.attach",
+    "attached_loss": "hf.attach",
     "compute_loss_func": "hf.step_loss",
     "detach": "hf.attach",
     "last_parts": "hf.attach",

@@ -84,8 +84,8 @@ def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[
     with torch.inference_mode(False), torch.enable_grad():
         leaf = (logits.clone() if logits.is_inference() else logits.detach()).requires_grad_()   # [B, T, V]
         values = loss_fn.values(token_stats(leaf, labels, needs=loss_fn.needs), labels)   # [parts]
-        for part, value in zip(loss_fn.parts, values.unbind(), strict=True):
-            (gradient,) = torch.autograd.grad(part.weight * value, leaf, retain_graph=True)   # [B, T, V]
+        for part, weight, value in zip(loss_fn.parts, loss_fn.weights, values.unbind(), strict=True):
+            (gradient,) = torch.autograd.grad(weight * value, leaf, retain_graph=True)   # [B, T, V]
             norms[part.name] = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(leaf.dtype, torch.float32))
     total = torch.stack(list(norms.values())).sum()                      # []
     return {f"gradient/{name}": norm / total.clamp_min(torch.finfo(total.dtype).tiny) for name, norm in norms.items()}

@@ -65,6 +65,7 @@ def explain(reference: str, candidate: str, objective: str, confidence: Sequence
         matches(2) = 0.8750
     """
     loss_fn = JointLoss(objective)
+    loss_fn.progress = 1.0   # what a schedule leads to
     sentence, notes = read(reference, candidate, confidence)
     loss, parts = loss_fn.from_stats(sentence.stats, sentence.labels)
     blocks = [_header(sentence)]

@@ -63,6 +63,8 @@ class JointLoss(torch.nn.Module):
         self.check, self.backend, self.memory, self.reduction = check, backend, memory, reduction
         self.parts: tuple[Part, ...] = tuple(part for term in self.terms for part in term.parts)
         check_names(self.terms)
+        self.progress: float | None = None
+        """The share of optimiser steps done, from 0 to 1. Terms with a schedule read it; a trainer sets it."""
         self.needs = frozenset(need for term in self.terms for need in term.needs)
 
     def __repr__(self) -> str:
@@ -204,9 +206,28 @@ class JointLoss(torch.nn.Module):
         weight = weight if values.ndim == 1 else weight.unsqueeze(-1)    # [parts] or [parts, 1]
         return (values * weight).masked_fill(weight == 0, 0.0).sum(0)
 
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each part now. Those with a schedule depend on :attr:`progress`."""
+        return tuple(part.weight * self._share(part) for part in self.parts)
+
+    def _share(self, part: Part) -> float:
+        if part.schedule is None:
+            return 1.0
+        if torch.compiler.is_compiling():
+            raise UserError(f"{part.name}{part.schedule} changes its weight during training, which compiled code would "
+                            "not see. Compile the encoder and decoder only, or leave the schedule out.")
+        if self.progress is None:
+            raise UserError(
+                f"the weight of {part.name}{part.schedule} depends on the progress of training, which is not known. "
+                "NgramTrainer sets it; with a stock trainer add callbacks=[ng.LogParts()]; in your own loop set "
+                "loss_fn.progress (for an attached model ng.attached_loss(model).progress) to the share of steps done."
+            )
+        return part.schedule.share(self.progress)
+
     def _weights(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The weights on a device, [parts]: always the same tensor, because a CUDA graph reads it where it was."""
-        weights = tuple(part.weight for part in self.parts)
+        weights = self.weights
         if torch.compiler.is_compiling():
             return torch.tensor(weights, dtype=dtype, device=device)
         sent = _sent.setdefault(self, {})
@@ -217,7 +238,7 @@ class JointLoss(torch.nn.Module):
 
     def refresh_weights(self) -> None:
         """Send the weights of the parts again if they have changed. A trainer calls this before it replays a graph."""
-        weights = tuple(part.weight for part in self.parts)
+        weights = self.weights
         for place, (before, tensor) in _sent.get(self, {}).items():
             if before != weights:
                 tensor.copy_(torch.tensor(weights))

@@ -102,7 +102,7 @@ class _Program:
 
     def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         shapes = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
-        key = shapes, tuple(part.weight for part in loss_fn.parts), _stream()
+        key = shapes, _stream()
         with _lock:   # graphs of all threads share memory and inputs
             return self._results(key, loss_fn, inputs, names)
 

@@ -48,6 +48,10 @@ class LogParts(TrainerCallback):
         """Reset all sums."""
         self._steps, self._trained, self._step, self._evaluated = 0, {}, [], {}
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the progress, which weights with a schedule depend on."""
+        attached_loss(kwargs["model"]).progress = state.global_step / max(state.max_steps, 1)
+
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a micro-batch."""
         self._step.append(last_call(kwargs["model"]))

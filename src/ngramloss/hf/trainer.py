@@ -17,7 +17,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 
 from ngramloss.errors import UserError
 from ngramloss.hf import reduction
-from ngramloss.hf.attach import aligned_labels, attach, last_parts, logits_of
+from ngramloss.hf.attach import aligned_labels, attach, attached_loss, last_parts, logits_of
 from ngramloss.hf.batches import Batch, Step
 from ngramloss.hf.plan import LengthGrouped
 from ngramloss.hf.planned import PlannedSteps, one_batch_a_step
@@ -288,6 +288,8 @@ class NgramTrainer(Seq2SeqTrainer):
             logs |= {name: value / steps for name, value in parts.items()}
             logs |= {"docs_per_second": sequences / max(seconds, 1e-9), "memory_gib": _memory(self.args.device)}
             logs |= watched
+            weights = zip(self._watched.parts, self._watched.weights, strict=True)
+            logs |= {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}
             self._count_from(self.state.global_step)
         super().log(logs, start_time)
 
@@ -320,6 +322,11 @@ class NgramTrainer(Seq2SeqTrainer):
             model.train(was_training)
         return {name: value.item() for name, value in watched.items()}
 
+    def set_progress(self, progress: float) -> None:
+        """Set the share of optimiser steps done, for terms with a schedule."""
+        model: Any = self.model
+        attached_loss(model).progress = self.loss_fn.progress = self._watched.progress = progress
+
     def _count_from(self, step: int) -> None:
         """Reset the sums and the clock for the next log."""
         self._trained = _Sums(since=step)
@@ -334,7 +341,10 @@ class NgramTrainer(Seq2SeqTrainer):
         self._watched = self.loss_fn
         if all(part.name != "ce" for part in self.loss_fn.parts):
             self._watched = JointLoss(f"{self.loss_fn} + 0*ce")
-        return attach(model, self._watched.terms, memory=self.loss_fn.memory)
+        attach(model, self._watched.terms, memory=self.loss_fn.memory)
+        for loss_fn in (attached_loss(model), self.loss_fn, self._watched):
+            loss_fn.progress = 1.0   # an evaluation without training
+        return model
 
 
 class _Events(TrainerCallback):
@@ -347,6 +357,10 @@ class _Events(TrainerCallback):
         self.trainer._count_from(state.global_step)
         if self.trainer.planned is not None and self.trainer.accelerator.num_processes > 1:
             reduction.share_weights(self.trainer.model)   # DDP, which is not used, would do this
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the progress, which weights with a schedule depend on."""
+        self.trainer.set_progress(state.global_step / max(state.max_steps, 1))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         loader = kwargs.get("train_dataloader")

@@ -7,6 +7,7 @@ from typing import NamedTuple, NoReturn
 
 from ngramloss.errors import UserError
 from ngramloss.objectives.registry import MOST_N
+from ngramloss.objectives.schedule import Schedule
 from ngramloss.objectives.term import Term
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\S))")
@@ -21,11 +22,12 @@ class _Token(NamedTuple):
 def parse(written: str) -> list[Term]:
     """Read a joint objective.
 
-    An objective is a sum of terms: ``weight*name(n, …, option=value):variant``. Everything but the name is optional.
+    An objective is a sum of terms: ``weight*name(n, …, option=value):variant@schedule``. Everything but the name is
+    optional. A schedule is ``@from(share)`` or ``@ramp(share, share)``.
 
     Example:
         >>> parse("ce(smoothing=0.1) + 0.5*matches(2, 3) + bag(2):original")[1]
-        Term(name='matches', n=(2, 3), weight=0.5, variant=None, options={})
+        Term(name='matches', n=(2, 3), weight=0.5, variant=None, options={}, schedule=None)
         >>> parse("ce + matches(2")
         Traceback (most recent call last):
         ...
@@ -64,12 +66,34 @@ class _Reader:
         name = self.word("an objective")
         n, options = self.arguments() if self.take("(") else ((), {})
         variant = self.word("a variant") if self.take(":") else None
+        schedule = self.schedule() if self.take("@") else None
         if self.tokens[0].text == "*":
             self.expected("'+' or the end (a weight goes before its term, as in 0.5*ce)")
         try:
-            return Term(name, n, weight, variant, options)
+            return Term(name, n, weight, variant, options, schedule)
         except UserError as mistake:
-            raise UserError(f"{mistake}\n{self.pointed(at)}") from None
+            self.refuse(at, str(mistake))
+
+    def schedule(self) -> Schedule:
+        at, name = self.tokens[0].at, self.word("'from' or 'ramp'")
+        count = {"from": 1, "ramp": 2}.get(name)
+        if count is None:
+            self.refuse(at, f"unknown schedule {name!r}. Write @from(0.5) or @ramp(0.1,0.3).")
+        self.take("(") or self.expected("'(' after a schedule")
+        shares = [self.share()]
+        while self.take(","):
+            shares.append(self.share())
+        self.take(")") or self.expected("',' or ')'")
+        if len(shares) != count:
+            self.refuse(at, f"@{name} takes {count} share{'s' * (count > 1)}, got {len(shares)}. Write @from(0.5) or "
+                            "@ramp(0.1,0.3).")
+        try:
+            return Schedule(shares[0], shares[-1])
+        except UserError as mistake:
+            self.refuse(at, str(mistake))
+
+    def share(self) -> float:
+        return (-1 if self.take("-") else 1) * float(self.number("a share of the training from 0 to 1"))
 
     def arguments(self) -> tuple[tuple[int, ...], dict[str, float]]:
         n: list[int] = []
@@ -116,6 +140,9 @@ class _Reader:
     def expected(self, what: str) -> NoReturn:
         got = repr(self.tokens[0].text) if self.tokens[0].text else "the end of the text"
         raise UserError(f"expected {what}, got {got}:\n{self.pointed(self.tokens[0].at)}")
+
+    def refuse(self, at: int, mistake: str) -> NoReturn:
+        raise UserError(f"{mistake}\n{self.pointed(at)}") from None
 
     def pointed(self, at: int) -> str:
         line = self.written.replace("\n", " ").replace("\t", " ")

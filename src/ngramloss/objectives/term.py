@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ngramloss.errors import UserError
 from ngramloss.objectives.registry import MOST_N, OBJECTIVES, Objective
+from ngramloss.objectives.schedule import Schedule
 from ngramloss.plugins import source_hash
 from ngramloss.settings import nearest
 
@@ -30,6 +31,8 @@ class Part:
     per: Literal["sequence", "token"]
     kernel: str = ""
     """``module:name`` of a kernel that computes the same on a GPU, if there is one."""
+    schedule: Schedule | None = None
+    """How the weight depends on the progress of training, if it does."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Term:
     weight: float = 1.0
     variant: str | None = None
     options: Mapping[str, float] = field(default_factory=dict, hash=False)
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", (self.n,) if isinstance(self.n, int) else tuple(self.n))
@@ -66,7 +70,7 @@ class Term:
 
     def __str__(self) -> str:
         weight = "" if self.weight == 1 else f"{_number(self.weight)}*"
-        return weight + self._unweighted(self.n)
+        return weight + self._unweighted(self.n) + (str(self.schedule) if self.schedule else "")
 
     @property
     def needs(self) -> set[str]:
@@ -87,11 +91,13 @@ class Term:
         spec = OBJECTIVES.entry(self.name)
         function = partial(spec.formula(self.variant), **self.options)
         if spec.least_n is None:
-            return [Part(self._unweighted(()), function, self.weight, spec.per)]
+            return [Part(self._unweighted(()), function, self.weight, spec.per, schedule=self.schedule)]
         if spec.joint:
-            return [Part(self._unweighted(self.n), partial(function, n=self.n), self.weight, spec.per)]
+            joint = partial(function, n=self.n)
+            return [Part(self._unweighted(self.n), joint, self.weight, spec.per, schedule=self.schedule)]
         kernel = spec.kernels.get(self.variant or "", "")
-        return [Part(self._unweighted((n,)), partial(function, n=n), self.weight, spec.per, kernel) for n in self.n]
+        return [Part(self._unweighted((n,)), partial(function, n=n), self.weight, spec.per, kernel, self.schedule)
+                for n in self.n]
 
     def _unweighted(self, n: tuple[int, ...]) -> str:
         inside = [str(length) for length in n] + [f"{name}={_number(value)}" for name, value in self.options.items()]
