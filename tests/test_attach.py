@@ -22,6 +22,7 @@ from ngramloss.hf.heads import head_module
 from ngramloss.hf.step_loss import compute_loss_func, shifted
 
 OBJECTIVE = "ce + 0.5*matches(1,2) + bag(2)"
+SHARPENING = "soft(2) + gated(1) + near(2) + convex + dft + tailr + mixce + unlikelihood"
 SOME = ["bart", "t5", "bert2bert", "gemma2"]
 
 
@@ -63,6 +64,16 @@ def test_loss_and_every_gradient_are_those_of_the_models_own_logits(family):
     assert outputs.logits is None
     assert not any(name.startswith("logits") for name in outputs)
     assert list(last_parts(model)) == ["ce", "matches(1)", "matches(2)", "bag(2)"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharpening_and_weighted_objectives_too(family):
+    model, inputs = tiny(family, dtype=torch.float32), batch(family)
+    expected, other = reference(model, inputs, SHARPENING)
+    loss = attach(model, SHARPENING)(**inputs).loss
+    loss.backward()
+    assert_close(loss, expected)
+    assert_same_gradients(model, other)
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODER)

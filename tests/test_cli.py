@@ -432,7 +432,9 @@ def test_list_shows_the_options_of_metrics_and_objectives(capsys):
     assert re.search(r"^  bertscore\.model +folder or hub id of the model \(required\)$", shown, re.M)
     assert re.search(r"^  wmd\.stop_words +words to ignore; one of none, english \(default none\)$", shown, re.M)
     assert main(["list", "objectives"]) == 0
-    assert re.search(r"^  ce\(smoothing=…\) +.*\(default 0\.0\)$", capsys.readouterr().out, re.M)
+    shown = capsys.readouterr().out
+    assert re.search(r"^  ce\(smoothing=…\) +.*\(default 0\.0\)$", shown, re.M)
+    assert re.search(r"^  near\(2,power=…\) +.*\(default 4\.0\)$", shown, re.M)
 
 
 # data stats

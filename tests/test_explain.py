@@ -24,6 +24,8 @@ def earnings(page, block):
         ("matches(2)", 1, -1), ("matches(3):released", 1, -1), ("rewards(2)", 1, -1), ("precision(2)", 0, -1),
         ("precision(1):released", 0, -1), ("bag(2)", 1, -1), ("bag(2):original", 1, -1), ("bag(1):released", 0, -1),
         ("eisl(2)", 0, 1), ("ce", 0, 1), ("ce(smoothing=0.1)", 0, 1),
+        ("soft(2)", 1, -1), ("soft(3,kappa=1)", 1, -1), ("gated(2)", 1, -1), ("near(2)", 1, -1), ("near(1,power=0.5)", 1, -1),
+        ("dft", 0, 1), ("tailr", 0, 1), ("mixce(eta=0.1)", 0, 1), ("unlikelihood", 0, 1),
     ],
 )  # fmt: skip
 def test_what_the_windows_earn_adds_up_to_the_value(written, start, sign):
@@ -76,6 +78,20 @@ def test_figures_nobody_could_read_are_written_as_powers_of_ten():
 
 def test_a_reference_shorter_than_n_says_so():
     assert "the reference is shorter than n, so there are no windows" in explain("a b", "a b", "matches(3)")
+
+
+@pytest.mark.parametrize(("written", "weight"), [("dft", "0.0500"), ("tailr(gamma=0)", "1.0000"), ("mixce(eta=0.5)", "0.5250")])
+def test_the_weight_of_a_token_is_shown(written, weight):
+    assert f"   3  c               0.0500  {weight}" in explain("a b c", "a b d", written, [0.8])
+
+
+def test_words_that_are_penalised_are_named():
+    assert re.search(r"\n   4  c +a b +0\.", explain("a b a c", "a b a a", "unlikelihood", [0.8]))
+
+
+@pytest.mark.parametrize("written", ["soft(2)", "near(2)", "dft", "tailr(min_weight=0)", "convex", "unlikelihood"])
+def test_a_word_of_probability_zero_is_explained_without_nan(written):
+    assert "nan" not in explain("a b c", "a b d", written, [1.0])
 
 
 def test_certainty_is_allowed():

@@ -135,6 +135,17 @@ def test_smoothed_cross_entropy_combines_with_each(written):
         torch.testing.assert_close(both, ce + 0.5 * term)
 
 
+@pytest.mark.parametrize("written", FAMILY)
+def test_labels_masked_after_the_statistics_are_left_out(written):
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, 4, (3, 8), generator=generator)
+    inner = labels.masked_fill(torch.rand(3, 8, generator=generator) < 0.3, -100)
+    logits = torch.randn(3, 8, 4, generator=generator) + 2 * torch.nn.functional.one_hot(labels, 4)
+    loss_fn = JointLoss(written)
+    stats = token_stats(logits, labels, needs=loss_fn.needs)
+    torch.testing.assert_close(loss_fn.from_stats(stats, inner)[0], loss_fn(logits, inner))
+
+
 @pytest.mark.parametrize("backend", ["plain", "chunked"])
 def test_from_hidden_states_the_family_has_the_value_and_gradient_of_logits(backend):
     generator = torch.Generator().manual_seed(6)

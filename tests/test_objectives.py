@@ -36,12 +36,12 @@ def test_value_and_gradient_agree_with_the_oracle(case, batch):
 
 
 @each
-def test_gradcheck(case, monkeypatch):
+def test_gradcheck(case):
     detach, weights = torch.Tensor.detach, {}
 
     def frozen(x):   # weights without gradient stay as they were at the first point
         stats = token_stats(x, labels, needs=case.term.needs)
-        with monkeypatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "detach", lambda weight: weights.setdefault("first", detach(weight).clone()))
             return case.part.function(stats, labels)
 

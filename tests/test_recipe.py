@@ -372,6 +372,8 @@ OBJECTIVES = [
     "ce + 1e-16*matches(2)", "ce + 1e16*matches(2)", "ce + 0.5*matches(2)", "ce + 0.05*matches(2)", "ce + bag(2)",
     "ce + bag(2):original", "ce + bag(2):released", "ce + bleu(1,2,3,4)", "ce + lcs", "lcs", "ce + eisl(2)", "ce + rewards(2)",
     "ce + precision(1)", "0*ce + matches(2)", "bleu(12)", "bleu(1,2)",
+    "ce + soft(2)", "ce + soft(2,kappa=1)", "ce + soft(2,1)", "ce + near(2)", "ce + near(2,power=0)", "ce + gated(2)", "dft", "ce + dft",
+    "tailr", "tailr(gamma=0.8,min_weight=0.2)", "tailr(gamma=0.82)", "mixce(eta=0.5)", "convex(order=2)", "ce + unlikelihood",
 ]  # fmt: skip
 
 

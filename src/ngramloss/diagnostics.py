@@ -62,7 +62,7 @@ def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tens
 
 
 def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
-    """``floor/part`` of each part except cross-entropy."""
+    """``floor/part`` of each part that is averaged over sequences."""
     values = loss_fn.values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
     parts = zip(loss_fn.parts, values.unbind(), strict=True)
     return {f"floor/{part.name}": value for part, value in parts if part.per == "sequence"}

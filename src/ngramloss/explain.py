@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,20 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.loss import JointLoss
-from ngramloss.objectives import Term, bag, bleu, eisl, matches, ngrams, precision, rewards
+from ngramloss.objectives import (
+    Term,
+    bag,
+    bleu,
+    eisl,
+    gated,
+    matches,
+    near,
+    ngrams,
+    precision,
+    rewards,
+    soft,
+    unlikelihood,
+)
 from ngramloss.stats import TokenStats, token_stats
 from ngramloss.tabular import aligned
 
@@ -125,12 +139,17 @@ def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
     (part,) = term.parts
     table = [["at", "reference", "probability", "costs"]]
     for t, word in enumerate(sentence.reference):
-        one_label = torch.full_like(sentence.labels, -100)               # [1, T]
-        one_label[0, t] = sentence.labels[0, t]
-        cost = part.function(sentence.stats, one_label).item() / len(sentence.reference)
+        cost = _cost_alone(sentence, part.function, t) / len(sentence.reference)
         table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", f"{cost:.4f}"])
     smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
     yield _Block(f"mean of −log p over the words of the reference{smoothed}", table)
+
+
+def _cost_alone(sentence: Sentence, function: Callable[..., Tensor], t: int) -> float:
+    """What a sum over tokens is if only the label of position t counts."""
+    one_label = torch.full_like(sentence.labels, -100)                   # [1, T]
+    one_label[0, t] = sentence.labels[0, t]
+    return function(sentence.stats, one_label).item()
 
 
 def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
@@ -221,6 +240,68 @@ def _lcs(sentence: Sentence, term: Term) -> Iterator[_Block]:
     yield _Block("−log of the longest common subsequence's share of the reference", table)
 
 
+def _soft(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for n in term.n:
+        amount = soft.powers(sentence.stats, sentence.labels, n=n, **term.options)   # [1, S]
+        probability = ngrams.sums(sentence.stats.label_logp, n).exp()    # [1, S]
+        table = [["at", "reference", "probability", "earns"]]
+        for t in range(amount.shape[1]):
+            window = sentence.reference_window(t, n)
+            table.append([str(t + 1), window, f"{probability[0, t]:.4f}", f"{amount[0, t]:.4f}"])
+        yield _Block("1 − what the windows of the reference earn", table)
+
+
+def _gated(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for n in term.n:
+        earned = gated.correct(sentence.stats, sentence.labels, n=n)
+        probability = ngrams.sums(sentence.stats.best_logp, n).exp()     # [1, S]
+        table = [["at", "candidate", "same place", "probability", "earns"]]
+        for t in range(probability.shape[1]):
+            hit = bool(earned.hit[0, t])
+            seen, amount = ("yes", f"{earned.amount[0, t]:.4f}") if hit else ("–", "–")
+            table.append([str(t + 1), sentence.candidate_window(t, n), seen, f"{probability[0, t]:.4f}", amount])
+        yield _Block("1 − what the windows of the candidate earn", table)
+
+
+def _near(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    for n in term.n:
+        probability, weight = near.nearness(sentence.stats, sentence.labels, n=n, **term.options)   # [1, S] each
+        table = [["at", "reference", "probability", "weight", "earns"]]
+        for t in range(weight.shape[1]):
+            window, amount = sentence.reference_window(t, n), weight[0, t] * probability[0, t] / weight.shape[1]
+            table.append([str(t + 1), window, f"{probability[0, t]:.4f}", f"{weight[0, t]:.4f}", f"{amount:.4f}"])
+        yield _Block("1 − what the windows of the reference earn", table)
+
+
+def _weighted(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    """A token's weight is its cost as a share of its cross-entropy."""
+    (part,) = term.parts
+    table = [["at", "reference", "probability", "weight", "costs"]]
+    for t, word in enumerate(sentence.reference):
+        logp, cost = sentence.stats.label_logp[0, t].item(), _cost_alone(sentence, part.function, t)
+        weight = f"{-cost / logp:.4f}" if math.isfinite(cost) and -1e9 < logp < 0 else "–"
+        costs = _figure(cost / len(sentence.reference))
+        table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", weight, costs])
+    yield _Block("mean of −weight · log p over the words of the reference", table)
+
+
+def _convex(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    mean = sentence.stats.label_logp.mean().exp().item()
+    order = term.options.get("order", 1.0)
+    table = [["mean probability", "order", "words"], [f"{mean:.4f}", f"{order:g}", str(len(sentence.reference))]]
+    yield _Block("− the geometric mean of the words' probabilities, to the power of the order", table)
+
+
+def _unlikelihood(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    penalty = unlikelihood.penalties(sentence.stats, sentence.labels)[0]   # [T, T]
+    used = unlikelihood.negatives(sentence.labels)[0]                    # [T, T]
+    table = [["at", "reference", "penalised words", "costs"]]
+    for t, word in enumerate(sentence.reference):
+        words = " ".join(earlier for earlier, counts in zip(sentence.reference, used[t], strict=True) if counts)
+        table.append([str(t + 1), word, words or "–", f"{penalty[t].sum() / len(sentence.reference):.4f}"])
+    yield _Block("mean over the words of the reference of −log(1 − p), summed over other words before", table)
+
+
 def _figure(value: float) -> str:
     """Format with four decimals, or with an exponent for very large numbers; never a negative zero."""
     return f"{value + 0.0:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
@@ -240,6 +321,14 @@ _BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
     "bleu": _bleu,
     "eisl": _eisl,
     "lcs": _lcs,
+    "soft": _soft,
+    "gated": _gated,
+    "near": _near,
+    "convex": _convex,
+    "dft": _weighted,
+    "tailr": _weighted,
+    "mixce": _weighted,
+    "unlikelihood": _unlikelihood,
 }
 
 

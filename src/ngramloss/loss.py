@@ -25,10 +25,11 @@ _sent = WeakKeyDictionary()
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` is averaged over tokens and every other term over sequences. Both denominators are arguments. They default
-    to this batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches
-    and processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
-    counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``.
+    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``unlikelihood``) are averaged over tokens,
+    every other term over sequences. Both denominators are arguments. They default to this batch's own counts. A trainer
+    passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the loss of
+    the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and adds
+    nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``.
 
     Args:
         objective: the written form, such as ``"ce + 0.5*matches(2,3,4)"``, or :class:`Term` objects.
@@ -91,7 +92,7 @@ class JointLoss(torch.nn.Module):
         Args:
             logits: scores before the softmax.
             labels: reference ids, −100 where they do not count. They are not shifted here.
-            num_tokens: the denominator of ``ce``; by default the number of labels in this batch that count.
+            num_tokens: the denominator of ``ce`` and other terms per token; by default the number of labels that count.
             num_sequences: the denominator of the other terms; by default the number of rows with such a label.
             return_parts: also return each part by name, unweighted and detached.
         """

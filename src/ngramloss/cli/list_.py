@@ -67,11 +67,12 @@ def _entries(registry: Registry[Entry], rows_of: Callable[[str, Entry, str], dic
 
 
 def _objective(name: str, objective: Objective, origin: str) -> dict[str, str]:
-    written = name if objective.least_n is None else f"{name}({max(2, objective.least_n)})"
+    n = "" if objective.least_n is None else str(max(2, objective.least_n))
+    written, before = (f"{name}({n})", f"{n},") if n else (name, "")
     return {
         written: objective.description() + origin,
         **{f"{written}:{variant}": objective.description(variant) for variant in objective.variants},
-        **{f"  {name}({option}=…)": _option(described) for option, described in objective.options.items()},
+        **{f"  {name}({before}{option}=…)": _option(described) for option, described in objective.options.items()},
     }
 
 

@@ -112,7 +112,9 @@ _BUILTIN = {
     "soft": Objective(
         f"{_FORMULAS}.soft:soft",
         options={
-            "kappa": Setting(None, float, above=0, most=MOST_N, help="exponent of windows' mean probability, by default n"),
+            "kappa": Setting(
+                None, float, above=0, most=MOST_N, help="exponent of a window's mean probability; n if not given"
+            ),
         },
         about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),

@@ -17,8 +17,8 @@ def unlikelihood(stats: TokenStats, labels: Tensor) -> Tensor:
     .. math::
         \ell_b = -\sum_t \sum_{c \in \{y_s : s < t\},\, c \ne y_t} \log \max\big(1 - p_t(c), 10^{-5}\big)
 
-    Each c counts once for a position, however often it occurred: the token-level term of Welleck et al. (2020), eq. 4.
-    Add ``ce`` for their objective, ``ce + unlikelihood``. It flattens: probability is taken from tokens that would
+    Each c counts once for a position, however often it occurred: the token-level term of Welleck et al. (2020). Add
+    ``ce`` for their objective, ``ce + unlikelihood``. It flattens: probability is taken from tokens that would
     repeat, and given to all others, not to the reference in particular. Time and memory grow with T², like
     ``cross_logp``.
 
@@ -38,11 +38,15 @@ def unlikelihood(stats: TokenStats, labels: Tensor) -> Tensor:
         >>> unlikelihood(token_stats(torch.zeros(1, 3, 4), labels, needs=("cross_logp",)), labels).neg().exp()
         tensor([0.7500])
     """
+    return penalties(stats, labels).sum((-2, -1))                        # [B]
+
+
+def penalties(stats: TokenStats, labels: Tensor) -> Tensor:
+    """What the token of position u costs at position t, 0 where it is not penalised, [B, T, T]."""
     if stats.cross_logp is None:
         raise ValueError("unlikelihood needs `cross_logp`: compute the stats with needs=('cross_logp',).")
     probability = stats.cross_logp.exp().clamp_max(1 - LEAST)            # [B, T, T]
-    penalty = -(-probability).log1p()                                    # [B, T, T]
-    return penalty.where(negatives(labels), 0.0).sum((-2, -1))           # [B]
+    return -(-probability).log1p().where(negatives(labels), 0.0)         # [B, T, T]
 
 
 def negatives(labels: Tensor) -> Tensor:
