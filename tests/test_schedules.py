@@ -124,3 +124,14 @@ def test_recipes_take_schedules_and_name_runs_after_them():
     names = {recipe.load("demo", [f"objective=ce + matches(2){schedule}"]).slug for schedule in ("", "@from(0.5)", "@from(0.25)", "@ramp(0.25,0.5)")}
     assert len(names) == 4
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-_+") for name in names)
+
+
+def test_the_page_draws_the_weights_of_scheduled_terms():
+    from ngramloss.report.build import curves
+    from ngramloss.report.charts import _subjects
+    from ngramloss.report.record import TrainingLog
+
+    log = TrainingLog("a", curves([{"step": 1, "ce": 2.0, "matches(2)": 0.5, "dft": 0.1, "bag(2):original": 1.0, "grad_norm": 1.0, "weight/matches(2)": 0.25}]))
+    titles = [title for title, _ in _subjects([log])]
+    assert titles.count("weight of matches(2)") == 1
+    assert titles == ["joint loss", "ce", "matches(2)", "dft", "bag(2):original", "weight of matches(2)", "learning rate", "documents per second"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 from ngramloss.metrics.registry import Score
+from ngramloss.objectives.registry import OBJECTIVES
 from ngramloss.report.record import Ablation, Report, TrainingLog
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _SETTINGS: Any = {
     "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "xtick.major.size": 0, "ytick.major.size": 0,
     "lines.linewidth": 1.4, "path.simplify": True, "figure.facecolor": "none", "axes.facecolor": "none",
 }  # fmt: skip
-_TERM = re.compile(r"[a-z_]+\(.*\)|ce")
+_TERM = re.compile(r"[a-z_]+\(.*\)(:\w+)?")
 _CLOCKS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
@@ -147,14 +148,22 @@ def _subjects(logs: Sequence[TrainingLog]) -> Iterator[tuple[str, dict[str, str]
     """What is drawn: a title, and the curves' names with what they are called. The second name is dashed."""
     names = list(dict.fromkeys(name for log in logs for name in log.curves))
     judged = [name.removeprefix("eval_") for name in names if name.startswith("eval_")]
-    terms = [name for name in names if _TERM.fullmatch(name) and not name.startswith("eval_")] + judged
+    terms = [name for name in names if _is_term(name) and not name.startswith("eval_")] + judged
     for term in ["loss", *dict.fromkeys(term for term in terms if term != "loss" and term not in _CLOCKS)]:
         yield ("joint loss" if term == "loss" else term), {term: "training", f"eval_{term}": "validation"}
     lengths = {int(match[1]) for name in names if (match := re.fullmatch(r"(?:matched|placed)/(\d+)", name))}
     for n in sorted(lengths):
         yield f"{n}-grams matched", {f"matched/{n}": "anywhere", f"placed/{n}": "in their place"}
+    for name in names:
+        if name.startswith("weight/"):
+            yield f"weight of {name.removeprefix('weight/')}", {name: ""}
     yield "learning rate", {"learning_rate": ""}
     yield "documents per second", {"docs_per_second": ""}
+
+
+def _is_term(name: str) -> bool:
+    """Whether a curve is a term of an objective; one from a plugin that is not here is known by its parentheses."""
+    return bool(_TERM.fullmatch(name)) or name.partition(":")[0] in OBJECTIVES
 
 
 def _series(run: int, log: TrainingLog, parts: Mapping[str, str]) -> Iterator[Series]:
