@@ -142,6 +142,8 @@ def test_optional_statistics_are_computed_only_when_asked():
     logits, labels = example()
     assert ng.token_stats(logits, labels).cross_logp is None
     assert ng.token_stats(logits, labels).mean_logp is None
+    assert ng.token_stats(logits, labels).entropy is None
+    assert ng.token_stats(logits, labels).top_entropy is None
     assert JointLoss("ce + matches(2)").needs == frozenset()
     assert JointLoss("ce(smoothing=0.1) + bag(2)").needs == {"cross_logp", "mean_logp"}
 
