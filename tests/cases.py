@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from ngramloss import Term
+from ngramloss.stats import LOGITS_ONLY
 
 
 class Case(NamedTuple):
@@ -44,7 +45,12 @@ CASES = [
     *(case("bleu", oracle.bleu, -1, 0, n) for n in ((2,), (1, 2, 3))),
     case("lcs", oracle.lcs, 0, 69.1),
     *(case("eisl", oracle.eisl, 0, INFINITY, (n,)) for n in (1, 2, 3)),
+    case("eaft", oracle.eaft, 0, INFINITY),
+    *(case("eaft", oracle.eaft, 0, INFINITY, alpha=alpha) for alpha in (0.0, 0.5, 2.0)),
+    case("eaft", oracle.eaft_released, 0, INFINITY, variant="released"),
+    case("eaft", oracle.eaft_released, 0, INFINITY, variant="released", alpha=2.0),
 ]
+FROM_HIDDEN = [each for each in CASES if not each.term.needs & LOGITS_ONLY]
 
 
 class Batch(NamedTuple):

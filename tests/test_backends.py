@@ -15,7 +15,7 @@ every_sweep = pytest.mark.parametrize(("backend", "memory"), [
 ])
 LOGS = ("cross_logp", "mean_logp")
 NEEDS = (*LOGS, "entropy")
-EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2)"
+EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + eaft(alpha=2)"
 
 
 @pytest.fixture(autouse=True)

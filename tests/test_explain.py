@@ -22,7 +22,7 @@ def earnings(page, block):
     [
         ("matches(2)", 1, -1), ("matches(3):released", 1, -1), ("rewards(2)", 1, -1), ("precision(2)", 0, -1),
         ("precision(1):released", 0, -1), ("bag(2)", 1, -1), ("bag(2):original", 1, -1), ("bag(1):released", 0, -1),
-        ("eisl(2)", 0, 1), ("ce", 0, 1), ("ce(smoothing=0.1)", 0, 1),
+        ("eisl(2)", 0, 1), ("ce", 0, 1), ("ce(smoothing=0.1)", 0, 1), ("eaft", 0, 1), ("eaft(alpha=2):released", 0, 1),
     ],
 )  # fmt: skip
 def test_what_the_windows_earn_adds_up_to_the_value(written, start, sign):

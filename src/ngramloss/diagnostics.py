@@ -62,7 +62,7 @@ def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tens
 
 
 def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
-    """``floor/part`` of each part except cross-entropy."""
+    """``floor/part`` of each part that is averaged over sequences."""
     values = loss_fn.values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
     parts = zip(loss_fn.parts, values.unbind(), strict=True)
     return {f"floor/{part.name}": value for part, value in parts if part.per == "sequence"}
@@ -71,11 +71,12 @@ def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
 def certain(labels: Tensor, *, cross: bool) -> TokenStats:
     """The statistics of a model that predicts exactly the reference, with certainty."""
     sure = torch.zeros(labels.shape, device=labels.device)               # [B, T]
+    others = {"mean_logp": sure, "entropy": sure, "top_entropy": sure}
     if not cross:
-        return TokenStats(sure, labels, sure, sure, mean_logp=sure)
+        return TokenStats(sure, labels, sure, sure, **others)
     same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
     cross_logp = torch.full(same.shape, -1e30, device=labels.device).masked_fill(same, 0.0)   # [B, T, T]
-    return TokenStats(sure, labels, sure, sure, cross_logp, sure)
+    return TokenStats(sure, labels, sure, sure, cross_logp, **others)
 
 
 def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

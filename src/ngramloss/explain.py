@@ -109,7 +109,7 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
     share = torch.tensor([sure], dtype=torch.float64).unsqueeze(-1)      # [1, T, 1]
     chosen = torch.nn.functional.one_hot(best, V).bool()                 # [1, T, V]
     logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()     # [1, T, V]
-    stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp"))
+    stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp", "entropy", "top_entropy"))
     return Sentence(wanted, predicted, sure, labels, stats), notes
 
 
@@ -122,12 +122,29 @@ def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
     (part,) = term.parts
     table = [["at", "reference", "probability", "costs"]]
     for t, word in enumerate(sentence.reference):
-        one_label = torch.full_like(sentence.labels, -100)               # [1, T]
-        one_label[0, t] = sentence.labels[0, t]
-        cost = part.function(sentence.stats, one_label).item() / len(sentence.reference)
+        cost = part.function(sentence.stats, _one_label(sentence, t)).item() / len(sentence.reference)
         table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", f"{cost:.4f}"])
     smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
     yield _Block(f"mean of −log p over the words of the reference{smoothed}", table)
+
+
+def _eaft(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    (part,) = term.parts
+    entropy = sentence.stats.top_entropy if term.variant == "released" else sentence.stats.entropy   # [1, T]
+    assert entropy is not None
+    table = [["at", "reference", "probability", "entropy", "costs"]]
+    for t, word in enumerate(sentence.reference):
+        cost = part.function(sentence.stats, _one_label(sentence, t)).item() / len(sentence.reference)
+        probability = f"{sentence.stats.label_logp[0, t].exp():.4f}"
+        table.append([str(t + 1), word, probability, f"{entropy[0, t]:.4f}", _figure(cost)])
+    yield _Block("mean of −log p over the words of the reference, weighted by the entropy", table)
+
+
+def _one_label(sentence: Sentence, t: int) -> torch.Tensor:
+    """The labels with all positions but one ignored, [1, T]."""
+    one_label = torch.full_like(sentence.labels, -100)                   # [1, T]
+    one_label[0, t] = sentence.labels[0, t]
+    return one_label
 
 
 def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
@@ -237,6 +254,7 @@ _BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
     "bleu": _bleu,
     "eisl": _eisl,
     "lcs": _lcs,
+    "eaft": _eaft,
 }
 
 
