@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from ngramloss import Term
+from ngramloss.stats import LOGITS_ONLY
 
 
 class Case(NamedTuple):
@@ -56,7 +57,12 @@ CASES = [
     case("mixce", oracle.mixce, 0, INFINITY),
     case("mixce", oracle.mixce, 0, INFINITY, eta=0.1),
     case("unlikelihood", oracle.unlikelihood, 0, INFINITY),
+    case("eaft", oracle.eaft, 0, INFINITY),
+    *(case("eaft", oracle.eaft, 0, INFINITY, alpha=alpha) for alpha in (0.0, 0.5, 2.0)),
+    case("eaft", oracle.eaft_released, 0, INFINITY, variant="released"),
+    case("eaft", oracle.eaft_released, 0, INFINITY, variant="released", alpha=2.0),
 ]
+FROM_HIDDEN = [each for each in CASES if not each.term.needs & LOGITS_ONLY]
 
 
 class Batch(NamedTuple):

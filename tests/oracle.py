@@ -6,7 +6,7 @@ the library.
 """
 
 from collections import Counter
-from math import prod
+from math import log, prod
 
 
 def windows(labels, n):
@@ -218,3 +218,22 @@ def unlikelihood(p, labels):
                 total = total - (1 - row[c]).clamp_min(1e-5).log()
             seen.add(label)
     return total
+
+
+LOG_20 = log(20)
+
+
+def eaft(p, labels, alpha=1.0, most=None, unit=LOG_20):
+    """The weight is a plain number, so it has no gradient; with ``most``, only that many tokens count."""
+    total = 0.0 * p[0][0]
+    for row, label in zip(p, labels, strict=True):
+        if label != -100:
+            chosen = sorted((x.item() for x in row), reverse=True)[:most]
+            shares = [x / sum(chosen) for x in chosen]
+            entropy = -sum(x * log(x) for x in shares if x > 0)
+            total = total - (entropy / unit) ** alpha * row[label].log()
+    return total
+
+
+def eaft_released(p, labels, alpha=1.0):
+    return eaft(p, labels, alpha, most=20, unit=3)

@@ -166,6 +166,27 @@ def test_a_loss_for_each_row_is_not_for_trainers():
             build()
 
 
+@pytest.mark.parametrize("options", [{"backend": "plain"}, {"memory": "lean"}], ids=str)
+def test_entropy_is_that_of_the_models_own_logits(options):
+    model, inputs = tiny("gemma2"), batch("gemma2")
+    expected, other = reference(model, inputs, "ce + eaft(alpha=2)")
+    loss = attach(model, "ce + eaft(alpha=2)", **options)(**inputs).loss
+    loss.backward()
+    assert_close(loss, expected)
+    assert_same_gradients(model, other)
+
+
+def test_a_term_that_needs_all_logits_is_refused_before_the_model_is_changed():
+    model = tiny("bart")
+    message = r"attach cannot compute eaft\(alpha=2\):released: it needs the 20 largest logits .* or write eaft without its variant"
+    with pytest.raises(ValueError, match=message):
+        attach(model, "ce + 0.5*eaft(alpha=2):released", logits=True)
+    assert type(model) is hf.BartForConditionalGeneration
+    inputs = batch("bart")
+    loss = compute_loss_func("eaft:released")(model(**inputs), inputs["labels"])
+    assert_close(loss, JointLoss("eaft:released")(model(**inputs).logits, inputs["labels"]))
+
+
 def test_options_reach_the_joint_loss():
     model, inputs = attach(tiny("llama"), "ce", check=True), batch("llama")
     model.lm_head.weight.data.fill_(float("inf"))

@@ -13,8 +13,9 @@ SWEEPS = [(backend, memory) for backend in ("chunked", "fused") for memory in ("
 every_sweep = pytest.mark.parametrize(("backend", "memory"), [
     pytest.param(*sweep, id="-".join(sweep), marks=[pytest.mark.slow] * (sweep[0] == "fused" and DEVICE == "cpu")) for sweep in SWEEPS
 ])
-NEEDS = ("cross_logp", "mean_logp")
-EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood"
+LOGS = ("cross_logp", "mean_logp")
+NEEDS = (*LOGS, "entropy")
+EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood + eaft(alpha=2)"
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,8 @@ def test_ties_go_to_the_lowest_id_and_logp_stays_below_zero(backend, memory):
     for dtype in (torch.bfloat16, torch.float16):
         hidden, weight, labels = example(dtype=dtype, size=20.0)
         stats = token_stats_from_hidden(hidden, weight, labels, needs=NEEDS, backend=backend, memory=memory)
-        assert all((getattr(stats, name) <= 0).all() for name in ("best_logp", "label_logp", *NEEDS))
+        assert all((getattr(stats, name) <= 0).all() for name in ("best_logp", "label_logp", *LOGS))
+        assert (stats.entropy >= 0).all()
 
 
 @every_sweep
@@ -130,10 +132,85 @@ def test_a_vocabulary_that_begins_with_impossible_tokens(backend, memory):
     bias = torch.zeros(300, device=DEVICE)
     bias[:200] = -torch.inf
     labels = labels.clamp_min(200)
-    expected = token_stats_from_hidden(hidden, weight, labels, bias=bias, backend="plain")
-    got = token_stats_from_hidden(hidden, weight, labels, bias=bias, backend=backend, memory=memory)
+    needs = ("entropy",)
+    expected = token_stats_from_hidden(hidden, weight, labels, bias=bias, needs=needs, backend="plain")
+    got = token_stats_from_hidden(hidden, weight, labels, bias=bias, needs=needs, backend=backend, memory=memory)
     assert torch.equal(got.best_token, expected.best_token)
     torch.testing.assert_close(got.lse, expected.lse)
+    alone = token_stats_from_hidden(hidden, weight[200:], labels - 200, needs=needs, backend="plain")
+    torch.testing.assert_close(got.entropy, expected.entropy)
+    torch.testing.assert_close(got.entropy, alone.entropy)
+
+
+def exact_logits(V, dtype):
+    """Hidden states that pick a column of the weight, so that products are exact, and its fp64 entropy, [1, 6]."""
+    spread = torch.tensor([0.0, 0.1, 1.0, 10.0, 100.0, 1e4])
+    columns = torch.randn(V, 6, generator=torch.Generator().manual_seed(6)) * spread + 50
+    columns[:, 1] = columns[:, 1].sort().values   # the largest logit grows in every block
+    columns[:, 2] = columns[:, 2].sort(descending=True).values
+    weight = columns.to(DEVICE, dtype)                                   # [V, 6]
+    logp = weight.double().log_softmax(0)
+    return torch.eye(6, dtype=dtype, device=DEVICE).unsqueeze(0), weight, -(logp.exp() * logp).sum(0).unsqueeze(0)
+
+
+@every_sweep
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("V", [1, 7, 300, 2051])
+def test_entropy_is_exact_however_flat_or_sharp(backend, memory, dtype, V):
+    hidden, weight, exact = exact_logits(V, dtype)
+    labels = torch.zeros(1, 6, dtype=torch.long, device=DEVICE)
+    for name in (backend, "plain"):
+        entropy = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=name, memory=memory).entropy
+        torch.testing.assert_close(entropy, exact.float(), atol=1e-6, rtol=1e-6)
+
+
+@every_sweep
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_entropy_is_no_further_from_the_truth_than_the_plain_one(backend, memory, dtype):
+    hidden, weight, labels = example(B=4, T=12, V=517, D=32, dtype=dtype)
+    options = {"scale": 0.7, "softcap": 5.0, "needs": ("entropy",)}
+    truth = token_stats_from_hidden(hidden.double(), weight.double(), labels, backend="plain", **options).entropy
+    plain = token_stats_from_hidden(hidden, weight, labels, backend="plain", **options).entropy
+    other = token_stats_from_hidden(hidden, weight, labels, backend=backend, memory=memory, **options).entropy
+    tolerance = 0.5 * torch.finfo(dtype).eps * truth.max() + 1e-6
+    assert (other - truth).abs().max() <= (plain - truth).abs().max() + tolerance
+
+
+@every_sweep
+def test_columns_that_only_pad_the_vocabulary_add_nothing_to_the_entropy(backend, memory, monkeypatch):
+    def padded(part, dtype):
+        return torch.nn.functional.pad(part.detach().to(dtype), (0, 0, 0, -len(part) % 128), value=1.0)
+
+    monkeypatch.setattr(head, "_padded", padded)
+    hidden, weight, exact = exact_logits(300, torch.float32)
+    labels = torch.zeros(1, 6, dtype=torch.long, device=DEVICE)
+    stats = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=backend, memory=memory)
+    torch.testing.assert_close(stats.entropy, exact.float(), atol=1e-6, rtol=1e-6)
+
+
+@every_sweep
+def test_entropy_has_no_gradient_and_is_computed_only_when_asked(backend, memory):
+    hidden, weight, labels = example()
+    hidden.requires_grad_()
+    for name in (backend, "plain"):
+        stats = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=name, memory=memory)
+        assert stats.label_logp.requires_grad
+        assert not stats.entropy.requires_grad
+        assert token_stats_from_hidden(hidden, weight, labels, backend=name, memory=memory).entropy is None
+
+
+@every_sweep
+def test_entropy_is_nan_where_a_logit_is_and_zero_where_no_label_counts(backend, memory):
+    hidden, weight, labels = example()
+    hidden[1, 3] = torch.inf   # becomes NaN in the product with a weight of either sign
+    hidden[0, 5] = torch.inf   # padding
+    for name in (backend, "plain"):
+        entropy = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=name, memory=memory).entropy
+        assert entropy.isnan().nonzero().tolist() == [[1, 3]]
+        assert not entropy[labels == -100].any()
+    weight[200, 3] = torch.nan
+    entropy = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=backend, memory=memory).entropy
+    assert torch.equal(entropy.isnan(), labels != -100)
 
 
 @every_sweep

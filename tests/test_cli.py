@@ -422,7 +422,7 @@ def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
 
     for what, names in {"objectives": OBJECTIVES, "metrics": METRICS, "recipes": recipe.builtin(), "baselines": BASELINES}.items():
         assert main(["list", what]) == 0
-        listed = [row.split()[0].split("(")[0] for row in capsys.readouterr().out.splitlines() if not row.startswith(" ")]
+        listed = [re.split("[(:]", row)[0].split()[0] for row in capsys.readouterr().out.splitlines() if not row.startswith(" ")]
         assert set(listed) == set(names)
 
 

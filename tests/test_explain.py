@@ -23,7 +23,7 @@ def earnings(page, block):
     [
         ("matches(2)", 1, -1), ("matches(3):released", 1, -1), ("rewards(2)", 1, -1), ("precision(2)", 0, -1),
         ("precision(1):released", 0, -1), ("bag(2)", 1, -1), ("bag(2):original", 1, -1), ("bag(1):released", 0, -1),
-        ("eisl(2)", 0, 1), ("ce", 0, 1), ("ce(smoothing=0.1)", 0, 1),
+        ("eisl(2)", 0, 1), ("ce", 0, 1), ("ce(smoothing=0.1)", 0, 1), ("eaft", 0, 1), ("eaft(alpha=2):released", 0, 1),
         ("soft(2)", 1, -1), ("soft(3,kappa=1)", 1, -1), ("gated(2)", 1, -1), ("near(2)", 1, -1), ("near(1,power=0.5)", 1, -1),
         ("dft", 0, 1), ("tailr", 0, 1), ("mixce(eta=0.1)", 0, 1), ("unlikelihood", 0, 1),
     ],

@@ -16,7 +16,7 @@ from ngramloss import JointLoss, Term
 EVERYTHING = (
     "ce(smoothing=0.1) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
     "+ bag(2) + bag(2):original + bag(2):released + bleu(1,2) + lcs + eisl(2) "
-    "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood"
+    "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + 0.5*eaft"
 )
 
 
@@ -143,8 +143,39 @@ def test_optional_statistics_are_computed_only_when_asked():
     logits, labels = example()
     assert ng.token_stats(logits, labels).cross_logp is None
     assert ng.token_stats(logits, labels).mean_logp is None
+    assert ng.token_stats(logits, labels).entropy is None
+    assert ng.token_stats(logits, labels).top_entropy is None
     assert JointLoss("ce + matches(2)").needs == frozenset()
     assert JointLoss("ce(smoothing=0.1) + bag(2)").needs == {"cross_logp", "mean_logp"}
+
+
+@pytest.mark.parametrize("backend", ["auto", "plain"])
+def test_a_term_that_needs_all_logits_is_refused_from_hidden_states(backend):
+    hidden, weight, labels = torch.zeros(1, 2, 3), torch.zeros(30, 3), torch.tensor([[1, 2]])
+    message = r"from_hidden cannot compute eaft:released: it needs the 20 largest logits of each position, and from hidden states the logits are computed in blocks\. Compute the loss from logits"
+    with pytest.raises(ng.UserError, match=message):
+        JointLoss("ce + eaft:released", backend=backend).from_hidden(hidden, weight, labels)
+    with pytest.raises(ValueError, match=r"`top_entropy` needs all logits of a position at once, .* Use token_stats\(logits"):
+        ng.token_stats_from_hidden(hidden, weight, labels, needs=("top_entropy",), backend=backend)
+
+
+def test_the_options_of_eaft_are_numbers_with_bounds():
+    assert str(JointLoss("eaft(alpha=2.5) + ce")) == "eaft(alpha=2.5) + ce"
+    assert JointLoss("eaft").needs == {"entropy"}
+    assert JointLoss("eaft:released").needs == {"top_entropy"}
+    for written, message in [("eaft(alpha=-1)", r"eaft\(alpha\): must be at least 0, got -1"),
+                             ("eaft(alpha=11)", r"eaft\(alpha\): must be at most 10, got 11"),
+                             ("eaft(beta=1)", r"eaft has no option 'beta'\. .*It takes alpha"),
+                             ("eaft(2)", r"eaft takes no n, got 2")]:   # fmt: skip
+        with pytest.raises(ng.UserError, match=message):
+            JointLoss(written)
+
+
+def test_diagnose_reads_entropies():
+    logits, labels = example()
+    for written in ("ce + eaft", "eaft:released + bag(2)"):
+        watched = JointLoss(written).diagnose(logits, labels)
+        assert sum(value for name, value in watched.items() if name.startswith("gradient/")) == pytest.approx(1)
 
 
 def test_cross_logp_is_the_log_probability_of_each_reference_token_at_each_position():

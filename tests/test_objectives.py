@@ -1,5 +1,7 @@
 """What every objective must do, whichever it is."""
 
+import math
+
 import oracle
 import pytest
 import torch
@@ -11,7 +13,7 @@ from ngramloss import OBJECTIVES, JointLoss, Term, TokenStats, token_stats
 from ngramloss.objectives import ngrams
 
 each = pytest.mark.parametrize("case", CASES, ids=repr)
-NEEDS = ("cross_logp", "mean_logp")
+NEEDS = ("cross_logp", "mean_logp", "entropy", "top_entropy")
 
 
 def values(case, logits, labels):
@@ -37,10 +39,11 @@ def test_value_and_gradient_agree_with_the_oracle(case, batch):
 
 @each
 def test_gradcheck(case):
-    detach, weights = torch.Tensor.detach, {}
+    detach, weights, entropies = torch.Tensor.detach, {}, {}
 
     def frozen(x):   # weights without gradient stay as they were at the first point
         stats = token_stats(x, labels, needs=case.term.needs)
+        stats = stats._replace(**entropies.setdefault("first", {"entropy": stats.entropy, "top_entropy": stats.top_entropy}))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "detach", lambda weight: weights.setdefault("first", detach(weight).clone()))
             return case.part.function(stats, labels)
@@ -200,9 +203,68 @@ def test_missing_mean_logp_is_named():
         OBJECTIVES["ce"].formula()(token_stats(torch.zeros(1, 2, 3), labels), labels, smoothing=0.1)
 
 
+@pytest.mark.parametrize(("variant", "missing"), [(None, "eaft needs `entropy`"), ("released", "eaft:released needs `top_entropy`")])
+def test_missing_entropy_is_named(variant, missing):
+    labels = torch.tensor([[1, 2]])
+    with pytest.raises(ValueError, match=missing):
+        OBJECTIVES["eaft"].formula(variant)(token_stats(torch.zeros(1, 2, 3), labels), labels)
+
+
+@pytest.mark.parametrize("variant", [None, "released"])
+def test_eaft_on_a_vocabulary_of_more_than_twenty_words(variant):
+    generator = torch.Generator().manual_seed(9)
+    logits = (3 * torch.randn(2, 5, 60, generator=generator, dtype=torch.float64)).requires_grad_()
+    labels = torch.tensor([[1, 59, 3, 20, 21], [0, -100, 30, 2, 2]])
+    term = Term("eaft", variant=variant, options={"alpha": 1.5})
+    computed = token_stats(logits, labels, needs=term.needs)
+    p = [[list(row) for row in sequence.softmax(-1).unbind()] for sequence in logits.unbind()]
+    expected = torch.stack([getattr(oracle, "eaft_released" if variant else "eaft")(row, ids, 1.5)
+                            for row, ids in zip(p, labels.tolist(), strict=True)])   # fmt: skip
+    got = term.parts[0].function(computed, labels)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (got, expected)))
+
+
+def test_eaft_is_cross_entropy_with_alpha_zero_and_may_weigh_more_than_it():
+    logits, labels = torch.zeros(1, 3, 400, dtype=torch.float64), torch.tensor([[1, 2, 3]])
+    logits[0, 0, 1] = 5.0
+    torch.testing.assert_close(JointLoss("eaft(alpha=0)")(logits, labels), JointLoss("ce")(logits, labels))
+    even = torch.zeros(1, 3, 400, dtype=torch.float64)
+    assert JointLoss("eaft")(even, labels) == pytest.approx(2 * math.log(20) * 2)   # 400 is the square of 20
+    assert JointLoss("eaft:released")(even, labels) == pytest.approx(math.log(20) / 3 * math.log(400))
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("written", ["eaft", "eaft(alpha=0)", "eaft(alpha=0.5):released"])
+def test_eaft_itself_is_not_finite_where_a_logit_is_not(written, broken):
+    logits, labels = torch.zeros(2, 3, 30), torch.tensor([[1, 2, 3], [1, -100, 3]])
+    logits[:, 1, 7] = broken
+    (term,) = JointLoss(written).terms
+    value = term.parts[0].function(token_stats(logits, labels, needs=term.needs), labels)
+    assert value.isfinite().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("written", "name"), [("eaft", "entropy"), ("eaft:released", "top_entropy")])
+def test_the_weight_of_eaft_has_no_gradient_even_if_the_statistics_do(written, name):
+    logp, entropy = torch.full((1, 3), -1.0, requires_grad=True), torch.ones(1, 3, requires_grad=True)
+    labels = torch.tensor([[1, 2, 3]])
+    (part,) = JointLoss(written).parts
+    part.function(TokenStats(logp, labels, logp, logp, **{name: entropy}), labels).sum().backward()
+    assert entropy.grad is None
+    assert (logp.grad < 0).all()
+
+
+def test_a_certain_model_adds_nothing_to_eaft_even_where_the_label_is_impossible():
+    logits = torch.full((1, 2, 5), -torch.inf).masked_fill(torch.arange(5) == 2, 0.0).requires_grad_()
+    for written in ("eaft", "eaft:released", "eaft(alpha=0.5)"):
+        loss = JointLoss(written)(logits, torch.tensor([[2, 3]]))
+        assert loss == 0
+        assert not torch.autograd.grad(loss, logits)[0].any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("written", ["ce + matches(2,3,4)", "rewards(2) + precision(2)", "matches(3):released",
-                                     "soft(2,kappa=1) + gated(2) + near(2)", "convex + dft + tailr + mixce + unlikelihood"])
+                                     "soft(2,kappa=1) + gated(2) + near(2)", "convex + dft + tailr + mixce + unlikelihood", "eaft + eaft:released"])
 def test_compiles_into_one_graph(written):
     torch._dynamo.reset()
     loss_fn = JointLoss(written)
@@ -248,9 +310,10 @@ def test_log_probabilities_are_zero_without_gradient_where_a_label_does_not_coun
     logits.requires_grad_()
     stats = token_stats(logits, labels, needs=NEEDS)
     assert stats.best_logp[0, 1] == stats.label_logp[0, 1] == stats.mean_logp[0, 1] == 0
+    assert stats.entropy[0, 1] == stats.top_entropy[0, 1] == 0
     assert not stats.cross_logp[0, 1].any()
     assert not stats.cross_logp[0, :, 1].any()
-    for written in ("matches(1)", "bag(1)", "ce"):
+    for written in ("matches(1)", "bag(1)", "ce", "eaft"):
         (gradient,) = torch.autograd.grad(JointLoss(written)(logits, labels), logits)
         assert gradient[0, [0, 2]].isfinite().all()
 

@@ -71,11 +71,12 @@ def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
 def certain(labels: Tensor, *, cross: bool) -> TokenStats:
     """The statistics of a model that predicts exactly the reference, with certainty."""
     sure = torch.zeros(labels.shape, device=labels.device)               # [B, T]
+    others = {"mean_logp": sure, "entropy": sure, "top_entropy": sure}
     if not cross:
-        return TokenStats(sure, labels, sure, sure, mean_logp=sure)
+        return TokenStats(sure, labels, sure, sure, **others)
     same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
     cross_logp = torch.full(same.shape, -1e30, device=labels.device).masked_fill(same, 0.0)   # [B, T, T]
-    return TokenStats(sure, labels, sure, sure, cross_logp, sure)
+    return TokenStats(sure, labels, sure, sure, cross_logp, **others)
 
 
 def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -126,7 +126,7 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
     share = torch.tensor([sure], dtype=torch.float64).unsqueeze(-1)      # [1, T, 1]
     chosen = torch.nn.functional.one_hot(best, V).bool()                 # [1, T, V]
     logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()     # [1, T, V]
-    stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp"))
+    stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp", "entropy", "top_entropy"))
     return Sentence(wanted, predicted, sure, labels, stats, logits, best), notes
 
 
@@ -150,6 +150,18 @@ def _cost_alone(sentence: Sentence, function: Callable[..., Tensor], t: int) -> 
     one_label = torch.full_like(sentence.labels, -100)                   # [1, T]
     one_label[0, t] = sentence.labels[0, t]
     return function(sentence.stats, one_label).item()
+
+
+def _eaft(sentence: Sentence, term: Term) -> Iterator[_Block]:
+    (part,) = term.parts
+    entropy = sentence.stats.top_entropy if term.variant == "released" else sentence.stats.entropy   # [1, T]
+    assert entropy is not None
+    table = [["at", "reference", "probability", "entropy", "costs"]]
+    for t, word in enumerate(sentence.reference):
+        cost = _cost_alone(sentence, part.function, t) / len(sentence.reference)
+        probability = f"{sentence.stats.label_logp[0, t].exp():.4f}"
+        table.append([str(t + 1), word, probability, f"{entropy[0, t]:.4f}", _figure(cost)])
+    yield _Block("mean of −log p over the words of the reference, weighted by the entropy", table)
 
 
 def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
@@ -329,6 +341,7 @@ _BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
     "tailr": _weighted,
     "mixce": _weighted,
     "unlikelihood": _unlikelihood,
+    "eaft": _eaft,
 }
 
 

@@ -14,7 +14,7 @@ from ngramloss.errors import UserError
 from ngramloss.gpu import replay
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import Part, Term, check_names
-from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats, token_stats_from_hidden
+from ngramloss.stats import IGNORE_INDEX, LOGITS_ONLY, TokenStats, token_stats, token_stats_from_hidden
 
 Count = int | float | Tensor
 _sent: WeakKeyDictionary[JointLoss, dict[tuple[torch.dtype, torch.device], tuple[tuple[float, ...], Tensor]]]
@@ -25,11 +25,11 @@ _sent = WeakKeyDictionary()
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``unlikelihood``) are averaged over tokens,
-    every other term over sequences. Both denominators are arguments. They default to this batch's own counts. A trainer
-    passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the loss of
-    the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and adds
-    nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``.
+    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``) are averaged over
+    tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
+    A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the
+    loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and
+    adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``.
 
     Args:
         objective: the written form, such as ``"ce + 0.5*matches(2,3,4)"``, or :class:`Term` objects.
@@ -130,6 +130,7 @@ class JointLoss(torch.nn.Module):
             num_sequences: as in :meth:`forward`.
             return_parts: as in :meth:`forward`.
         """
+        self.refuse_terms_of_logits("from_hidden")
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
             backend=self.backend, memory=self.memory,
@@ -244,6 +245,17 @@ class JointLoss(torch.nn.Module):
             if before != weights:
                 tensor.copy_(torch.tensor(weights))
                 _sent[self][place] = weights, tensor
+
+    def refuse_terms_of_logits(self, by: str) -> None:
+        """Raise if a term needs all logits of a position at once; ``by`` names what has only the hidden states."""
+        if self.needs.isdisjoint(LOGITS_ONLY):
+            return
+        term = next(term for term in self.terms if term.needs & LOGITS_ONLY)
+        raise UserError(
+            f"{by} cannot compute {term.names[0]}: it needs the 20 largest logits of each position, and from hidden "
+            "states the logits are computed in blocks. Compute the loss from logits, with JointLoss(...)(logits, "
+            f"labels) or compute_loss_func(...), or write {term.name} without its variant."
+        )
 
     def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""

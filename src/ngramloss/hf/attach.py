@@ -61,7 +61,9 @@ def attach(
     inner = bare(model)
     module = head_module(inner)
     head_of(inner, module)
-    state = _State(JointLoss(objective, **options), logits=logits, shift=_shifts(inner) if shift is None else shift)
+    loss_fn = JointLoss(objective, **options)
+    loss_fn.refuse_terms_of_logits("attach")
+    state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift)
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
             raise UserError(

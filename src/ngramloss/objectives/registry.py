@@ -35,6 +35,8 @@ class Objective:
     """Option → the optional statistic that the formula reads when the option is not 0."""
     needs: tuple[str, ...] = ()
     """The optional statistics that the formula always reads."""
+    variant_needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variant → the optional statistics that it reads instead, where they differ."""
     per: Literal["sequence", "token"] = "sequence"
     """Whether the joint loss divides the sum over the batch by the number of sequences or of tokens."""
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -152,6 +154,15 @@ _BUILTIN = {
     "unlikelihood": Objective(
         f"{_FORMULAS}.unlikelihood:unlikelihood", least_n=None, per="token", needs=("cross_logp",),
         about={"": "Penalty for the probability of tokens that occurred earlier in the reference."},
+    ),
+    "eaft": Objective(
+        f"{_FORMULAS}.eaft:eaft", {"released": f"{_FORMULAS}.eaft:eaft_released"}, least_n=None, per="token",
+        options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
+        needs=("entropy",), variant_needs={"released": ("top_entropy",)},
+        about={
+            "": "Cross-entropy in which a position counts more the less certain the model is there.",
+            "released": "As eaft, but with the entropy of the 20 most probable tokens. Only from logits.",
+        },
     ),
 }
 

@@ -76,7 +76,8 @@ class Term:
     def needs(self) -> set[str]:
         """The optional statistics it reads."""
         spec = OBJECTIVES.entry(self.name)
-        return {*spec.needs, *(spec.option_needs[name] for name, value in self.options.items()
+        always = spec.variant_needs.get(self.variant or "", spec.needs)
+        return {*always, *(spec.option_needs[name] for name, value in self.options.items()
                                if value and name in spec.option_needs)}
 
     @property

@@ -7,6 +7,7 @@ from ngramloss.stats.backends import token_stats_from_hidden as token_stats_from
 from ngramloss.stats.backends import triton_is_installed as triton_is_installed
 from ngramloss.stats.labels import IGNORE_INDEX as IGNORE_INDEX
 from ngramloss.stats.labels import legal_labels as legal_labels
+from ngramloss.stats.token_stats import LOGITS_ONLY as LOGITS_ONLY
 from ngramloss.stats.token_stats import TokenStats as TokenStats
 from ngramloss.stats.token_stats import head_logits as head_logits
 from ngramloss.stats.token_stats import token_stats as token_stats

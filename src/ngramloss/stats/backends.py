@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ngramloss.stats import head
 from ngramloss.stats.labels import legal_labels
-from ngramloss.stats.token_stats import TokenStats, head_logits, token_stats
+from ngramloss.stats.token_stats import LOGITS_ONLY, TokenStats, head_logits, token_stats
 
 BACKENDS = {
     "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
@@ -58,7 +58,7 @@ def token_stats_from_hidden(
         bias: added to the logits, V numbers in any shape.
         scale: multiplies the hidden states.
         softcap: limits the logits smoothly to plus and minus this.
-        needs: as in :func:`token_stats`.
+        needs: as in :func:`token_stats`, except ``"top_entropy"``.
         check: as in :func:`token_stats`.
         backend: ``"plain"``, ``"chunked"``, ``"fused"``, or ``"auto"`` for :func:`chosen_backend`.
         memory: ``"fast"`` or ``"lean"``; plain ignores it.
@@ -69,6 +69,11 @@ def token_stats_from_hidden(
         tensor([[0, 1]])
     """
     _check_head(hidden, weight, bias, scale, softcap)
+    if missing := LOGITS_ONLY & set(needs):
+        raise ValueError(
+            f"`{min(missing)}` needs all logits of a position at once, and they are computed in blocks here. Use "
+            "token_stats(logits, labels, ...)."
+        )
     name = chosen_backend(hidden.device, hidden.dtype, backend).backend
     guarded = name == "fused" and hidden.device.type != "cpu"   # its kernel asserts the range itself
     labels = legal_labels(labels, hidden, weight.shape[0], check=check, guarded=guarded)

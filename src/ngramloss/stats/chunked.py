@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
-from ngramloss.stats.token_stats import pairs
+from ngramloss.stats.token_stats import FAR_BELOW, pairs
 
 SLICE_NUMBERS = {"cpu": 2**18}
 """Approximate number of logits in a slice: on a CPU few enough to stay in its cache, elsewhere 2²⁴."""
@@ -17,7 +17,7 @@ SLICE_NUMBERS = {"cpu": 2**18}
 
 def absorb(block: Block, labels: Tensor, running: Running) -> None:
     """Add the block to the running statistics."""
-    lse, best_logp, best_token, label_logp, mean_logp = running
+    lse, best_logp, best_token, label_logp, mean_logp, entropy = running
     for rows in _slices(block):
         logits = _exact(block, rows, copy=True)                          # [R, width]
         largest, best = logits.max(-1)                                   # [R] each
@@ -31,12 +31,22 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
         picked = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)     # [R]
         label_logp[rows] = picked.where(here, 0.0 if block.first else label_logp[rows])
         finite = largest.where(largest > -torch.inf, 0.0)                # [R]
-        total = logits.sub_(finite.unsqueeze(-1)).exp_().sum(-1)         # [R]
+        below = logits.sub_(finite.unsqueeze(-1))                        # [R, width]
+        powers = below.exp_() if entropy is None else below.exp()        # [R, width]
+        total = powers.sum(-1)                                           # [R]
+        if entropy is not None:
+            spread = powers.mul_(below.clamp_min_(FAR_BELOW)).sum(-1)    # [R]
+            if not block.first:
+                drop = (lse[rows] - finite).clamp_min(FAR_BELOW)         # [R]
+                spread += drop.exp() * (entropy[rows] + drop * best_logp[rows])
+            entropy[rows] = spread
         if not block.first:
             total += best_logp[rows] * (lse[rows] - finite).exp()
         lse[rows], best_logp[rows], best_token[rows] = largest, total, best
     if block.last:
         ignored = labels == IGNORE_INDEX                                 # [N]
+        if entropy is not None:
+            entropy.div_(best_logp).neg_().add_(best_logp.log()).masked_fill_(ignored, 0.0)
         best_logp.log_().neg_()
         lse.sub_(best_logp)
         best_logp.masked_fill_(ignored, 0.0)

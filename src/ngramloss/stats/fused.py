@@ -12,8 +12,10 @@ from torch import Tensor
 
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
+from ngramloss.stats.token_stats import FAR_BELOW
 
 IGNORE = tl.constexpr(IGNORE_INDEX)
+FAR = tl.constexpr(FAR_BELOW)
 WIDE = tl.constexpr(8)
 """Number of logits that a thread loads at once: 16 bytes of bf16."""
 ABSORB, DIFFERENTIATE = (128, 4), (1024, 4)
@@ -30,7 +32,8 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
         logits, logits.stride(0), labels, block.bias, *running,
         block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0,
         FIRST=block.first, LAST=block.last, BIAS=block.bias is not None, SOFTCAP=block.softcap is not None,
-        MEAN=running.mean_logp is not None, LANES=LANES, num_warps=ABSORB[1], sanitize_overflow=False,
+        MEAN=running.mean_logp is not None, ENTROPY=running.entropy is not None,
+        LANES=LANES, num_warps=ABSORB[1], sanitize_overflow=False,
     )  # fmt: skip
 
 
@@ -101,8 +104,9 @@ def _real_logit(stored, bias, column, mask, softcap, BIAS: tl.constexpr, SOFTCAP
 
 @triton.jit
 def _take(
-    logits, bias, first, end, columns, softcap, tops, totals, places, sums,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr,
+    logits, bias, first, end, columns, softcap, tops, totals, places, sums, spreads,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the next LANES × WIDE logits of a row, lane by lane, so that threads need not synchronise."""
     column = first + tl.arange(0, LANES)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
@@ -117,16 +121,26 @@ def _take(
     places = tl.where(top > tops, first, places)
     newest = tl.maximum(tops, top)
     finite = tl.where(newest == -float("inf"), 0.0, newest)   # −inf alone adds 0, not NaN
-    totals = totals * tl.exp(tops - finite) + tl.sum(tl.exp(logit - finite[:, None]), 1)
-    return newest, totals, places, sums
+    below, drop = logit - finite[:, None], tops - finite
+    powers, shrink = tl.exp(below), tl.exp(drop)
+    if ENTROPY:
+        spreads = _moved(spreads, totals, drop, shrink) + tl.sum(powers * tl.maximum(below, FAR), 1)
+    totals = totals * shrink + tl.sum(powers, 1)
+    return newest, totals, places, sums, spreads
+
+
+@triton.jit
+def _moved(spread, total, drop, shrink):
+    """Σ exp(x)·x, where each x of the old sum grew by ``drop``; ``total`` is the old Σ exp(x), ``shrink`` exp(drop)."""
+    return shrink * (spread + tl.maximum(drop, FAR) * total)
 
 
 # debug=True keeps the assertion on the labels: the device refuses them without making the host wait.
 @triton.jit(debug=True)
 def _absorb(
     logits, stride, labels, bias, lse, best_logp, best_token, label_logp,
-    mean_logp, start, width, columns, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, LANES: tl.constexpr,
+    mean_logp, entropy, start, width, columns, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)   # rows times stride soon exceeds 2³¹
     logits += row * stride
@@ -139,18 +153,24 @@ def _absorb(
     totals = tl.zeros((LANES,), tl.float32)
     places = tl.zeros((LANES,), tl.int32)
     sums = tl.zeros((LANES,), tl.float32)
+    spreads = tl.zeros((LANES,), tl.float32)
     whole = end // (LANES * WIDE) * (LANES * WIDE)
     for first in range(0, whole, LANES * WIDE):
-        tops, totals, places, sums = _take(
-            logits, bias, first, end, columns, softcap, tops, totals, places, sums, BIAS, SOFTCAP, MEAN, LANES, False
+        tops, totals, places, sums, spreads = _take(
+            logits, bias, first, end, columns, softcap, tops, totals, places, sums, spreads,
+            BIAS, SOFTCAP, MEAN, ENTROPY, LANES, False,
         )
     if whole < end:
-        tops, totals, places, sums = _take(
-            logits, bias, whole, end, columns, softcap, tops, totals, places, sums, BIAS, SOFTCAP, MEAN, LANES, True
+        tops, totals, places, sums, spreads = _take(
+            logits, bias, whole, end, columns, softcap, tops, totals, places, sums, spreads,
+            BIAS, SOFTCAP, MEAN, ENTROPY, LANES, True,
         )
     largest = tl.max(tops, 0)
     finite = tl.where(largest == -float("inf"), 0.0, largest)
     total = tl.sum(totals * tl.exp(tops - finite), 0)
+    spread = 0.0
+    if ENTROPY:
+        spread = tl.sum(_moved(spreads, totals, tops - finite, tl.exp(tops - finite)), 0)
     # Ties go to the lowest id: the first lane that reached the maximum, then the first column in it.
     place = tl.min(tl.where(tops == largest, places + tl.arange(0, LANES) * WIDE, 2147483647), 0)
     column = place + tl.arange(0, WIDE)
@@ -165,6 +185,10 @@ def _absorb(
         best = tl.where(largest > before, best, tl.load(best_token + row))
         newest = tl.maximum(largest, before)
         finite = tl.where(newest == -float("inf"), 0.0, newest)
+        if ENTROPY:
+            spread = _moved(spread, total, largest - finite, tl.exp(largest - finite))
+            earlier, drop = tl.load(best_logp + row), before - finite
+            spread += _moved(tl.load(entropy + row), earlier, drop, tl.exp(drop))
         total = total * tl.exp(largest - finite) + tl.load(best_logp + row) * tl.exp(before - finite)
         largest = newest
         wanted = tl.load(label_logp + row)
@@ -176,6 +200,8 @@ def _absorb(
     if LAST:
         # The log of a number of at least 1. NaN stays NaN, and rounding cannot give a log-probability above 0.
         extra = tl.where(total <= 1.0, 0.0, tl.log(total))
+        if ENTROPY:
+            spread = tl.where(label == IGNORE, 0.0, extra - spread / tl.where(label == IGNORE, 1.0, total))
         largest = tl.where(label == IGNORE, 0.0, largest + extra)
         total = -extra
         wanted -= largest
@@ -186,6 +212,8 @@ def _absorb(
     tl.store(label_logp + row, wanted)
     if MEAN:
         tl.store(mean_logp + row, summed)
+    if ENTROPY:
+        tl.store(entropy + row, spread)
 
 
 @triton.jit

@@ -44,6 +44,8 @@ class Running(NamedTuple):
     """The label's logit, then its log-probability."""
     mean_logp: Tensor | None
     """The sum of all logits, then the mean log-probability."""
+    entropy: Tensor | None
+    """The sum of exp(logit − largest)·(logit − largest), then the entropy."""
 
 
 class Slopes(NamedTuple):
@@ -135,7 +137,7 @@ class _Sweep(torch.autograd.Function):
         B, T, _ = hidden.shape
         rows = _rows(hidden, plan.scale, dtype)                          # [N, D]
         flat = labels.reshape(-1)                                        # [N]
-        running = _fresh(flat, dtype, mean="mean_logp" in plan.needs)
+        running = _fresh(flat, dtype, plan.needs)
         cross = running.lse.new_empty(B, T, T) if "cross_logp" in plan.needs else None   # [B, T, T]
         differentiable = plan.differentiable and any(ctx.needs_input_grad)
         keep = differentiable and not plan.lean
@@ -147,13 +149,13 @@ class _Sweep(torch.autograd.Function):
                 if cross is not None:
                     plan.kernels.absorb_cross(made[0], labels, running.lse, cross)
         if differentiable:
-            ctx.save_for_backward(hidden, weight, bias, labels, cross, *running)
+            ctx.save_for_backward(hidden, weight, bias, labels, cross, *running._replace(entropy=None))
             ctx.plan, ctx.dtype, ctx.kept = plan, dtype, made if keep else None
         ctx.set_materialize_grads(False)
         lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
-        ctx.mark_non_differentiable(best_token)
-        mean_logp = None if running.mean_logp is None else running.mean_logp.view(B, T)
-        return lse, best_token, best_logp, label_logp, cross, mean_logp
+        mean_logp, entropy = (None if x is None else x.view(B, T) for x in running[4:])
+        ctx.mark_non_differentiable(best_token, *(() if entropy is None else (entropy,)))
+        return lse, best_token, best_logp, label_logp, cross, mean_logp, entropy
 
     @staticmethod
     @once_differentiable
@@ -165,7 +167,7 @@ class _Sweep(torch.autograd.Function):
                 "cannot run backward twice through the same loss: the first one overwrote the logits with their "
                 'gradient. Build the loss with memory="lean" or backend="plain", which allow it.'
             )
-        by_lse, _, by_best, by_label, by_cross, by_mean = slopes
+        by_lse, _, by_best, by_label, by_cross, by_mean, _ = slopes
         if by_cross is not None:
             by_cross = by_cross.contiguous()                             # [B, T, T]
             by_lse = -by_cross.sum(-1) if by_lse is None else by_lse - by_cross.sum(-1)   # [B, T]
@@ -223,10 +225,15 @@ def _weight_gradient(
     return whole
 
 
-def _fresh(labels: Tensor, dtype: torch.dtype, *, mean: bool) -> Running:
+def _fresh(labels: Tensor, dtype: torch.dtype, needs: frozenset[str]) -> Running:
     float_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    floats = torch.empty(4 if mean else 3, *labels.shape, dtype=float_dtype, device=labels.device).unbind()   # [N] each
-    return Running(floats[0], floats[1], torch.empty_like(labels), floats[2], floats[3] if mean else None)
+    optional = [name for name in ("mean_logp", "entropy") if name in needs]
+    needed = 3 + len(optional)
+    floats = torch.empty(needed, *labels.shape, dtype=float_dtype, device=labels.device).unbind()   # [N] each
+    more = dict(zip(optional, floats[3:], strict=True))
+    return Running(
+        floats[0], floats[1], torch.empty_like(labels), floats[2], more.get("mean_logp"), more.get("entropy")
+    )
 
 
 def _blocks(

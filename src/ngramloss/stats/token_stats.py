@@ -14,13 +14,23 @@ from ngramloss.stats.labels import IGNORE_INDEX, legal_labels
 LARGEST_VOCABULARY = 2**31
 """Two ids are packed into one int64 where n-grams are compared."""
 
+TOP = 20
+"""How many of the most probable tokens ``top_entropy`` reads."""
+
+FAR_BELOW = -1000.0
+"""Differences from the largest logit are at least this where they are multiplied by their exponential. It is 0 there in
+any precision, and 0 times −inf would be NaN."""
+
+LOGITS_ONLY = frozenset({"top_entropy"})
+"""Statistics that need all logits of a position at once, so that a sweep in blocks cannot compute them."""
+
 
 class TokenStats(NamedTuple):
     """Everything that an objective may know about a model's predictions.
 
     Every log-probability is at most 0, in every precision, because all of them come from the same stored logits. At
     positions whose label does not count, log-probabilities are 0 and have no gradient, and ``lse`` and ``best_token``
-    are undefined. The last two attributes are ``None`` unless requested.
+    are undefined. Entropies are 0 there. The attributes from ``cross_logp`` on are ``None`` unless requested.
     """
 
     lse: Tensor
@@ -35,6 +45,10 @@ class TokenStats(NamedTuple):
     """Log-probability at position t of the reference token of position u, [B, T, T]."""
     mean_logp: Tensor | None = None
     """Mean log-probability over the vocabulary, [B, T]."""
+    entropy: Tensor | None = None
+    """Entropy of the prediction over the whole vocabulary, in nats, without gradient, [B, T]."""
+    top_entropy: Tensor | None = None
+    """Entropy of the 20 most probable tokens, renormalised, without gradient, [B, T]. Only from logits."""
 
 
 def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False) -> TokenStats:
@@ -43,7 +57,8 @@ def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), 
     Args:
         logits: [B, T, V], any floating-point dtype.
         labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count.
-        needs: the optional statistics to compute: ``"cross_logp"`` (T² numbers per row) and ``"mean_logp"``.
+        needs: the optional statistics to compute: ``"cross_logp"`` (T² numbers per row), ``"mean_logp"``,
+            ``"entropy"`` and ``"top_entropy"``.
         check: check the labels' range on any device, see :func:`legal_labels`.
 
     Example:
@@ -67,14 +82,31 @@ def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), 
     best_token = logits.argmax(-1)                                       # [B, T]
     picked = logits.gather(-1, torch.stack([best_token, ids], -1)) - lse.unsqueeze(-1)   # [B, T, 2]
     best_logp, label_logp = picked.where(real.unsqueeze(-1), 0.0).unbind(-1)   # [B, T] each
-    cross_logp = mean_logp = None
+    cross_logp = mean_logp = entropy = top_entropy = None
     if "cross_logp" in needs:
         everywhere = ids.unsqueeze(1).expand(-1, ids.shape[1], -1)       # [B, T, T]
         cross_logp = logits.gather(-1, everywhere) - lse.unsqueeze(-1)   # [B, T, T]
         cross_logp = cross_logp.where(pairs(real), 0.0)                  # [B, T, T]
     if "mean_logp" in needs:
         mean_logp = (logits.mean(-1) - lse).where(real, 0.0)             # [B, T]
-    return TokenStats(lse, best_token, best_logp, label_logp, cross_logp, mean_logp)
+    if "entropy" in needs:
+        entropy = _entropy(logits).where(real, 0.0)                      # [B, T]
+    if "top_entropy" in needs:
+        most_probable = logits.detach().topk(min(TOP, logits.shape[-1])).values   # [B, T, TOP]
+        top_entropy = _entropy(most_probable).where(real, 0.0)           # [B, T]
+    return TokenStats(lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, top_entropy)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """``torch.special.entr(logits.softmax(-1)).sum(-1)``, without gradient, [B, T].
+
+    A logit of −inf adds 0. With x the logits less the largest one and Z = Σ exp(x), this is log Z − Σ exp(x)·x / Z: two
+    numbers of at least 0, so that rounding cannot cancel. PyTorch's softmax alone can be off by 3e-5 in fp32.
+    """
+    below = logits.detach() - logits.detach().amax(-1, keepdim=True)     # [B, T, V]
+    powers = below.exp()                                                 # [B, T, V]
+    total = powers.sum(-1)                                               # [B, T]
+    return total.log() - (powers * below.clamp_min(FAR_BELOW)).sum(-1) / total   # [B, T]
 
 
 def pairs(real: Tensor) -> Tensor:
