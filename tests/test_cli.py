@@ -390,7 +390,7 @@ def test_a_lack_of_memory_is_no_bug_and_says_what_to_lower(training, capsys):
         assert main(["train", "demo"]) == 1
         told = capsys.readouterr().err
         assert "error: not enough memory: " in told
-        assert "Lower train.batch_size" in told
+        assert "Lower train.max_tokens, train.batch_size" in told
         assert "Traceback" not in told
 
 
