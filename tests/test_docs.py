@@ -209,7 +209,8 @@ def _run(page, arguments, shown, folders, tiny_model, capsys):
     capsys.readouterr()
     code, printed = main(given), capsys.readouterr()
     assert bool(code) == fails, printed.err
-    printed = printed.err if fails else printed.out.replace(f"ngramloss:{__version__}", "ngramloss:0.1.0")
+    seen = re.sub(r"[^\n]*\r", "", printed.err)   # a terminal shows what follows the last carriage return
+    printed = seen if fails else printed.out.replace(f"ngramloss:{__version__}", "ngramloss:0.1.0")
     whole = fails or arguments[0] in ("explain", "data") or "--show" in arguments   # what no smaller run can change
     if page in folders.shortened and not whole:
         printed, shown = without_figures(printed), without_figures(shown)
