@@ -139,7 +139,6 @@ class Gradients:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
-
     def clip(self, most: float) -> Tensor:
         """Scale all gradients such that their norm is at most this. Returns the norm before, []."""
         norms = [torch.linalg.vector_norm(buffer, dtype=torch.float32) for buffer in self.buffers.values()]

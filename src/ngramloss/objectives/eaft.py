@@ -6,7 +6,8 @@ from math import log
 
 from torch import Tensor
 
-from ngramloss.stats import IGNORE_INDEX, TokenStats
+from ngramloss.objectives.weighted import weighted_ce
+from ngramloss.stats import TokenStats
 
 
 def eaft(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> Tensor:
@@ -39,7 +40,7 @@ def eaft(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> Tensor:
     """
     if stats.entropy is None:
         raise ValueError("eaft needs `entropy`: compute the stats with needs=('entropy',).")
-    return _weighted(stats, labels, (stats.entropy.detach() / log(20)) ** alpha)   # [B]
+    return weighted_ce(stats, labels, (stats.entropy / log(20)) ** alpha)   # [B]
 
 
 def eaft_released(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> Tensor:
@@ -49,9 +50,4 @@ def eaft_released(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> T
     """
     if stats.top_entropy is None:
         raise ValueError("eaft:released needs `top_entropy`: compute the stats with needs=('top_entropy',).")
-    return _weighted(stats, labels, (stats.top_entropy.detach() / 3) ** alpha)   # [B]
-
-
-def _weighted(stats: TokenStats, labels: Tensor, weight: Tensor) -> Tensor:
-    counts = (labels != IGNORE_INDEX) & (weight != 0)                    # [B, T]
-    return -(weight * stats.label_logp).where(counts, 0.0).sum(-1)       # [B]
+    return weighted_ce(stats, labels, (stats.top_entropy / 3) ** alpha)   # [B]

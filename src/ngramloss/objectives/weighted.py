@@ -1,4 +1,4 @@
-"""TokenStats and a weight for each token → weighted cross-entropy. What dft, tailr and mixce share."""
+"""TokenStats and a weight for each token → weighted cross-entropy. What dft, tailr, mixce and eaft share."""
 
 from __future__ import annotations
 
