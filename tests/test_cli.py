@@ -199,7 +199,7 @@ def test_bench_head_captures_every_objective_on_a_gpu(monkeypatch):
     monkeypatch.setattr(head, "cost", lambda run, device, **_: Cost(2.0, 0.0))
     monkeypatch.setattr(head, "captured_cost", lambda run, device, **_: Cost(1.0, 0.0))
     inputs = head.example(head.SIZES["tiny"], "cpu", torch.float32)
-    names = [what for what, *_ in head.contestants(*inputs, loops=False, capture=True)]
+    names = [what for what, *_ in head.contestants(*inputs, objectives=head.OBJECTIVES, loops=False, capture=True)]
     assert names[-5:] == [f"ngramloss chunked fast, {objective}, captured" for objective in head.OBJECTIVES]
     monkeypatch.setattr(head, "contestants", lambda *_, capture, **__: [(head.FLOOR, None, []), (head.STOCK, None, []), ("x, captured", None, [])])
     assert [row.milliseconds for row in head.measure(["tiny"], "cpu", torch.float32, loops=False)] == [2, 2, 1]
@@ -220,9 +220,14 @@ def test_bench_head_in_another_precision(monkeypatch, capsys):
     from ngramloss.bench import head
 
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
-    monkeypatch.setattr(head, "OBJECTIVES", ["ce", "matches(2)"])
-    assert main(["bench", "head", "--sizes", "tiny", "--device", "cpu", "--dtype", "bfloat16"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith(", bfloat16")
+    arguments = ["bench", "head", "--sizes", "tiny", "--device", "cpu", "--dtype", "bfloat16"]
+    assert main([*arguments, "--objective", "ce", "matches(2)", "eaft"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].endswith(", bfloat16")
+    assert "ngramloss chunked fast, eaft" in out
+    assert "rewards" not in out
+    assert main([*arguments, "--objective", "ce", "metches(2)"]) == 2
+    assert "metches" in capsys.readouterr().err
 
 
 def test_the_papers_loops_are_the_objectives():

@@ -314,7 +314,8 @@ class WithoutGraphs(CapturedStep):
     """A captured step on a CPU: everything but the graph, instead of which the function runs again."""
 
     def _reset(self):
-        self.gradients, self.graphs, self.seen = None, {}, _state(self.model)
+        self.gradients, self.graphs, self.modules = None, {}, list(self.model.modules())
+        self.seen = _state(self.modules)
 
     def _capture(self, key, batch):
         held = {name: value.clone() for name, value in batch.items()}

@@ -112,6 +112,49 @@ def test_capturing_leaves_gradients_weights_and_random_numbers_as_they_were():
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-3)
 
 
+def test_a_smaller_shape_needs_no_memory_besides_that_of_a_larger_one():
+    model = attach(bart(vocab_size=20_001).cuda(), OBJECTIVE)
+
+    def run(inputs):
+        loss = model(**inputs).loss
+        loss.backward()
+        return loss.detach()[None]
+
+    def batch(length):
+        return {name: torch.full((64, length), 5) for name in ("input_ids", "labels", "decoder_input_ids")}
+
+    step = CapturedStep(model.train(), run)
+    step.begin([batch(60)])
+    held = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    for length in (58, 56, 54):
+        step.begin([batch(length)])
+    assert torch.cuda.max_memory_reserved() <= 1.1 * held
+
+
+def test_what_a_model_keeps_from_one_shape_is_not_overwritten_by_the_graph_of_another():
+    layer, tables = torch.nn.Linear(256, 256, device="cuda"), {}
+
+    def run(inputs):
+        values = inputs["values"]                                        # [L, 256]
+        if len(values) not in tables:   # as a model keeps positions
+            tables[len(values)] = torch.full((len(values), 256), 2.0, device="cuda")
+        loss = (layer(layer(values)).tanh() * tables[len(values)]).sum()
+        loss.backward()
+        return loss.detach()[None]
+
+    step, batches = CapturedStep(layer, run), [{"values": torch.randn(length, 256)} for length in (4096, 2048)]
+    expected = [run({"values": batch["values"].cuda()}) for batch in batches]
+    tables.clear()
+    for index in (0, 1, 0, 1):
+        step.begin([batches[index]])
+        torch.testing.assert_close(step(batches[index]), expected[index])
+    step.begin(batches)
+    for batch, value in zip(batches, expected, strict=True):
+        torch.testing.assert_close(step(batch), value)
+    assert len(step.graphs) == 2
+
+
 # Trainings
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,13 +57,25 @@ class Row(NamedTuple):
     why_not: str = ""
 
 
-def measure(sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool) -> Iterator[Row]:
-    """Measure every contestant at every size; the lower bound and stock come first, as references."""
+def measure(
+    sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool, objectives: Sequence[str] = ()
+) -> Iterator[Row]:
+    """Measure every contestant at every size; the lower bound and stock come first, as references.
+
+    Args:
+        sizes: names of sizes.
+        device: "cpu" or "cuda".
+        dtype: of hidden states and weights.
+        loops: whether to time the paper's loops.
+        objectives: instead of those that are measured otherwise.
+    """
     for name in sizes:
         size = SIZES[name]
         hidden, weight, labels = example(size, device, dtype)
         costs: dict[str, Cost] = {}
-        for what, run, leaves in contestants(hidden, weight, labels, loops=loops, capture=device == "cuda"):
+        for what, run, leaves in contestants(
+            hidden, weight, labels, loops=loops, capture=device == "cuda", objectives=objectives or OBJECTIVES
+        ):
             try:
                 cost_of = captured_cost if what.endswith(CAPTURED) else cost
                 costs[what] = cost_of(run, device, clear=partial(_drop_gradients, *leaves))
@@ -89,7 +101,7 @@ def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def contestants(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, loops: bool, capture: bool = False
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, objectives: Sequence[str], loops: bool, capture: bool = False
 ) -> Iterator[tuple[str, Callable[[], Any], list[Tensor]]]:
     """The name of each contestant, a function that runs it, and the leaf tensors that get gradients.
 
@@ -126,11 +138,11 @@ def contestants(
             yield f"the paper's loops, ce + {name}(2,3,4)", *step(loop)
     best = chosen_backend(hidden.device, hidden.dtype).backend
     for backend in dict.fromkeys([best, "chunked", "plain"]):
-        for objective in OBJECTIVES if backend == best else OBJECTIVES[:2]:
-            for memory in ("fast", "lean") if backend != "plain" and objective in OBJECTIVES[:2] else ("fast",):
+        for objective in objectives if backend == best else objectives[:2]:
+            for memory in ("fast", "lean") if backend != "plain" and objective in objectives[:2] else ("fast",):
                 loss_fn = JointLoss(objective, backend=backend, memory=memory)
                 yield f"ngramloss {backend} {memory}, {objective}", *step(loss_fn.from_hidden)
-    for objective in OBJECTIVES if capture else ():
+    for objective in objectives if capture else ():
         loss_fn = JointLoss(objective, backend=best, memory="fast")
         yield f"ngramloss {best} fast, {objective}{CAPTURED}", *step(loss_fn.from_hidden)
 

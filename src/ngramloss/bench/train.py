@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -133,7 +132,7 @@ def chosen(only: Sequence[str], *, compiled: bool, device: str) -> list[Contesta
 def _stock(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool = False) -> Seq2SeqTrainer:
     """Hugging Face's trainer at its best: fused optimiser, expandable memory segments."""
     if setup.cuda:
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"   # read at the first allocation
+        _set_allocator("expandable_segments:True")
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
     return Seq2SeqTrainer(
         model, _arguments(setup, output, steps, grouped=grouped, compiled=compiled),
@@ -142,6 +141,12 @@ def _stock(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bo
             _padding_tokenizer(model.config.pad_token_id), model=model, pad_to_multiple_of=setup.multiple
         ),
     )
+
+
+def _set_allocator(setting: str) -> None:
+    """Change the allocator's settings. PyTorch has read the environment already, in the process that this one is of."""
+    new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (new or torch.cuda.memory._set_allocator_settings)(setting)
 
 
 def _ours(setup: Setup, output: str, steps: int, *, capture: bool, compiled: bool = False) -> NgramTrainer:

@@ -22,6 +22,7 @@ HEAD_EXAMPLES = """\
 examples:
   ngramloss bench head
   ngramloss bench head --sizes bart-16 bart-64 --json head.json --plot head.png
+  ngramloss bench head --objective ce "ce + soft(1)" "ce + unlikelihood"
   ngramloss bench head --sizes bart-16 --loops        # the paper's own loops too: slow
 """
 
@@ -68,6 +69,8 @@ def add(verbs: Verbs) -> None:
     head = verb(benches, "head", "hidden states → loss → gradients", HEAD, HEAD_EXAMPLES)
     head.add_argument("--sizes", nargs="+", metavar="SIZE",
                       help="sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)")
+    head.add_argument("--objective", nargs="+", metavar="OBJECTIVE",
+                      help="objectives to time (default: ce, and ce with matches, rewards, precision and bag)")
     head.add_argument("--dtype", choices=["bfloat16", "float16", "float32"],
                       help="data type (default: bfloat16 on a GPU, float32 on a CPU)")
     head.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
@@ -158,6 +161,7 @@ def _add_train(benches: Verbs) -> None:
 def _bench_head(options: argparse.Namespace) -> int:
     import torch
 
+    from ngramloss import JointLoss
     from ngramloss.bench import chart, head
 
     json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
@@ -171,7 +175,9 @@ def _bench_head(options: argparse.Namespace) -> int:
     title = f"{head.machine(device)}, {str(dtype).removeprefix('torch.')}"
     print_result(title)
     rows: list[head.Row] = []
-    for row in head.measure(sizes, device, dtype, loops=options.loops):
+    for objective in options.objective or ():
+        JointLoss(objective)   # raises before anything is timed
+    for row in head.measure(sizes, device, dtype, loops=options.loops, objectives=options.objective or ()):
         if not rows or row.size != rows[-1].size:
             print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<54}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/bound':>9}")
         rows.append(row)

@@ -6,8 +6,10 @@ inputs from tensors that stay, and adds gradients into buffers that stay.
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,8 @@ class CapturedStep:
         self.gradients: Gradients | None = None
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Inputs, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle()
-        self.seen = _state(self.model)
+        self.modules = list(self.model.modules())
+        self.seen = _state(self.modules)
         self.stream: Any = None
 
     def begin(self, batches: list[Inputs]) -> None:
@@ -50,11 +53,14 @@ class CapturedStep:
         Raises:
             CannotCapture: the reason. Gradients and random numbers are as before.
         """
-        if self.seen != _state(self.model):   # weights moved, frozen, or the mode of a module changed
+        if self.seen != _state(self.modules):   # weights moved, frozen, or the mode of a module changed
             self._reset()
-        new = {_key(batch): batch for batch in batches if _key(batch) not in self.graphs}
-        for key in sorted(new, key=lambda key: -sum(x.numel() for x in new[key].values())):
-            self._capture(key, new[key])
+        largest_first = sorted(batches, key=lambda batch: -sum(x.numel() for x in batch.values()))
+        tries = 0
+        while (new := next((batch for batch in largest_first if _key(batch) not in self.graphs), None)) is not None:
+            if (tries := tries + 1) > 4 * len(batches):
+                raise CannotCapture("the model keeps more memory each time it runs")
+            self._capture(_key(new), new)
         assert self.gradients is not None, "a step has a micro-batch"
         self.gradients.begin()
 
@@ -79,15 +85,8 @@ class CapturedStep:
         held = {name: value.to(device, copy=True) for name, value in batch.items()}
         before, drawn = torch.cuda.get_rng_state(device), _host_random_state()   # BART draws there without need
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        side = self.stream = self.stream or torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
         try:
-            with torch.cuda.stream(side):
-                self._warm_up(held)
-            torch.cuda.current_stream(device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
-                result = self.function(held)
+            graph, result = self._record(held, device)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as reason:
@@ -100,6 +99,20 @@ class CapturedStep:
                 for buffer, value in kept:
                     buffer.copy_(value)
         self.graphs[key] = graph, held, result
+
+    def _record(self, held: Inputs, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        side = self.stream = self.stream or torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with ExitStack() as kept:
+            before = torch.cuda.memory_allocated(device)
+            with torch.cuda.stream(side), _memory_of(self.pool, device, kept):   # the graph reuses the warm-up's memory
+                self._warm_up(held)
+            if self.graphs and _grown(before, device):   # the model kept a tensor, where an earlier graph may write
+                self.graphs.clear()
+            torch.cuda.current_stream(device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
+                return graph, self.function(held)
 
     def _warm_up(self, held: Inputs) -> None:
         """Run once outside a graph, for what libraries set up at the first use of a shape."""
@@ -149,16 +162,49 @@ class Gradients:
         return norm
 
 
+@contextmanager
+def _memory_of(pool: Any, device: torch.device, kept: ExitStack) -> Iterator[None]:
+    """Take memory on the current stream from the graphs' pool. It stays in the pool until ``kept`` is closed.
+
+    Otherwise a warm-up would need as much memory again as the graphs have. PyTorch's own graphs do the same; its public
+    function for it covers one thread, but a backward pass runs in another.
+    """
+    names = ("_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
+    begin, end, release = (getattr(torch._C, name, None) for name in names)
+    if begin is None or end is None or release is None:   # another version of PyTorch: more memory, the same results
+        yield
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    begin(index, pool)
+    kept.callback(release, index, pool)
+    try:
+        yield
+    finally:
+        end(index, pool)
+
+
+def _grown(before: int, device: torch.device) -> bool:
+    """Whether more memory is in use than before, not counting what waits for the garbage collector."""
+    if torch.cuda.memory_allocated(device) <= before:
+        return False
+    gc.collect()
+    return torch.cuda.memory_allocated(device) > before
+
+
 def _key(batch: Inputs) -> Hashable:
     return tuple((name, value.shape) for name, value in sorted(batch.items()))
 
 
-def _state(model: Module) -> Hashable:
-    """What a graph was captured with besides its inputs: where the weights are, what is trained, every mode."""
-    return (
-        tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
-        tuple(module.training for module in model.modules()),
-    )
+def _state(modules: Iterable[Module]) -> list[Any]:
+    """What a graph was captured with besides its inputs: every mode, the parts, where weights are, what is trained.
+
+    To walk through a whole model in each step takes as long as to start its graph, so the modules are found once.
+    """
+    return [
+        (module.training, tuple(module._modules.values()),
+         [(p.data_ptr(), p.requires_grad) for p in module._parameters.values() if p is not None])
+        for module in modules
+    ]
 
 
 def _host_random_state() -> Any:
