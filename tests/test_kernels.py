@@ -1,4 +1,4 @@
-"""The kernels of the argmax windows against the same oracle as the formulas."""
+"""The kernels of windows against the same oracle as the formulas."""
 
 import pytest
 import torch
@@ -25,9 +25,10 @@ def both(case, logits, labels):
     return fast, slow, *gradients
 
 
-def test_every_argmax_objective_and_variant_has_a_kernel():
-    assert {case.term.name for case in WITH_KERNEL} == {"matches", "rewards", "precision"}
-    without = {repr(case) for case in CASES if case.term.name in ("matches", "rewards", "precision")} - {repr(case) for case in WITH_KERNEL}
+def test_every_objective_of_windows_and_variant_has_a_kernel():
+    windows = {"matches", "rewards", "precision", "gated", "soft", "near"}
+    assert {case.term.name for case in WITH_KERNEL} == windows
+    without = {repr(case) for case in CASES if case.term.name in windows} - {repr(case) for case in WITH_KERNEL}
     assert not without
 
 
@@ -43,6 +44,7 @@ def test_kernel_and_formula_agree_in_value_and_gradient(case, batch):
 @pytest.mark.parametrize("case", WITH_KERNEL, ids=repr)
 def test_n_above_t_launches_nothing(case, monkeypatch):
     monkeypatch.setattr(kernels, "_windows", None)
+    monkeypatch.setattr(kernels, "_label_windows", None)
     logits = torch.randn(2, 4, 3, device=DEVICE, requires_grad=True)
     labels = torch.randint(0, 3, (2, 4), device=DEVICE)
     stats = token_stats(logits, labels)

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -588,3 +589,12 @@ def test_tokens_are_read_again_from_their_folder(tmp_path):
     found = made(tmp_path)
     again = Tokens(str(found.folder))
     assert [row["labels"].tolist() for row in again] == [row["labels"].tolist() for row in found]
+
+
+def test_tokens_are_sent_to_another_process_as_the_name_of_their_folder(tmp_path):
+    for name in ("input_ids", "labels"):
+        np.save(tmp_path / f"{name}.npy", np.arange(10_000))
+        np.save(tmp_path / f"{name}.ends.npy", np.array([4, 10_000]))
+    sent = pickle.dumps(Tokens(tmp_path))
+    assert len(sent) < 1_000
+    assert pickle.loads(sent)[0]["labels"].tolist() == [0, 1, 2, 3]

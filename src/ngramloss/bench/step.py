@@ -81,7 +81,6 @@ def measure(
         first = first or spent.milliseconds
         yield Step(what, 1e3 * batch / spent.milliseconds, *spent, first / spent.milliseconds)
 
-    del inputs["attention_mask"]   # all rows are full, but a capture cannot look, and a mask takes slower kernels
     base = NAN
     for objective in dict.fromkeys(["ce", *captured]) if captured else ():
         attach(model, objective)

@@ -66,8 +66,12 @@ class Tokens(Dataset[dict[str, Ids]]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self._flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in NAMES}
+        flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in NAMES}
+        self._flat = {name: np.asarray(ids) for name, ids in flat.items()}   # parts of a memmap are slow to make
         self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in self._flat}
+
+    def __reduce__(self) -> tuple[type[Tokens], tuple[Path]]:
+        return Tokens, (self.folder,)   # another process reads the files itself
 
     def __len__(self) -> int:
         return len(self._ends["labels"])

@@ -48,13 +48,15 @@ class CapturedStep:
         self.stream: Any = None
 
     def begin(self, batches: list[Inputs]) -> None:
-        """Begin an optimiser step with zero gradients; capture the shapes of its micro-batches that are new.
+        """Begin an optimiser step in training mode, with zero gradients; capture shapes of micro-batches that are new.
 
         Raises:
             CannotCapture: the reason. Gradients and random numbers are as before.
         """
-        if self.seen != _state(self.modules):   # weights moved, frozen, or the mode of a module changed
-            self._reset()
+        if self.seen != _state(self.modules):
+            self.model.train()
+            if self.seen != _state(self.modules):   # weights moved or frozen, or modules replaced
+                self._reset()
         largest_first = sorted(batches, key=lambda batch: -sum(x.numel() for x in batch.values()))
         tries = 0
         while (new := next((batch for batch in largest_first if _key(batch) not in self.graphs), None)) is not None:

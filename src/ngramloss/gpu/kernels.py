@@ -1,8 +1,9 @@
-"""TokenStats → matches, rewards and precision, value and gradient in one Triton kernel each.
+"""TokenStats → objectives of windows, value and gradient in one Triton kernel each.
 
-The formulas are those of :mod:`matches`, :mod:`rewards` and :mod:`precision`; the tests compare both with the same
-oracle. In PyTorch each formula takes about forty launches for a microsecond of work. One program processes one sequence
-and compares its windows pairwise, so T must be at most :data:`LONGEST` and n at most :data:`MOST_N`.
+The formulas are those of :mod:`matches`, :mod:`rewards`, :mod:`precision`, :mod:`gated`, :mod:`soft` and :mod:`near`;
+the tests compare both with the same oracle. In PyTorch each formula takes twenty to forty launches for a microsecond of
+work. One program processes one sequence, and for the first three compares its windows pairwise, so T must be at most
+:data:`LONGEST` and n at most :data:`MOST_N`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,27 @@ MOST_N = 16
 IGNORE = tl.constexpr(IGNORE_INDEX)
 
 
+def _is_short(stats: TokenStats, n: int) -> bool:
+    """Whether the kernels support rows and windows of this length."""
+    return stats.lse.shape[1] <= LONGEST and n <= MOST_N
+
+
 class Kernel(NamedTuple):
-    """One of the formulas."""
+    """A formula of the windows of the most probable tokens."""
 
     placed: bool = False
     precise: bool = False
     released: bool = False
+    shared: bool = True
+    """Whether equal windows share one reward."""
 
     def serves(self, stats: TokenStats, *, n: int) -> bool:
         """Whether the kernel supports rows and windows of this length."""
-        return stats.lse.shape[1] <= LONGEST and n <= MOST_N
+        return _is_short(stats, n)
 
     def __call__(self, stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         """The value of the formula, [B], with its gradient."""
-        value: Tensor = _Windows.apply(stats.best_logp, stats.best_token, labels, n, self)
+        value: Tensor = _Best.apply(stats.best_logp, stats.best_token, labels, n, self)
         return value
 
 
@@ -46,21 +54,44 @@ matches_released = Kernel(released=True)
 rewards = Kernel(placed=True)
 precision = Kernel(precise=True)
 precision_released = Kernel(precise=True, released=True)
+gated = Kernel(placed=True, shared=False)
 
 
-class _Windows(torch.autograd.Function):
+class LabelKernel(NamedTuple):
+    """A formula of the windows of the reference's tokens: ``soft`` with ``kappa``, or ``near`` with ``power``."""
+
+    power: float = 0.0
+    """Of ``near``, if it is not given; ``soft`` has none."""
+
+    def serves(self, stats: TokenStats, *, n: int) -> bool:
+        """Whether the kernel supports rows and windows of this length."""
+        return _is_short(stats, n)
+
+    def __call__(
+        self, stats: TokenStats, labels: Tensor, *, n: int, kappa: float | None = None, power: float | None = None
+    ) -> Tensor:
+        """The value of the formula, [B], with its gradient."""
+        exponent, power = 1.0 if kappa is None else kappa / n, self.power if power is None else power
+        value: Tensor = _Label.apply(stats.label_logp, stats.best_logp.detach(), labels, n, exponent, power)
+        return value
+
+
+soft = LabelKernel()
+near = LabelKernel(power=4.0)
+
+
+class _Best(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kernel: Kernel) -> Tensor:
+        value, slope, earned = _results(best_logp)
         B, T = labels.shape
-        value = best_logp.new_empty(B)                                   # [B]
-        slope, earned = torch.empty_like(best_logp), torch.empty_like(best_logp)   # [B, T] each
         if n > T:   # no window: nothing to launch
             value.fill_(0.0 if kernel.precise else 1.0)
             slope.zero_()
         elif B:
             _windows[(B,)](
                 best_logp.contiguous(), best_token.contiguous(), labels.contiguous(), value, slope, earned, T,
-                N=n, PLACED=kernel.placed, PRECISE=kernel.precise, RELEASED=kernel.released,
+                N=n, PLACED=kernel.placed, PRECISE=kernel.precise, RELEASED=kernel.released, SHARED=kernel.shared,
                 MOST=(kernel.released and most_counted(n)) or 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
                 num_warps=8,
             )  # fmt: skip
@@ -74,6 +105,36 @@ class _Windows(torch.autograd.Function):
         return by_value.unsqueeze(-1) * slope, None, None, None, None
 
 
+class _Label(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, label_logp: Tensor, best_logp: Tensor, labels: Tensor, n: int, exponent: float, power: float
+    ) -> Tensor:
+        value, slope, earned = _results(label_logp)
+        B, T = labels.shape
+        if n > T:   # no window: nothing to launch
+            value.fill_(1.0)
+            slope.zero_()
+        elif B:
+            _label_windows[(B,)](
+                label_logp.contiguous(), best_logp.contiguous(), labels.contiguous(), value, slope, earned, T,
+                float(exponent), float(power), N=n, WEIGHTED=power != 0, BLOCK=triton.next_power_of_2(T), num_warps=4,
+            )  # fmt: skip
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return by_value.unsqueeze(-1) * slope, None, None, None, None, None
+
+
+def _results(logp: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for values, [B], slopes and what each window earns, [B, T] each."""
+    return logp.new_empty(len(logp)), torch.empty_like(logp), torch.empty_like(logp)
+
+
 @triton.jit
 def _equal(one, other, t, s, T, N: tl.constexpr):
     """Whether window t of one sequence equals window s of the other, for a column of t and a row of s."""
@@ -84,21 +145,63 @@ def _equal(one, other, t, s, T, N: tl.constexpr):
 
 
 @triton.jit
-def _probability(logp, labels, t, T, N: tl.constexpr):
-    """Probability of each window, and 1 if it is real, 0 otherwise."""
-    total = tl.zeros(t.shape, tl.float32)
+def _real(labels, t, T, N: tl.constexpr):
+    """Whether each window has tokens only."""
     real = t + N <= T
     for i in tl.static_range(0, N):
-        inside = t + i < T
-        real = real & (tl.load(labels + t + i, mask=inside, other=IGNORE) != IGNORE)
-        total += tl.load(logp + t + i, mask=inside, other=0.0)
-    return tl.where(real, tl.exp(total), 0.0), real.to(tl.int32)
+        real = real & (tl.load(labels + t + i, mask=t + i < T, other=IGNORE) != IGNORE)
+    return real
+
+
+@triton.jit
+def _total(logp, t, T, N: tl.constexpr):
+    """Log-probability of each window."""
+    total = tl.zeros(t.shape, tl.float32)
+    for i in tl.static_range(0, N):
+        total += tl.load(logp + t + i, mask=t + i < T, other=0.0)
+    return total
+
+
+@triton.jit
+def _probability(logp, labels, t, T, N: tl.constexpr):
+    """Probability of each window, and 1 if it is real, 0 otherwise."""
+    real = _real(labels, t, T, N)
+    return tl.where(real, tl.exp(_total(logp, t, T, N)), 0.0), real.to(tl.int32)
+
+
+@triton.jit
+def _store_slopes(slope, earned, amount, t, T, N: tl.constexpr, BLOCK: tl.constexpr):
+    """A token's slope is minus what the n windows over it earn."""
+    tl.store(earned + t, amount, mask=t < T)
+    tl.debug_barrier()
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(0, N):
+        total -= tl.load(earned + t - i, mask=(t >= i) & (t < T), other=0.0)
+    tl.store(slope + t, total, mask=t < T)
+
+
+@triton.jit
+def _label_windows(
+    logp, best, labels, value, slope, earned, T, exponent, power, N: tl.constexpr, WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * T
+    logp, best, labels, slope, earned = logp + row, best + row, labels + row, slope + row, earned + row
+    t = tl.arange(0, BLOCK)
+    real = _real(labels, t, T, N)
+    total = _total(logp, t, T, N)
+    amount = tl.exp(exponent * total)
+    if WEIGHTED:
+        amount *= tl.exp(power * (total - _total(best, t, T, N)))
+    amount = tl.where(real, amount, 0.0) / tl.maximum(tl.sum(real.to(tl.int32), 0), 1)
+    tl.store(value + tl.program_id(0), 1.0 - tl.sum(amount, 0))
+    _store_slopes(slope, earned, exponent * amount, t, T, N, BLOCK)
 
 
 @triton.jit
 def _windows(
     logp, best, labels, value, slope, earned, T, N: tl.constexpr, PLACED: tl.constexpr, PRECISE: tl.constexpr,
-    RELEASED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr,
+    RELEASED: tl.constexpr, SHARED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * T
     logp, best, labels, slope, earned = logp + row, best + row, labels + row, slope + row, earned + row
@@ -109,7 +212,7 @@ def _windows(
     earlier = tl.zeros((BLOCK,), tl.int32)    # those of them that come before it
     expected = tl.zeros((BLOCK,), tl.float32)   # the sum of their probabilities
     column = t[:, None]
-    for first in range(0, T - N + 1, PAIRED):
+    for first in range(0, T - N + 1 if SHARED else 0, PAIRED):
         s = (first + tl.arange(0, PAIRED))[None, :]
         other, there = _probability(logp, labels, s, T, N)
         if PLACED:
@@ -147,13 +250,7 @@ def _windows(
         amount = tl.where(hit, probability / shared, 0.0)
         result = 1.0 - tl.sum(amount, 0)
     tl.store(value + tl.program_id(0), result)
-    # A token's slope is minus what the n windows over it earn.
-    tl.store(earned + t, amount, mask=t < T)
-    tl.debug_barrier()
-    total = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(0, N):
-        total -= tl.load(earned + t - i, mask=(t >= i) & (t < T), other=0.0)
-    tl.store(slope + t, total, mask=t < T)
+    _store_slopes(slope, earned, amount, t, T, N, BLOCK)
 
 
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)

@@ -52,8 +52,8 @@ def fastest(part: Part, stats: TokenStats) -> Callable[..., Tensor]:
     """The part's kernel, if its objective names one and it can run here; otherwise its formula."""
     if not (part.kernel and _on_current_gpu(stats) and stats.lse.dtype == torch.float32 and triton_is_installed()):
         return part.function
-    kernel, n = _kernel(part.kernel), part.function.keywords["n"]  # type: ignore[attr-defined]
-    return partial(kernel, n=n) if kernel.serves(stats, n=n) else part.function
+    kernel, given = _kernel(part.kernel), part.function.keywords  # type: ignore[attr-defined]
+    return partial(kernel, **given) if kernel.serves(stats, n=given["n"]) else part.function
 
 
 @cache

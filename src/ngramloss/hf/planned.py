@@ -81,7 +81,8 @@ class PlannedSteps:
             plan = Plan(sources, targets, rows if limit else self.rows, limit)
         steps = Steps(dataset, plan, padder, counted=counted, process=accelerator.process_index,
                       processes=accelerator.num_processes)
-        workers = args.dataloader_num_workers
+        # Rows that are ids already become a batch sooner than it would arrive from another process.
+        workers = 0 if _knows_lengths(dataset) else args.dataloader_num_workers
         return DataLoader(steps, batch_sampler=batches, collate_fn=_same, num_workers=workers, pin_memory=cuda)
 
     def next_step(self, epoch_iterator: Iterator[Step]) -> tuple[list[Step], Tensor]:
@@ -154,13 +155,13 @@ class PlannedSteps:
         """Begin a step that runs as graphs; None if it cannot. The reason is told once."""
         if self.not_captured:
             return None
-        model.train()
         optimiser = self.trainer.optimizer
         if hasattr(optimiser, "train") and callable(optimiser.train):
             optimiser.train()
         try:
             if self.captured is None:
                 self._raise_unless_capturable()
+                model.train()
                 self.captured = CapturedStep(model, functools.partial(self._forward_backward, model))
                 if self.largest:   # the others reuse its memory
                     self.captured.begin([self.largest | {"counts": torch.zeros(2)}])
@@ -206,9 +207,14 @@ def _same(step: Any) -> Any:
     return step
 
 
+def _knows_lengths(dataset: Any) -> bool:
+    """Whether it is like :class:`Tokens`, whose rows are ids."""
+    return hasattr(dataset, "lengths") and hasattr(dataset, "target_lengths")
+
+
 def _lengths(dataset: Any) -> tuple[Lengths, Lengths, Lengths]:
     """Source tokens, target tokens and labels that count, of each example."""
-    if hasattr(dataset, "lengths") and hasattr(dataset, "target_lengths"):
+    if _knows_lengths(dataset):
         return dataset.lengths, dataset.target_lengths, dataset.target_lengths
     try:
         rows = [dataset[row] for row in range(len(dataset))]

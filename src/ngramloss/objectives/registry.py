@@ -112,7 +112,7 @@ _BUILTIN = {
         about={"": "Negative log-likelihood of each reference n-gram at the position that the model prefers."},
     ),
     "soft": Objective(
-        f"{_FORMULAS}.soft:soft",
+        f"{_FORMULAS}.soft:soft", kernels={"": f"{_KERNELS}:soft"},
         options={
             "kappa": Setting(
                 None, float, above=0, most=MOST_N, help="exponent of a window's mean probability; n if not given"
@@ -121,11 +121,11 @@ _BUILTIN = {
         about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),
     "gated": Objective(
-        f"{_FORMULAS}.gated:gated",
+        f"{_FORMULAS}.gated:gated", kernels={"": f"{_KERNELS}:gated"},
         about={"": "One minus the mean probability of n-grams at their own position, each copy counted."},
     ),
     "near": Objective(
-        f"{_FORMULAS}.near:near",
+        f"{_FORMULAS}.near:near", kernels={"": f"{_KERNELS}:near"},
         options={"power": Setting(4.0, least=0, most=MOST_N, help="discount of n-grams not predicted; 0 is soft")},
         about={"": "As soft, but each n-gram is weighted by how nearly it is predicted."},
     ),
