@@ -270,6 +270,12 @@ def test_python_in_the_documentation_runs_and_prints_the_text_after_it(
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_table_of_choices_has_every_objective(name):
+    table = (ROOT / "docs" / "choose.md").read_text().split("## Every objective")[1].split("\n## ")[0]
+    assert re.search(rf"^\| `{name}[`(]", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_and_variant_is_documented_under_its_name(name):
     page = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
     section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]

@@ -341,6 +341,20 @@ def test_what_surrounds_a_graph_trains_like_an_eager_step(tmp_path, monkeypatch,
             assert here[name] == pytest.approx(there[name], abs=1e-5), name
 
 
+def test_a_schedule_changes_weights_in_captured_steps_without_capturing_again(tmp_path, monkeypatch):
+    captures = []
+    monkeypatch.setattr(WithoutGraphs, "_warm_up", lambda self, held, warm_up=WithoutGraphs._warm_up: (captures.append(1), warm_up(self, held)))
+    monkeypatch.setattr("ngramloss.hf.planned.CapturedStep", WithoutGraphs)
+    monkeypatch.setattr(PlannedSteps, "_raise_unless_capturable", lambda self: None)
+    made = planned(tmp_path, objective="ce + 4*matches(2)@ramp(0,1)", logging_steps=1)
+    lines = [line for line in made.state.log_history if "ce" in line]
+    weights = [line["weight/matches(2)"] for line in lines]
+    assert weights == sorted(set(weights))
+    for line in lines:
+        assert line["loss"] == pytest.approx(line["ce"] + line["weight/matches(2)"] * line["matches(2)"], abs=1e-4)
+    assert len(captures) == len(made.planned.captured.graphs)
+
+
 def test_weights_that_are_thawed_or_moved_are_captured_again(tmp_path, monkeypatch):
     monkeypatch.setattr("ngramloss.hf.planned.CapturedStep", WithoutGraphs)
     monkeypatch.setattr(PlannedSteps, "_raise_unless_capturable", lambda self: None)
