@@ -60,7 +60,15 @@ class Engine(NamedTuple):
 
 ENGINES = {
     "hf": Engine("the model's own generate, by Hugging Face: the specification", "hf", "transformers"),
-}
+    "ctranslate2": Engine(
+        "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings", "ct2", "ctranslate2",
+        automatic=True,
+    ),
+    "ctranslate2-int8": Engine(
+        "CTranslate2 with weights in 8 bits: faster still, texts differ slightly", "ct2", "ctranslate2",
+        precision="int8",
+    ),
+}  # fmt: skip
 """All engines by name. ``auto`` tries those that are ``automatic``, in this order."""
 
 
