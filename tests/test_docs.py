@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.docs, pytest.mark.usefixtures("own_cache")]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDE = ["start", "adopt", "choose", "train", "score", "reproduce", "scaling", "add_objective", "add_metric"]
+GUIDE = ["start", "adopt", "choose", "train", "generate", "score", "reproduce", "scaling", "add_objective", "add_metric"]
 REFERENCE = ["objectives", "metrics", "performance", "results", "compared_systems", "log"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",

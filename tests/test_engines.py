@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -53,7 +54,7 @@ def tiny(family, seed=0):
 def with_settings(model, **settings):
     defaults = {"num_beams": 1, "max_length": 12, "min_length": 0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "early_stopping": True,
                 "renormalize_logits": None, "forced_bos_token_id": None, "forced_eos_token_id": None, "decoder_start_token_id": models.EOS,
-                "bad_words_ids": None, "num_return_sequences": 1, "do_sample": False, "repetition_penalty": None}   # fmt: skip
+                "bad_words_ids": None, "num_return_sequences": 1, "do_sample": False, "repetition_penalty": None, "eos_token_id": models.EOS}   # fmt: skip
     model.generation_config.update(max_new_tokens=None, **{**defaults, **settings})
     return search_of(model, seed=3 if settings.get("do_sample") else None)
 
@@ -62,29 +63,76 @@ def written(engine, model, search, sources=SOURCES, precision="fp32"):
     return engine.load(model, search, precision=precision, say=silent)(sources)
 
 
+def many():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(4, 13, (length % 9 + 1,), generator=generator).tolist() for length in range(300)]
+
+
 # The same texts
 
 lengths = st.integers(2, 14).flatmap(lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most)))
 searches = st.fixed_dictionaries({
     "num_beams": st.integers(1, 6), "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": st.sampled_from([0, 2, 3]),
     "early_stopping": st.sampled_from([True, True, True, False]), "renormalize_logits": st.sampled_from([True, True, None]),
-    "forced_bos_token_id": st.sampled_from([None, None, 6]), "forced_eos_token_id": st.sampled_from([None, models.EOS]),
-    "decoder_start_token_id": st.sampled_from([models.EOS, models.EOS, models.PAD, 3]), "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
+    "forced_bos_token_id": st.sampled_from([None, None, 4]), "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
     "num_return_sequences": st.sampled_from([1, 1, 2]),
 })   # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-@given(searches, lengths, st.integers(0, 2))
-def test_ctranslate2_writes_the_texts_of_hf_token_for_token_wherever_it_says_so(family, drawn, length, seed):
+@given(searches, lengths, st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12]), st.booleans(), st.sampled_from([None, None, models.PAD, 3]), st.integers(0, 2))
+def test_ctranslate2_writes_the_texts_of_hf_token_for_token_wherever_it_says_so(family, drawn, length, end, forced, start, seed):
+    """The end token is one of several, because a random model writes some of them often and others never."""
     assume(drawn["num_return_sequences"] <= drawn["num_beams"])
     model = tiny(family, seed)
     if family == "m2m_100":   # to hf, a padding token in a text shifts the positions after it
         drawn = {**drawn, "bad_words_ids": [[models.PAD]]}
-    search = with_settings(model, **drawn, min_length=length[0], max_length=length[1])
+    ends = {"eos_token_id": end, "forced_eos_token_id": end if forced else None, "decoder_start_token_id": end if start is None else start}
+    search = with_settings(model, **drawn, **ends, min_length=length[0], max_length=length[1])
     assume(not [*ct2.unsupported(model, search), *ct2.differences(model, search, precision="fp32")])
     assert written(ct2, model, search) == written(hf, model, search)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize("most", [5, 7, 9])
+def test_texts_that_reach_the_greatest_length_are_ranked_as_hf_ranks_them(family, most):
+    """Hundreds of documents: it is rare that hypotheses end of their own just before the greatest length, and matter."""
+    for end, penalty, least in itertools.product((3, 7, 10, 12), (0.5, 2.0), (0, most - 4, most - 3)):
+        model = tiny(family, 1)
+        ends = {"eos_token_id": end, "forced_eos_token_id": end, "decoder_start_token_id": end}
+        search = with_settings(model, num_beams=4, max_length=most, min_length=least, length_penalty=penalty, renormalize_logits=True, **ends)
+        assert written(ct2, model, search, many()) == written(hf, model, search, many())
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_the_best_hypotheses_are_those_of_hf_in_their_order(penalty):
+    model = tiny("t5", 1)
+    search = with_settings(model, num_beams=4, num_return_sequences=3, length_penalty=penalty, eos_token_id=7, decoder_start_token_id=7)
+    assert written(ct2, model, search, many()) == written(hf, model, search, many())
+
+
+@pytest.mark.parametrize("lengths", [{"max_new_tokens": 6, "max_length": None}, {"max_new_tokens": 6, "min_new_tokens": 3}, {"max_length": None}])
+def test_lengths_may_be_counted_in_new_tokens_or_not_be_named(lengths):
+    model = tiny("m2m_100", 2)
+    with_settings(model)
+    model.generation_config.update(**lengths)
+    try:
+        search = search_of(model)
+        texts = written(hf, model, search)
+        assert written(ct2, model, search) == texts
+        assert max(len(text) for (text,) in texts) == search.max_length == (7 if "max_new_tokens" in lengths else 21)
+    finally:
+        model.generation_config.update(max_new_tokens=None, min_new_tokens=None)
+
+
+def test_the_end_token_is_that_of_the_generation_settings():
+    model = tiny("bart")
+    for end in (1, 10):
+        search = with_settings(model, num_beams=2, eos_token_id=end, decoder_start_token_id=3)
+        texts = written(ct2, model, search)
+        assert texts == written(hf, model, search)
+        assert any(text[-1] == end for (text,) in texts)
 
 
 @pytest.mark.parametrize("architecture", ["bart", "mbart", "m2m100", "pegasus", "marian", "t5"])
@@ -175,6 +223,17 @@ def test_what_ctranslate2_cannot_do_is_refused_by_name_and_left_to_hf_by_auto(fa
     assert reason in told[0]
 
 
+def test_on_a_gpu_auto_is_hf():
+    model, told = tiny("bart"), []
+    search = with_settings(model)
+
+    class OnGpu:
+        device, config, eval = torch.device("cuda"), model.config, model.eval
+
+    assert engines.load("auto", OnGpu(), search, say=told.append).name == "hf"
+    assert told == ["engine hf; ctranslate2 is not used: it is chosen only on a CPU."]
+
+
 def test_an_unknown_engine_gets_the_nearest_name():
     with pytest.raises(UserError, match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, ctranslate2, ctranslate2-int8."):
         engines.load("ctranslate", tiny("bart"), with_settings(tiny("bart")), say=silent)
@@ -186,7 +245,7 @@ def test_without_its_package_it_is_refused_by_name_and_left_to_hf_by_auto(monkey
     with pytest.raises(UserError, match=r"the engine ctranslate2 needs the package ctranslate2: pip install 'ngramloss\[fast\]'."):
         engines.load("ctranslate2", model, with_settings(model), say=silent)
     assert engines.load("auto", model, with_settings(model), say=told.append).name == "hf"
-    assert told == ["engine hf; ctranslate2 is not used: needs the package ctranslate2: pip install 'ngramloss[fast]'."]
+    assert told == ["engine hf; ctranslate2 is not used: it needs the package ctranslate2: pip install 'ngramloss[fast]'."]
 
 
 # Conversion
@@ -430,6 +489,8 @@ def test_an_engine_alone_does_not_change_the_search(run, tmp_path):
     assert generate(run, "--out", tmp_path / "a", "--engine", "hf") == 0
     assert generate(run, "--out", tmp_path / "b", "--set", "generation.engine=hf") == 0
     assert saved(tmp_path / "a")["generation"] == saved(tmp_path / "b")["generation"]
+    assert generate(run / "model", "--data", "newswire", "--out", tmp_path / "model", "--engine", "hf") == 0
+    assert saved(tmp_path / "model")["generation"]["max_length"] == 14, "the model's own"
     assert generate(run, "--out", tmp_path / "c", "--engine", "fast") == 2
 
 

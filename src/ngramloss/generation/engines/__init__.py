@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -124,7 +124,7 @@ def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded
     for name, engine in ENGINES.items():
         if not engine.automatic:
             continue
-        reasons = [engine.needs] if engine.needs else list(_reasons_against(engine, model, search))
+        reasons = _reasons_against(engine, model, search)
         if not reasons:
             try:
                 write = engine.function("load")(model, search, precision=engine.precision, say=say)
@@ -140,11 +140,14 @@ def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded
     return Loaded("hf", ENGINES["hf"].function("load")(model, search, precision="fp32", say=say))
 
 
-def _reasons_against(engine: Engine, model: Any, search: Search) -> Iterable[str]:
+def _reasons_against(engine: Engine, model: Any, search: Search) -> list[str]:
+    """Why ``auto`` does not choose an engine, as clauses."""
     if model.device.type != "cpu":
-        yield "it is chosen only on a CPU"
-    yield from engine.function("unsupported")(model, search)
-    yield from engine.function("differences")(model, search, precision=engine.precision)
+        return ["it is chosen only on a CPU"]
+    if engine.needs:
+        return [f"it {engine.needs}"]
+    differences = engine.function("differences")(model, search, precision=engine.precision)
+    return [*engine.function("unsupported")(model, search), *differences]
 
 
 def _joined(reasons: Sequence[str]) -> str:

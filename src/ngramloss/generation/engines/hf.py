@@ -21,9 +21,9 @@ def load(
     model.eval()
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
-        rows = _sampled(model, search, sources) if search.sample and search.seed is not None else (
-            generated(model, sources, search.pad))
-        texts = [ended(row, search.end) for row in rows]
+        own = not search.sample or search.seed is None   # also if the model's own settings sample
+        rows = generated(model, sources, search.pad) if own else _sampled(model, search, sources)
+        texts = [ended(row, search.ends) for row in rows]
         return [texts[start : start + search.texts] for start in range(0, len(texts), search.texts)]
 
     return write
@@ -52,9 +52,15 @@ def generated(model: Any, sources: Sequence[Ids], pad: int, **options: Any) -> l
     return rows
 
 
-def ended(row: list[int], end: int) -> list[int]:
-    """A text up to its end token, without what fills the batch up; the start token may be the same token."""
-    return row[: row.index(end, 1) + 1] if end in row[1:] else row
+def ended(row: list[int], ends: Sequence[int]) -> list[int]:
+    """A text up to its end token, without what fills the batch up.
+
+    The start token may be an end token, too. A text without an end token has the greatest length.
+
+    >>> ended([2, 5, 6, 2, 1, 1], [2]), ended([2, 5, 6], [2])
+    ([2, 5, 6, 2], [2, 5, 6])
+    """
+    return next((row[: index + 1] for index, token in enumerate(row) if index and token in ends), row)
 
 
 def _sampled(model: Any, search: Search, sources: Sequence[Ids]) -> list[list[int]]:

@@ -31,7 +31,8 @@ class Search:
     renormalize: bool
     """Whether the probabilities of the tokens that are still allowed are made to sum to 1."""
     start: int
-    end: int
+    ends: tuple[int, ...]
+    """The tokens that end a text; usually one."""
     pad: int
     first: int | None
     """The token that must follow the start token."""
@@ -49,6 +50,11 @@ class Search:
     """Of the random numbers; None: not asked for."""
     others: tuple[str, ...]
     """Names of other settings that change texts."""
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text, if there is one; ``others`` has ``eos_token_id`` if there are more or none."""
+        return self.ends[0] if self.ends else None
 
     @property
     def limits_tokens(self) -> bool:
@@ -72,11 +78,13 @@ def search_of(model: Any, *, seed: int | None = None) -> Search:
         return defaults.get(name) if chosen is None else chosen
 
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    named = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = tuple(token for token in named if token is not None)
+    pads = [token for token in (config.pad_token_id, model.config.pad_token_id, 0) if token is not None]
     words = config.bad_words_ids or []
-    banned = tuple(word[0] for word in words if len(word) == 1 and word[0] != ends[0])
+    banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in ends)
     others = [name for name, chosen in given.items() if name not in KNOWN and chosen not in NEUTRAL]
-    others += ["eos_token_id"] * (len(ends) != 1 or ends[0] is None)
+    others += ["eos_token_id"] * (len(ends) != 1)
     others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
     others += ["decoder_start_token_id"] * (not isinstance(start, int))
     return Search(
@@ -84,7 +92,7 @@ def search_of(model: Any, *, seed: int | None = None) -> Search:
         min_length=(config.min_new_tokens + 1 if config.min_new_tokens is not None else value("min_length")),
         length_penalty=float(value("length_penalty")), early_stopping=value("early_stopping"),
         no_repeat_ngram_size=value("no_repeat_ngram_size"), renormalize=bool(config.renormalize_logits),
-        start=start, end=ends[0], pad=config.pad_token_id, first=config.forced_bos_token_id,
+        start=start, ends=ends, pad=pads[0], first=config.forced_bos_token_id,
         last=config.forced_eos_token_id, banned=banned,
         texts=value("num_return_sequences"), sample=value("do_sample"), temperature=float(value("temperature")),
         top_p=float(value("top_p")), top_k=value("top_k"), seed=seed, others=tuple(sorted(others)),
