@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.docs, pytest.mark.usefixtures("own_cache")]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDE = ["start", "adopt", "choose", "train", "score", "reproduce", "scaling", "add_objective", "add_metric"]
+GUIDE = ["start", "adopt", "choose", "train", "generate", "score", "reproduce", "scaling", "add_objective", "add_metric"]
 REFERENCE = ["objectives", "metrics", "performance", "results", "compared_systems", "log"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
@@ -102,6 +102,9 @@ def smaller(arguments, tiny_model):
         return [*arguments, "--model", "bart-tiny", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]
     if arguments[:2] == ["bench", "train"]:
         tiny = "--model bart-tiny --batch 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
+        return [*arguments, *tiny.split()]
+    if arguments[:2] == ["bench", "generate"]:
+        tiny = "--model bart-tiny --batch 2 --source 16 --length 8 --repeats 1 --device cpu"
         return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "ngrams"]:
         return [*arguments, "--longest", "128", "--device", "cpu"]
