@@ -665,7 +665,7 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
         (["train.precision=fp16"], "fp16 needs a GPU"),
         (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
         (['train.report_to=["mlflow"]'], "train.report_to: mlflow is not installed. Install it with: pip install mlflow"),
-        (["train.best=rouge"], "train.best: must be one of loss, ce, matches(2), bag(2), got 'rouge'"),
+        (["train.best=rouge"], "train.best: 'rouge' is neither a term nor a score. Did you mean 'rougeL'? Terms of this objective: loss, ce, matches(2), bag(2). Scores"),
         (["objective=ce + matchs(2)"], "Did you mean 'matches'"),
     ],
     ids=str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import fsum, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.files import fingerprint as fingerprint
@@ -35,6 +36,20 @@ class Scores(NamedTuple):
     values: dict[str, list[float]]
     signature: str
     pooled: dict[str, Pooled] = {}   # noqa: RUF012, never changed
+
+
+def corpus_score(scores: Scores, name: str) -> float:
+    """The score of the whole corpus. Documents without a score (NaN) do not count; NaN if none has one.
+
+    >>> corpus_score(Scores({"a": [1.0, 2.0, float("nan")]}, "a"), "a")
+    1.5
+    """
+    if name in scores.pooled:
+        pooled = scores.pooled[name]
+        rows = [row for row in pooled.statistics if all(map(isfinite, row))]
+        return float(pooled.combine(sum(rows))) if rows else nan
+    known = [value for value in scores.values[name] if not isnan(value)]
+    return fsum(known) / len(known) if known else nan
 
 
 class Absent(ValueError):
