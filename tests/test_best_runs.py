@@ -206,6 +206,7 @@ def test_a_metric_of_a_plugin_may_say_that_lower_is_better(place, tmp_path, caps
 def test_a_score_that_cannot_be_computed_ends_the_command_before_training(place, tmp_path, capsys):
     assert train(*command(place, tmp_path / "a", "train.best=names_right")[1:]) == 2
     assert "train.best: facts works only on the built-in corpus newswire" in capsys.readouterr().err
+    assert not (tmp_path / "a" / "log.jsonl").exists()
     assert train(*command(place, tmp_path / "b", "train.best=rogue2")[1:], "--show") == 2
     assert "Did you mean 'rouge2'?" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
