@@ -12,7 +12,7 @@ from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.scores import Pooled, Scores, corpus_score
 from ngramloss.scoring import results, systems
 from ngramloss.training.best import Best, best_of, is_better
-from ngramloss.training.generated_score import GeneratedScore
+from ngramloss.training.generated_score import GeneratedScore, notes_on, score_of
 
 
 def chosen(name, *overrides):
@@ -113,9 +113,8 @@ TEXTS = ["the cat sat on a mat", "the dog ran", "rain in the north is expected"]
 EXAMPLES = [Example(f"newswire-test-{number}", "document", reference) for number, reference in enumerate(REFERENCES)]
 
 
-def generated(name, texts=TEXTS, examples=EXAMPLES, **options):
-    best = chosen(name, *options.pop("settings", ()))
-    return GeneratedScore(best, [[number] for number in range(len(texts))], lambda model, sources: [model[row] for (row,) in sources], examples=examples, **options)
+def generated(name, examples=EXAMPLES):
+    return GeneratedScore(chosen(name), [[row] for row in range(len(examples))], lambda texts, sources: [texts[row] for (row,) in sources], examples=examples)
 
 
 @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "names_right"])
@@ -136,23 +135,23 @@ def test_several_references_are_all_read():
 def test_a_metric_that_cannot_score_these_texts_is_told_before_training():
     examples = [example._replace(id="mine") for example in EXAMPLES]
     with pytest.raises(ng.UserError, match=r"train\.best: facts works only on the built-in corpus newswire"):
-        generated("names_right", examples=examples).notes()
-    assert generated("names_right").notes() == []
+        notes_on(chosen("names_right"), examples)
+    assert notes_on(chosen("names_right"), EXAMPLES) == []
 
 
 def test_a_score_that_an_option_turns_on_is_told_before_training():
     with pytest.raises(ng.UserError, match=r"rouge does not compute rouge2_recall with these options, only rouge1, rouge2, rougeL, rougeLsum\. An option in train\.best_options"):
-        generated("rouge2_recall").notes()
-    with_parts = generated("rouge2_recall", settings=['train.best_options=["rouge.parts=true"]'])
-    assert with_parts.notes() == []
-    assert with_parts(REFERENCES)["rouge2_recall"] == 100
+        notes_on(chosen("rouge2_recall"), EXAMPLES)
+    with_parts = chosen("rouge2_recall", 'train.best_options=["rouge.parts=true"]')
+    assert notes_on(with_parts, EXAMPLES) == []
+    assert score_of(with_parts, EXAMPLES, REFERENCES) == 100
 
 
 def test_texts_that_the_metric_does_not_read_well_get_a_note():
     examples = [Example("1", "文", "今天天气很好")]
-    (note,) = generated("rouge2", examples=examples).notes()
+    (note,) = notes_on(chosen("rouge2"), examples)
     assert "the default rules read only a–z and 0–9" in note
-    assert generated("rouge2", examples=examples, settings=['train.best_options=["rouge.tokens=auto"]']).notes() == []
+    assert notes_on(chosen("rouge2", 'train.best_options=["rouge.tokens=auto"]'), examples) == []
 
 
 def test_the_corpus_score_leaves_out_documents_without_one():

@@ -212,6 +212,19 @@ def test_a_score_that_cannot_be_computed_ends_the_command_before_training(place,
     assert not (tmp_path / "b").exists()
 
 
+def test_a_training_says_that_the_score_does_not_read_its_texts(place, tmp_path):
+    (tmp_path / "data").mkdir()
+    row = json.dumps({"document": "今天天气很好。我们去公园。", "summary": "天气很好"})
+    for split in ("train", "validation"):
+        (tmp_path / "data" / f"{split}.jsonl").write_text(f"{row}\n" if split == "validation" else "".join(row.replace("公园", f"公园{number}") + "\n" for number in range(8)))
+    few = [f"data.name={tmp_path / 'data'}", "train.max_steps=2", "train.warmup_steps=0"]
+    note = "rouge2: the default rules read only a–z and 0–9: they skip 100% of the letters here"
+    said = ran(place, tmp_path / "a", *few)
+    assert said.count(note) == 1
+    assert "Use --set rouge.tokens=auto. In a recipe, train.best_options has such options.\n" in said
+    assert note not in ran(place, tmp_path / "b", *few, 'train.best_options=["rouge.tokens=auto"]')
+
+
 def test_training_as_a_function_asks_for_what_generates(place, tmp_path):
     from ngramloss.training import runner
 

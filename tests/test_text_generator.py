@@ -96,6 +96,12 @@ def test_a_run_knows_the_column_that_it_was_trained_on(tmp_path, texts):
     assert ng.TextGenerator(folder)({"document": [""] * 6, "body": DOCUMENTS})["prediction"] == texts
 
 
+def test_a_translation_looks_for_its_language_and_its_own_names_first(tmp_path):
+    write = ng.TextGenerator(saved_run(tmp_path, "data.source_language=en_XX", "data.target_language=de_DE", name="translation"))
+    assert write._column(["document", "source", "de", "en"]) == "en"
+    assert write._column(["document", "source"]) == "source"
+
+
 def saved_run(folder, *overrides, name="demo"):
     real_model().save_pretrained(folder / "model")
     tiny_tokenizers.ours().save_pretrained(folder / "model")
@@ -114,11 +120,13 @@ def test_settings_change_the_search_and_the_texts(finished, texts):  # noqa: F81
     assert found == [summary.text for summary in by_hand]
 
 
-def test_a_model_that_was_trained_elsewhere_needs_no_run(finished):  # noqa: F811
+def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):  # noqa: F811
+    loaded = record_loading(monkeypatch)
     found = ng.TextGenerator(finished / "model")({"document": DOCUMENTS})["prediction"]
     model, tokenizer = real_model(), tiny_tokenizers.ours()
     plain = [tokenizer(text)["input_ids"] for text in DOCUMENTS]   # no prefix and no separators
     assert found == [summary.text for summary in search.summaries(model, tokenizer, plain)]
+    assert loaded == [(None, False)]
 
 
 def test_summaries_of_several_sentences_are_written_one_a_line(tmp_path, monkeypatch):
@@ -138,19 +146,25 @@ def test_it_is_sent_without_the_model_and_works_where_it_arrives(finished, write
 
 
 def test_a_process_loads_the_model_once_for_all_copies_and_only_for_a_batch(finished, monkeypatch):  # noqa: F811
-    loaded, load_model = [], search.load_model
-
-    def counted(*given, **options):
-        loaded.append(options["device"])
-        return load_model(*given, **options)
-
-    monkeypatch.setattr(search, "load_model", counted)
+    loaded = record_loading(monkeypatch)
     write = ng.TextGenerator(finished, device="cpu")
     write({"document": [" "]})
     assert loaded == []
     for _ in range(3):
         pickle.loads(pickle.dumps(write))({"document": DOCUMENTS[:1]})
-    assert loaded == ["cpu"]
+    assert loaded == [("cpu", True)]
+
+
+def record_loading(monkeypatch):
+    """The device of each model that is loaded, and whether a run trained it."""
+    loaded, load_model = [], search.load_model
+
+    def counted(*given, **options):
+        loaded.append((options["device"], options["trained_here"]))
+        return load_model(*given, **options)
+
+    monkeypatch.setattr(search, "load_model", counted)
+    return loaded
 
 
 def test_a_folder_is_found_from_other_folders(finished, texts, tmp_path, monkeypatch):  # noqa: F811

@@ -142,7 +142,7 @@ def _checked_texts(values: list[Any], column: str) -> list[str]:
     for row, value in enumerate(values):
         if not isinstance(value, str):
             raise UserError(f"row {row} of the batch: {column!r} should be text, got {type(value).__name__}.")
-    return [str(value) for value in values]   # NumPy's own strings become Python's
+    return values
 
 
 def _like(column: Any, texts: list[str]) -> Any:

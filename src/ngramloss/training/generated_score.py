@@ -47,30 +47,6 @@ class GeneratedScore:
         score = self._shared(self._texts(model))
         return {self.best.name: score, "generation_runtime": time.perf_counter() - began}
 
-    def notes(self) -> list[str]:
-        """Try the metric on a few references; return sentences about texts that its options do not read well.
-
-        Raises:
-            UserError: the metric cannot score these texts, or does not compute the score.
-        """
-        examples = self.examples[:TRIED]
-        targets = [example.target for example in examples]
-        self.score(examples, targets)
-        return METRICS[self.best.metric].notes_on(_texts_of(examples, targets), self.best.options)
-
-    def score(self, examples: Sequence[Example], texts: Sequence[str]) -> float:
-        """The score of texts for these examples."""
-        metric, given = METRICS[self.best.metric], _texts_of(examples, texts)
-        try:
-            scores = metric.load()(*(given[name] for name in metric.reads), **self.best.options)
-        except Absent as reason:
-            raise UserError(f"train.best: {reason}") from None
-        if self.best.name not in scores.values:
-            raise UserError(f"train.best: {self.best.metric} does not compute {self.best.name} with these options, "
-                            f"only {', '.join(scores.values)}. An option in train.best_options may change this: "
-                            f"ngramloss list metrics.")
-        return corpus_score(scores, self.best.name)
-
     def _texts(self, model: Any) -> list[str]:
         """The texts of all sources, from all processes. Shares are equally long, because FSDP needs that."""
         count = len(self.sources)
@@ -84,10 +60,36 @@ class GeneratedScore:
 
     def _shared(self, texts: Sequence[str]) -> float:
         """The score that the first process computes."""
-        score = [self.score(self.examples, texts) if self.process == 0 else 0.0]
+        score = [score_of(self.best, self.examples, texts) if self.process == 0 else 0.0]
         if self.processes > 1:
             torch.distributed.broadcast_object_list(score)
         return score[0]
+
+
+def notes_on(best: Best, examples: Sequence[Example]) -> list[str]:
+    """Try the metric on a few references; return sentences about texts that its options do not read well.
+
+    Raises:
+        UserError: the metric cannot score these texts, or does not compute the score.
+    """
+    tried = examples[:TRIED]
+    targets = [example.target for example in tried]
+    score_of(best, tried, targets)
+    return METRICS[best.metric].notes_on(_texts_of(tried, targets), best.options)
+
+
+def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> float:
+    """The score of texts that were generated for these examples."""
+    metric, given = METRICS[best.metric], _texts_of(examples, texts)
+    try:
+        scores = metric.load()(*(given[name] for name in metric.reads), **best.options)
+    except Absent as reason:
+        raise UserError(f"train.best: {reason}") from None
+    if best.name not in scores.values:
+        raise UserError(f"train.best: {best.metric} does not compute {best.name} with these options, only "
+                        f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list "
+                        "metrics.")
+    return corpus_score(scores, best.name)
 
 
 def _texts_of(examples: Sequence[Example], predictions: Sequence[str]) -> dict[str, Any]:

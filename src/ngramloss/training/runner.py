@@ -181,6 +181,7 @@ def _prepare(
     for split in splits.values():
         for bad in split.skipped:
             say(f"skipped {bad}")
+    judged = _judged(settings, splits.get("validation"), say)
     tokenizer, tokenizer_folder = models.load_tokenizer(
         settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint,
         trust_remote_code=trust_remote_code, say=say,
@@ -214,8 +215,19 @@ def _prepare(
             "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
         },
     }
-    judged = splits["validation"].examples if best_of(settings).metric and "validation" in splits else []
-    return Prepared(record, judged[: settings.train.best_limit or None])
+    return Prepared(record, judged)
+
+
+def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Example]:
+    """The validation examples for which texts are generated. Raises if their score cannot be computed."""
+    from ngramloss.training.generated_score import notes_on
+
+    best = best_of(settings)
+    if not best.metric or validation is None:
+        return []
+    for note in notes_on(best, validation.examples):
+        say(f"{best.name}: {note} In a recipe, train.best_options has such options.")
+    return validation.examples[: settings.train.best_limit or None]
 
 
 def _metric_source(settings: Recipe) -> dict[str, str]:
@@ -342,7 +354,7 @@ def _run_trainer(
         max_tokens=None if settings.train.fsdp else settings.train.max_tokens, capture=settings.train.capture,
         compile=settings.train.compile, say=say,
     )
-    trainer.also_evaluated = _generated_score(settings, arguments, splits, tokenizer, judged, say, write_texts)
+    trainer.also_evaluated = _generated_score(settings, arguments, splits, tokenizer, judged, write_texts)
     if settings.train.fsdp and settings.train.capture and arguments.device.type == "cuda":
         say("steps are not captured as CUDA graphs: train.fsdp gathers parameters in the middle of a step.")
     trainer.remove_callback(ProgressCallback)
@@ -384,7 +396,7 @@ def _run_trainer(
 
 
 def _generated_score(
-    settings: Recipe, arguments: Any, splits: dict[str, Tokens], tokenizer: Any, judged: Sequence[Example], say: Say,
+    settings: Recipe, arguments: Any, splits: dict[str, Tokens], tokenizer: Any, judged: Sequence[Example],
     write_texts: WriteTexts | None,
 ) -> Any:
     """What validation computes from generated texts; None if the best checkpoint is selected by a term."""
@@ -397,11 +409,8 @@ def _generated_score(
     sources = [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))]
     write = partial(write_texts, settings=settings, tokenizer=tokenizer,
                     batch_size=arguments.per_device_eval_batch_size, shows_progress=arguments.should_save)
-    score = GeneratedScore(best, sources, write, examples=judged, process=arguments.process_index,
-                           processes=arguments.world_size)
-    for note in score.notes() if judged else ():
-        say(f"{best.name}: {note}")
-    return score
+    return GeneratedScore(best, sources, write, examples=judged, process=arguments.process_index,
+                          processes=arguments.world_size)
 
 
 def _present(folder: Path) -> Path:
