@@ -130,8 +130,10 @@ def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):
 
 
 def test_summaries_of_several_sentences_are_written_one_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "summaries", lambda *given, **options: [search.Written("One came. Two left.", 9)])
-    assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"))({"document": ["a"]})["prediction"] == ["One came.\nTwo left."]
+    asked = []
+    monkeypatch.setattr(search, "summaries", lambda *given, batch_size: asked.append(batch_size) or [search.Written("One came. Two left.", 9)])
+    assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"), batch_size=7)({"document": ["a"]})["prediction"] == ["One came.\nTwo left."]
+    assert asked == [7]
 
 
 # Processes

@@ -50,6 +50,17 @@ def test_the_model_and_all_random_numbers_stay_as_they_are():
     assert written(model, settings()) == texts   # even if it samples
 
 
+def test_compiled_code_is_not_compiled_again_for_every_length():
+    model, compiled = real_model(), []
+    texts = written(model, settings())
+    model.get_encoder().compile(backend=lambda module, inputs: compiled.append(module) or module.forward)
+    assert written(model, settings()) == texts
+    assert compiled == []
+    with torch.inference_mode():
+        model.generate(torch.tensor([ids()[0]]))
+    assert compiled   # as it would be
+
+
 def test_a_model_that_fails_to_generate_stays_as_it_was(monkeypatch):
     model = real_model().train()
     own = model.generation_config
