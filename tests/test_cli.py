@@ -16,6 +16,7 @@ import ngramloss
 from ngramloss import doctor
 from ngramloss.cli import main
 from ngramloss.errors import UserError
+from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS
 from ngramloss.stats import BACKENDS, chosen_backend
 
@@ -264,13 +265,15 @@ def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert main(["doctor", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
-    assert list(known) == ["ngramloss", "python", "packages", "gpu", "chosen", "backends", "objectives", "metrics"]
+    assert list(known) == ["ngramloss", "python", "packages", "gpu", "chosen", "backends", "engines", "objectives", "metrics"]
     assert known["packages"]["torch"] == version("torch")
     assert known["packages"].keys() == set(doctor.PACKAGES)
     assert known["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
     first = known["chosen"][0]
     assert (first["device"], first["dtype"], first["backend"]) == ("cpu", "float32", chosen_backend(torch.device("cpu"), torch.float32).backend)
     assert known["backends"] == BACKENDS
+    assert known["engines"].keys() == set(ENGINES)
+    assert known["engines"]["hf"] == {"ready": True, "state": "ready", "version": version("transformers"), "precision": "fp32"}
     assert known["objectives"]["ce"] == {"ready": True, "state": "ready", "origin": None}
     assert known["metrics"]["bleu"] == {"ready": False, "state": "needs the package sacrebleu: pip install 'ngramloss[score]'", "origin": None}
     assert known["metrics"].keys() == set(METRICS)

@@ -103,6 +103,9 @@ def smaller(arguments, tiny_model):
     if arguments[:2] == ["bench", "train"]:
         tiny = "--model bart-tiny --batch 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
         return [*arguments, *tiny.split()]
+    if arguments[:2] == ["bench", "generate"]:
+        tiny = "--model bart-tiny --batch 2 --source 16 --length 8 --repeats 1 --device cpu"
+        return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "ngrams"]:
         return [*arguments, "--longest", "128", "--device", "cpu"]
     return arguments

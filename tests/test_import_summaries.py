@@ -13,7 +13,7 @@ from released_data import STORIES, data_folder, read_rows, xsum_reference
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.statistics import words_of
-from ngramloss.generation import predictions
+from ngramloss.generation.engines import hf as hf_engine
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.shape import shape
@@ -331,8 +331,8 @@ def test_prophetnet_and_t5_write_through_generate_and_read_their_prefix(family, 
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     seen = []
-    whole = predictions.summaries
-    monkeypatch.setattr(predictions, "summaries", lambda *args, **more: seen.extend(args[2]) or whole(*args, **more))
+    whole = hf_engine.generated
+    monkeypatch.setattr(hf_engine, "generated", lambda *args, **more: seen.extend(args[1]) or whole(*args, **more))
     settings = ["generation.max_length=12", "generation.num_beams=2", "generation.min_length=2", "data.max_source=40"]
     arguments = [str(tmp_path / "model"), "--data", "newswire", "--limit", "3", "--out", str(tmp_path / "out"), "--set", "data.prefix=summarize: "]
     assert cli.main(["generate", *arguments, *(word for one in settings for word in ("--set", one))]) == 0

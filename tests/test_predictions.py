@@ -13,7 +13,6 @@ from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
 from ngramloss.files import lock_folder
 from ngramloss.generation import predictions
-from ngramloss.generation import search as generate_room
 from ngramloss.generation.baselines import BASELINES
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -106,14 +105,14 @@ STOP = """
 import os, signal, sys
 from ngramloss import cli
 from ngramloss.generation import predictions
-whole, count = predictions.summaries, 0
+whole, count = predictions.decoded, 0
 def some(*args, **kwargs):
     global count
     count += 1
     if count == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(*args, **kwargs)
-predictions.summaries = some
+predictions.decoded = some
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -148,14 +147,14 @@ import os, signal, sys, time
 from ngramloss import cli, heartbeat
 from ngramloss.generation import predictions
 heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
-whole, count = predictions.summaries, 0
+whole, count = predictions.decoded, 0
 def some(*args, **kwargs):
     global count
     count += 1
     if os.environ["RANK"] == "1" and count == 2:
         os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == "dies" else time.sleep(9)
     return whole(*args, **kwargs)
-predictions.summaries = some
+predictions.decoded = some
 sys.exit(cli.main(sys.argv[2:]))
 """
 
@@ -388,8 +387,7 @@ def test_sentences_stand_on_lines_of_their_own_where_the_data_set_has_several(ar
 
 
 def test_a_summary_of_several_sentences_is_written_one_a_line(run, tmp_path, monkeypatch):
-    written = [generate_room.Written("It rained. Nobody came.", 9)]
-    monkeypatch.setattr(predictions, "summaries", lambda *_, **__: written)
+    monkeypatch.setattr(predictions, "decoded", lambda *_: ["It rained. Nobody came."])
     assert generate(run, "--preset", "cnndm", "--limit", 1, "--out", tmp_path / "a") == 0
     assert generate(run, "--limit", 1, "--out", tmp_path / "b") == 0
     assert rows(tmp_path / "a" / "predictions.jsonl")[0]["prediction"] == "It rained.\nNobody came."

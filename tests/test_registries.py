@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ngramloss import recipe
 from ngramloss.cli import main
 from ngramloss.errors import UserError
+from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS, score_owners
 from ngramloss.objectives import OBJECTIVES
 from ngramloss.plugins import load_function
@@ -122,8 +123,15 @@ def test_a_metric_whose_package_is_missing_says_what_to_install(tmp_path, monkey
     assert "bleu was left out: needs the package sacrebleu: pip install 'ngramloss[score]'." in capsys.readouterr().out
 
 
+def test_a_recipe_takes_every_engine_by_name_and_auto():
+    assert settings_of(recipe.Generation)["engine"].choices == ("auto", *ENGINES)
+    for engine in ENGINES.values():
+        assert all(callable(engine.function(name)) for name in ("load", "unsupported", "differences"))
+        assert engine.about
+
+
 def test_the_lists_answer_at_once(capsys):
     started = time.perf_counter()   # not a benchmark: importing torch here would take seconds
-    for what in ("objectives", "metrics", "recipes", "baselines"):
+    for what in ("objectives", "metrics", "recipes", "baselines", "engines"):
         assert main(["list", what]) == 0
     assert time.perf_counter() - started < 5

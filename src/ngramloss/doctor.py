@@ -1,4 +1,4 @@
-"""this machine → its packages, the backend it uses and why, and the metrics that can run."""
+"""this machine → its packages, the backend it uses and why, and the engines and metrics that can run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS, missing_options
 from ngramloss.objectives import OBJECTIVES
 from ngramloss.plugins import Registry
 from ngramloss.stats import BACKENDS, chosen_backend
 from ngramloss.version import __version__, installed
 
-PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors"]
+PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors", "ctranslate2"]
 
 
 def facts() -> dict[str, Any]:
@@ -29,6 +30,8 @@ def facts() -> dict[str, Any]:
         "chosen": [{"device": device, "dtype": str(dtype).removeprefix("torch."), **choice._asdict()}
                    for device, dtype, choice in chosen],
         "backends": dict(BACKENDS),
+        "engines": {name: {"ready": not engine.needs, "state": engine.needs or "ready", "version": engine.version,
+                           "precision": engine.precision} for name, engine in ENGINES.items()},
         "objectives": {name: _entry(name, OBJECTIVES, lambda name: "ready") for name in OBJECTIVES},
         "metrics": {name: _entry(name, METRICS, _readiness) for name in METRICS},
     }  # fmt: skip
@@ -47,6 +50,11 @@ def lines(known: dict[str, Any]) -> Iterator[str]:
     yield "backends:"
     for name, text in known["backends"].items():
         yield f"  {name:<9}{text}"
+    yield ""
+    yield "engines:"
+    for name, engine in known["engines"].items():
+        ready = f"ready, {engine['precision']}" if engine["ready"] else engine["state"]
+        yield f"  {name:<18}{ready}"
     for kind in ("objectives", "metrics"):
         yield ""
         yield f"{kind}:"

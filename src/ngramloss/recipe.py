@@ -157,6 +157,11 @@ class Generation:
     max_length: int = setting(128, least=1)
     no_repeat_ngram_size: int = setting(0, least=0)
     early_stopping: bool = True
+    renormalize: bool = False
+    """Make the probabilities of the tokens that a minimum length and repeated n-grams leave sum to 1. Published results
+    are without it. It lets ``ctranslate2`` write the same texts as ``hf``."""
+    engine: str = setting("auto", choices=("auto", "hf", "ctranslate2", "ctranslate2-int8"))
+    """What ``ngramloss generate`` searches with; ``auto`` is the fastest engine whose texts are those of ``hf``."""
 
 
 @dataclass(frozen=True)

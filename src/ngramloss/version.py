@@ -17,7 +17,7 @@ EXTRAS = {
     "torch": "torch", "triton": "kernels", "transformers": "hf", "tokenizers": "hf", "accelerate": "hf",
     "datasets": "hf", "safetensors": "hf", "sentencex": "hf", "rouge_score_rs": "score", "sacrebleu": "score",
     "numpy": "score", "scipy": "score", "pysbd": "score", "tqdm": "score", "ot": "metrics", "jinja2": "report",
-    "matplotlib": "report",
+    "matplotlib": "report", "ctranslate2": "fast",
 }  # fmt: skip
 """Package → the extra that installs it."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import NamedTuple
 
@@ -71,6 +72,34 @@ def _peak(run: Callable[[], object], device: str) -> float:
         return (torch.cuda.max_memory_allocated() - before) / 2**30
     if not os.path.exists("/proc/self/statm"):
         return float("nan")
+    before = _resident()
+    with _sampled() as samples:
+        run()
+    return (max(samples) - before) / 2**30
+
+
+def seconds(run: Callable[[], object], device: str, *, repeats: int) -> float:
+    """The median time of calls that take long; there is no warm-up."""
+    return median(_milliseconds(run, device) for _ in range(repeats)) / 1e3
+
+
+@contextmanager
+def peak_resident(device: str) -> Iterator[Callable[[], float]]:
+    """Watch the memory. Yields a function that returns the peak in GiB: of the process, on a GPU of its tensors."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        yield lambda: torch.cuda.max_memory_allocated() / 2**30
+    elif not os.path.exists("/proc/self/statm"):
+        yield lambda: float("nan")
+    else:
+        with _sampled() as samples:
+            yield lambda: max(samples) / 2**30
+
+
+@contextmanager
+def _sampled() -> Iterator[list[int]]:
+    """Sample the resident memory of the process, every 2 milliseconds."""
     samples, done = [_resident()], threading.Event()
 
     def watch() -> None:
@@ -79,10 +108,11 @@ def _peak(run: Callable[[], object], device: str) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    run()
-    done.set()
-    watcher.join()
-    return (max(samples) - samples[0]) / 2**30
+    try:
+        yield samples
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _resident() -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ngramloss.cli.options import Verbs, add_device, add_trust, chosen_device, output_file, verb
 from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
+from ngramloss.version import installed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,19 @@ examples:
   ngramloss bench train --lengths cnndm --compile --json train.json --plot train.png
   ngramloss bench train --model path/or/hub-id --data train.jsonl --profile trace.json
   ngramloss bench train --device cpu --model bart-tiny --lengths multi30k --warm-up 5 --steps 20      # quick
+"""
+
+GENERATE = """\
+Measure documents and tokens per second of each engine that is installed, at several batch sizes, beside Hugging Face's
+`generate`, and the share of texts that are the same. Each engine runs in a process of its own. Documents are random
+tokens, and all texts have the same length, because random weights would not end them."""
+
+GENERATE_EXAMPLES = """\
+examples:
+  ngramloss bench generate
+  ngramloss bench generate --beams 4 --length 62 --source 400 --batch 8 --json generate.json --plot generate.png
+  ngramloss bench generate --model path/or/hub-id --engines ctranslate2-int8
+  ngramloss bench generate --model bart-tiny --source 50 --length 20      # quick
 """
 
 NGRAMS = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It grows like T log T, not T²."
@@ -101,6 +115,7 @@ def add(verbs: Verbs) -> None:
     step.set_defaults(run_verb=_bench_step)
 
     _add_train(benches)
+    _add_generate(benches)
 
     ngrams = verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES)
     ngrams.add_argument("--objective", default="matches(2,3,4)", metavar="OBJECTIVE",
@@ -153,6 +168,28 @@ def _add_train(benches: Verbs) -> None:
     add_trust(train)
     add_device(train)
     train.set_defaults(run_verb=_bench_train)
+
+
+def _add_generate(benches: Verbs) -> None:
+    generate = verb(benches, "generate", "documents per second of each engine", GENERATE, GENERATE_EXAMPLES)
+    generate.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
+    generate.add_argument("--engines", nargs="+", default=[], metavar="NAME",
+                          help="engines beside hf, as in `ngramloss list engines` (default: all that are installed)")
+    generate.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="B",
+                          help="batch sizes (default: 1 8)")
+    generate.add_argument("--beams", type=int, default=4, metavar="N", help="beams; 1 is greedy (default: %(default)s)")
+    generate.add_argument("--length", type=int, default=62, metavar="T",
+                          help="tokens of each text, with its start and end (default: %(default)s)")
+    generate.add_argument("--source", type=int, default=400, metavar="T", help="document tokens (default: %(default)s)")
+    generate.add_argument("--repeats", type=int, default=3, metavar="N",
+                          help="times that each batch is written; the median counts (default: %(default)s)")
+    generate.add_argument("--seed", type=int, default=0, metavar="N",
+                          help="random seed of the documents (default: %(default)s)")
+    generate.add_argument("--json", metavar="FILE", help="write settings and all measurements as JSON")
+    generate.add_argument("--plot", metavar="FILE", help="draw a bar chart")
+    add_trust(generate)
+    add_device(generate)
+    generate.set_defaults(run_verb=_bench_generate)
 
 
 def _bench_head(options: argparse.Namespace) -> int:
@@ -269,6 +306,42 @@ def _bench_train(options: argparse.Namespace) -> int:
         _write_json(json_file, {"machine": machine.result, "settings": settings, "rows": measured})
     if plot_file:
         train.plot(rows, plot_file, title)
+    return int(all(row.why_not for row in rows))
+
+
+def _bench_generate(options: argparse.Namespace) -> int:
+    import tempfile
+
+    from ngramloss.bench import chart, child
+
+    json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
+    chart.raise_unless_drawable(plot_file)
+    child.start_server()
+    device = chosen_device(options)
+
+    from ngramloss.bench import generate, head
+
+    names = generate.chosen(options.engines)
+    with tempfile.TemporaryDirectory() as folder:
+        setup = generate.Setup(
+            model=options.model, batches=tuple(options.batch), beams=options.beams, length=options.length,
+            source=options.source, repeats=options.repeats, device=device, seed=options.seed, cache=folder,
+            trust_remote_code=options.trust_remote_code,
+        )  # fmt: skip
+        generate.raise_unless_possible(setup)
+        machine = child.in_child(head.machine, device)
+        if machine.result is None:
+            raise RuntimeError(machine.why_not)
+        title = (f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens\n"
+                 f"{machine.result}, ctranslate2 {installed('ctranslate2') or 'not installed'}")
+        print_result(title)
+        rows = generate.measure(setup, names, say=tell)
+    print_result(generate.as_text(rows))
+    if json_file:
+        measured = [row._asdict() for row in rows]
+        _write_json(json_file, {"machine": title, "settings": generate.settings(setup), "rows": measured})
+    if plot_file:
+        generate.plot(rows, plot_file, title)
     return int(all(row.why_not for row in rows))
 
 

@@ -22,9 +22,13 @@ examples:
   ngramloss generate facebook/bart-large-cnn --data cnn_dailymail --preset cnndm --out bart-large
   ngramloss generate lead-3 --data newswire --out lead
   ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
+  ngramloss generate runs/mine --engine ctranslate2-int8 --out fast
+  ngramloss generate runs/mine --sample --num-return 8 --top-p 0.95 --seed 1 --out samples
   ngramloss generate facebook/m2m100_418M --data my/pairs --preset translation --out m2m100 \\
     --set data.source_language=en --set data.target_language=de
 """
+
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{rate_noinv_fmt}, {remaining} left]"
 
 
 def add(verbs: Verbs) -> None:
@@ -41,8 +45,20 @@ def add(verbs: Verbs) -> None:
     )
     generate.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     generate.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
-    generate.add_argument("--batch-size", type=int, default=16, metavar="N",
-                          help="documents per batch (default: %(default)s)")
+    generate.add_argument("--engine", metavar="NAME",
+                          help="what searches: auto, hf, ctranslate2 or ctranslate2-int8; same as --set "
+                          "generation.engine=... (default: auto, the fastest whose texts are those of hf)")
+    generate.add_argument("--batch-size", type=int, metavar="N",
+                          help="documents per batch (default: as many as the memory allows)")
+    generate.add_argument("--num-return", type=int, default=1, metavar="N",
+                          help="texts of each document: the best of the beams, or samples (default: %(default)s)")
+    generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
+    generate.add_argument("--temperature", type=float, default=1.0, metavar="X",
+                          help="of the samples; below 1, probable tokens become more probable (default: %(default)s)")
+    generate.add_argument("--top-p", type=float, default=1.0, metavar="P",
+                          help="sample from the most probable tokens, P of the probability (default: %(default)s)")
+    generate.add_argument("--seed", type=int, default=0, metavar="N",
+                          help="random seed of the samples (default: %(default)s)")
     generate.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
     add_columns(generate, source="of the sources", target="of the targets")
     add_trust(generate)
@@ -61,8 +77,12 @@ def run(options: argparse.Namespace) -> int:
 
     model = options.model
     work = predictions.job(
-        model, data=options.data, split=options.split, preset=options.preset, overrides=recipe_settings(options),
-        limit=options.limit, batch_size=options.batch_size, trust_remote_code=options.trust_remote_code,
+        model, data=options.data, split=options.split, preset=options.preset,
+        overrides=[*recipe_settings(options), *([f"generation.engine={options.engine}"] if options.engine else [])],
+        limit=options.limit, batch_size=options.batch_size or 0, trust_remote_code=options.trust_remote_code,
+        sampling=predictions.Sampling(
+            options.num_return, options.sample, options.temperature, options.top_p, options.seed
+        ),
     )  # fmt: skip
     if options.out is None and not RunFolder(Path(model)).recipe.exists():
         raise UserError("give an output folder with --out DIR. It may be left out only if MODEL is a run's folder.")
@@ -70,7 +90,8 @@ def run(options: argparse.Namespace) -> int:
 
     def show(done: int, total: int) -> None:
         words = WORDS[work.task]
-        bars.extend([] if bars else [tqdm(unit=f" {words.sources}", desc=f"writing {words.texts}", total=total)])
+        bars.extend([] if bars else [tqdm(
+            unit=f" {words.sources}", desc=f"writing {words.texts}", total=total, bar_format=BAR)])
         bars[0].update(done)
 
     try:

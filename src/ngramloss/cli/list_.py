@@ -23,12 +23,13 @@ examples:
   ngramloss list metrics
   ngramloss list recipes
   ngramloss list baselines
+  ngramloss list engines
 """
 
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    parser = verb(verbs, "list", "list objectives, metrics, recipes or baselines", LIST, EXAMPLES)
+    parser = verb(verbs, "list", "list objectives, metrics, recipes, baselines or engines", LIST, EXAMPLES)
     parser.add_argument("what", choices=list(LISTS), help="what to list")
     parser.set_defaults(run_verb=run)
 
@@ -102,6 +103,13 @@ def _baselines() -> dict[str, str]:
             for name, baseline in BASELINES.items()}
 
 
+def _engines() -> dict[str, str]:
+    from ngramloss.generation.engines import ENGINES
+
+    return {name: engine.about + (f" ({engine.needs})" if engine.needs else "") for name, engine in ENGINES.items()}
+
+
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "objectives": _objectives, "metrics": _metrics, "recipes": _recipes, "baselines": _baselines,
+    "engines": _engines,
 }  # fmt: skip

@@ -41,11 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report_failure(error)
 
 
-LEAST = {"batch_size": 1, "seeds": 1, "samples": 1, "accumulate": 1, "warm_up": 1, "steps": 1}
+LEAST = {"batch_size": 1, "seeds": 1, "samples": 1, "accumulate": 1, "warm_up": 1, "steps": 1,
+         "num_return": 1, "repeats": 1, "beams": 1}   # fmt: skip
 """The smallest value of each integer option; 0 for options not listed."""
 MOST = {"batch_size": 2**16, "batch": 2**16, "seeds": 1000, "samples": 10**6, "shuffles": 10**6, "source": 2**20,
         "target": 2**20, "longest": 2**24,
-        "accumulate": 2**16, "documents": 10**6, "workers": 1024}   # fmt: skip
+        "accumulate": 2**16, "documents": 10**6, "workers": 1024, "num_return": 2**12,
+        "beams": 2**12, "repeats": 10**4, "length": 2**20}   # fmt: skip
 """The largest value of each integer option, so that a typing error does not fill the memory; else 2³² − 1."""
 
 

@@ -22,8 +22,11 @@ from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import appended, fingerprint, read_object, whole_rows, write_whole
+from ngramloss.generation import engines
 from ngramloss.generation.baselines import baseline_writer
-from ngramloss.generation.search import Written, load_model, model_of_run, summaries
+from ngramloss.generation.batches import Budget, batches, budget_for
+from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.search import Written, decoded, load_model, model_of_run
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import NAMES, RunFolder, weight_files
 from ngramloss.version import __version__, installed
@@ -40,14 +43,36 @@ class Writer(NamedTuple):
     """A model or baseline that writes summaries.
 
     Attributes:
-        write: documents → summaries.
+        write: documents and their ids → the summaries of each, the best first.
+        ids: documents → the ids of their tokens; None if the writer reads texts.
         look: examples → what an objective sees; None if the model does not belong to a run.
         settings: everything that could change the summaries.
+        budget: how much one batch may contain.
     """
 
-    write: Callable[[Sequence[Example]], list[Written]]
+    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[list[Written]]]
+    ids: Callable[[Sequence[Example]], list[list[int]]]
     look: Callable[[Sequence[Example]], Iterable[Mapping[str, Any]]] | None
     settings: dict[str, Any]
+    budget: Budget
+
+
+class Sampling(NamedTuple):
+    """How many texts are written of each document, and whether they are sampled.
+
+    Attributes:
+        texts: of each document.
+        sample: sample tokens instead of searching for the most probable text.
+        temperature: below 1, probable tokens become more probable.
+        top_p: sample only from the most probable tokens whose probabilities sum to this.
+        seed: of the random numbers.
+    """
+
+    texts: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
 
 
 class Job(NamedTuple):
@@ -61,9 +86,11 @@ class Job(NamedTuple):
         generation: search settings; None means the model's own ``generation_config``.
         preset: name of the preset, if one was chosen.
         limit: maximum number of documents; 0 means all.
-        batch_size: documents per batch.
+        batch_size: documents per batch; 0 means as many as the memory allows.
         trust_remote_code: whether code that comes with the model may run.
         task: what the texts are of the documents, "summarisation" or "translation".
+        engine: what searches: a name in ``ENGINES``, or ``auto``.
+        sampling: how many texts of each document, and whether they are sampled.
     """
 
     model: str
@@ -76,15 +103,17 @@ class Job(NamedTuple):
     batch_size: int
     trust_remote_code: bool = False
     task: str = TASKS[0]
+    engine: str = engines.AUTO
+    sampling: Sampling = Sampling()
 
 
 def job(
     model: str, *, data: str | None = None, split: str = "test", preset: str | None = None,
-    overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 16, trust_remote_code: bool = False,
+    overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 0, trust_remote_code: bool = False,
+    sampling: Sampling = Sampling(),   # noqa: B008
 ) -> Job:
     """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings."""
-    if batch_size < 1:
-        raise UserError(f"--batch-size must be 1 or more, got {batch_size}.")
+    _check_sampling(sampling)
     run = RunFolder(Path(model))
     own: Recipe | None = None
     if run.recipe.is_file():
@@ -109,10 +138,22 @@ def job(
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
     baseline_writer(model, chosen.name, split)   # raises if the baseline does not work on these data
-    searched = preset is not None or any(setting.startswith("generation.") for setting in overrides)
+    keys = [setting.partition("=")[0].strip() for setting in overrides]
+    searched = preset is not None or any(key.startswith("generation.") and key != "generation.engine" for key in keys)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
     search = settings.generation if searched else None
-    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code, settings.task)
+    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code, settings.task,
+               settings.generation.engine, sampling)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Raise if the options contradict each other."""
+    if not sampling.sample and (sampling.temperature, sampling.top_p) != (1.0, 1.0):
+        raise UserError("--temperature and --top-p are options of sampling; add --sample.")
+    if not sampling.temperature > 0:
+        raise UserError(f"--temperature must be above 0, got {sampling.temperature:g}.")
+    if not 0 < sampling.top_p <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, got {sampling.top_p:g}.")
 
 
 def write_predictions(
@@ -167,9 +208,10 @@ def _write_share(
     processes = int(os.environ.get("WORLD_SIZE", 1))
     split = read_split(work)
     examples = split.examples
-    writer = _writer(work, say)
+    writer = _writer(work, run, say)
     settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
-                "documents": len(examples), "preset": work.preset, "versions": _versions()}
+                "documents": len(examples), "preset": work.preset,
+                "versions": _versions(writer.settings)}
     if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
         settings["task"] = work.task
     begun = _was_begun(run, settings)
@@ -194,9 +236,8 @@ def _write_share(
     mine = [example for example in examples[rank::processes] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)   # similar lengths together, longest first
     with appended(share) as file:
-        for start in range(0, len(mine), work.batch_size):
-            batch = mine[start : start + work.batch_size]
-            pairs = zip(batch, writer.write(batch), strict=True)
+        for batch, texts in batches(mine, writer.ids, writer.write, writer.budget, say=say):
+            pairs = zip(batch, texts, strict=True)
             file.write("".join(_line(_row(example.id, written)) for example, written in pairs))
             file.flush()
             if progress is not None:
@@ -243,6 +284,8 @@ def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
         before = read_object(run.generation)
     except (OSError, UserError):
         before = {}
+    if "generation" in before:
+        before["engine"] = engines.engine_of(before)
     if "model" not in before:
         raise UserError(f"{run.path} has predictions but no valid {run.generation.name} with their settings. Choose "
                         "another --out, or delete them.")
@@ -273,21 +316,17 @@ def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
 
 
-def _writer(work: Job, say: Callable[[str], None]) -> Writer:
+def _writer(work: Job, run: RunFolder, say: Callable[[str], None]) -> Writer:
     baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is not None:
-        named = {} if work.data.language == AUTO else {"language": work.data.language}
-        splits = {"sentences": "pysbd", **named} if work.model.startswith("lead-") else {}
-        return Writer(lambda examples: [Written(text, 0) for text in baseline(examples)], None,
-                      {"model": work.model, **splits})
+        return _baseline(work, baseline)
     own = Path(work.loading.name).is_dir() and work.loading.name != work.model
     model, tokenizer = load_model(
         work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say
     )  # fmt: skip
-    if work.generation is not None:
-        from ngramloss.training.models import prepare_generation
-
-        prepare_generation(model, work.generation)
+    _set_search(model, work)
+    search = search_of(model, seed=work.sampling.seed if work.sampling.sample else None)
+    engine = engines.load(_engine(work, run, say), model, search, say=say)
     data = work.data
     shape = Shape.of(data)
     separator = separator_id(tokenizer, data.separator)
@@ -296,12 +335,11 @@ def _writer(work: Job, say: Callable[[str], None]) -> Writer:
     def ids(examples: Sequence[Example]) -> list[list[int]]:
         return source_ids([example.source for example in examples], tokenizer, shape, separator)
 
-    def write(examples: Sequence[Example]) -> list[Written]:
-        written = summaries(model, tokenizer, ids(examples), batch_size=len(examples))
-        if not by_line:
-            return written
-        split = [sentences(summary.text, language=data.language) for summary in written]
-        return [summary._replace(text="\n".join(parts)) for summary, parts in zip(written, split, strict=True)]
+    def write(examples: Sequence[Example], sources: Sequence[Sequence[int]]) -> list[list[Written]]:
+        hypotheses = engine.write(sources)
+        texts = iter(decoded(tokenizer, [row for rows in hypotheses for row in rows]))
+        return [[Written(_lines(next(texts), data.language) if by_line else next(texts), len(row)) for row in rows]
+                for rows in hypotheses]
 
     def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
         from ngramloss.generation.teacher_forced import forced_predictions
@@ -310,14 +348,63 @@ def _writer(work: Job, say: Callable[[str], None]) -> Writer:
         return forced_predictions(model, tokenizer, ids(examples), references, max_target=shape.max_target)
 
     weights = weight_files(Path(work.loading.name))
-    search = model.generation_config.to_diff_dict()
-    search.pop("transformers_version", None)
+    named = model.generation_config.to_diff_dict()
+    named.pop("transformers_version", None)
     commit = getattr(model.config, "_commit_hash", None)
-    return Writer(write, look if own else None, {
-        "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": search,
-        "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
+    return Writer(write, ids, look if own else None, {
+        "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": named,
+        "engine": engine.facts, "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
+        **({"seed": work.sampling.seed} if work.sampling.sample else {}),
         **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
-    })  # fmt: skip
+    }, budget_for(model, search, work.batch_size))  # fmt: skip
+
+
+def _baseline(work: Job, write: Callable[[Sequence[Example]], list[str]]) -> Writer:
+    if work.sampling != Sampling():
+        raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
+    named = {} if work.data.language == AUTO else {"language": work.data.language}
+    splits = {"sentences": "pysbd", **named} if work.model.startswith("lead-") else {}
+    return Writer(lambda examples, _: [[Written(text, 0)] for text in write(examples)],
+                  lambda examples: [[] for _ in examples], None, {"model": work.model, **splits},
+                  Budget(documents=work.batch_size))
+
+
+def _set_search(model: Any, work: Job) -> None:
+    """Put the job's search settings into the model's ``generation_config``."""
+    from ngramloss.training.models import prepare_generation
+
+    if work.generation is not None:
+        prepare_generation(model, work.generation)
+    sampling, config = work.sampling, model.generation_config
+    if sampling.sample:
+        config.update(do_sample=True, temperature=sampling.temperature, top_p=sampling.top_p, top_k=0, num_beams=1,
+                      early_stopping=False)
+    if sampling.texts > 1:
+        beams = config.num_beams or 1
+        if not sampling.sample and sampling.texts > beams:
+            raise UserError(f"--num-return {sampling.texts} needs as many beams, but the search has {beams}. Use --set "
+                            f"generation.num_beams={sampling.texts}, or --sample.")
+        config.update(num_return_sequences=sampling.texts)
+
+
+def _engine(work: Job, run: RunFolder, say: Callable[[str], None]) -> str:
+    """The name of the engine; for ``auto``, the one that began the predictions that are in the folder."""
+    if work.engine != engines.AUTO or not run.has_predictions or not run.generation.exists():
+        return work.engine
+    try:
+        before = read_object(run.generation)
+    except UserError:   # is reported when the settings are compared
+        return work.engine
+    name = engines.engine_of(before)["name"]
+    if name in engines.ENGINES:
+        say(f"engine {name}, which began the predictions in {run.path}.")
+        return name
+    return work.engine
+
+
+def _lines(text: str, language: str) -> str:
+    """A text with one sentence per line."""
+    return "\n".join(sentences(text, language=language))
 
 
 def has_several_sentences(work: Job) -> bool:
@@ -333,16 +420,19 @@ def _device() -> str | None:
     return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
 
 
-def _row(key: str, written: Written) -> dict[str, Any]:
-    tokens = {"tokens": written.tokens} if written.tokens else {}   # baselines have no tokens
-    return {"id": key, "prediction": written.text, **tokens}
+def _row(key: str, written: Sequence[Written]) -> dict[str, Any]:
+    best = written[0]
+    tokens = {"tokens": best.tokens} if best.tokens else {}   # baselines have no tokens
+    candidates = {"candidates": [text for text, _ in written]} if len(written) > 1 else {}
+    return {"id": key, "prediction": best.text, **tokens, **candidates}
 
 
 def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def _versions() -> dict[str, str]:
-    others = {name: installed(name) for name in ("torch", "transformers", "tokenizers")}
+def _versions(settings: Mapping[str, Any]) -> dict[str, str]:
+    engine = [engines.ENGINES[settings["engine"]["name"]].package] if "engine" in settings else []
+    others = {name: installed(name) for name in ("torch", "transformers", "tokenizers", *engine)}
     own = {"ngramloss": __version__, "python": platform.python_version()}
     return own | {name: number for name, number in others.items() if number is not None}

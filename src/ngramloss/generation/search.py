@@ -14,6 +14,7 @@ from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError
+from ngramloss.generation.engines.hf import generated
 from ngramloss.recipe import Data, Model
 from ngramloss.run_folder import RunFolder
 from ngramloss.training import models
@@ -74,7 +75,6 @@ def of_run(
     return [summary.text for summary in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
 
 
-@torch.inference_mode()
 def summaries(
     model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], *,
     batch_size: int = 32, progress: Callable[[int], None] | None = None,
@@ -89,25 +89,23 @@ def summaries(
         progress: called with the number of sources done since the last call.
     """
     model.eval()
-    languages = set(codes(tokenizer).values())   # to M2M100 these are not special tokens
     written = [Written("", 0)] * len(sources)
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        # Always pad on the right: on the left, padding would shift the encoder's positions.
-        batch = tokenizer.pad(
-            {"input_ids": [list(sources[index]) for index in indices]}, padding_side="right", return_tensors="pt"
-        )
-        inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}   # [B, S]
-        ids = model.generate(**inputs)                                   # [B, T]
-        texts = tokenizer.batch_decode(
-            [[token for token in row if token not in languages] for row in ids.tolist()], skip_special_tokens=True
-        )
-        for index, text, row in zip(indices, texts, ids.tolist(), strict=True):
-            written[index] = Written(text.strip(), _length(row, tokenizer.pad_token_id))
+        rows = generated(model, [sources[index] for index in indices], tokenizer.pad_token_id)
+        for index, text, row in zip(indices, decoded(tokenizer, rows), rows, strict=True):
+            written[index] = Written(text, _length(row, tokenizer.pad_token_id))
         if progress is not None:
             progress(len(indices))
     return written
+
+
+def decoded(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of rows of ids, without special tokens and codes of languages."""
+    languages = set(codes(tokenizer).values())   # to M2M100 these are not special tokens
+    bare = [[token for token in row if token not in languages] for row in rows]
+    return [text.strip() for text in tokenizer.batch_decode(bare, skip_special_tokens=True)]
 
 
 def _length(ids: Sequence[int], pad: int) -> int:

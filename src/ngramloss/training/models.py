@@ -169,6 +169,7 @@ def prepare_generation(model: Any, settings: Generation) -> None:
         num_beams=settings.num_beams, length_penalty=settings.length_penalty, min_length=settings.min_length,
         max_length=settings.max_length, no_repeat_ngram_size=settings.no_repeat_ngram_size,
         early_stopping=settings.early_stopping and settings.num_beams > 1,
+        renormalize_logits=settings.renormalize or None,   # None: not named in files, as in those of earlier versions
     )
     model.generation_config._from_model_config = False   # otherwise it may be recreated from the model's config
 

@@ -1,0 +1,125 @@
+"""documents and what the memory allows → batches of similar length, and the texts of each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ngramloss.generation.engines.settings import Search
+
+AHEAD = 512
+"""Documents that are tokenised at a time."""
+CPU_TOKENS = 8192
+"""Source tokens of a batch on a CPU, padding included. More of them did not make generation faster."""
+MOST_DOCUMENTS = 512
+"""Documents of a batch, however short they are."""
+SHARE = 0.5
+"""Of the GPU's free memory that a batch may need by our estimate, which is rough."""
+
+Document = TypeVar("Document")
+Text = TypeVar("Text")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much one batch may contain.
+
+    Attributes:
+        documents: their number; 0 means that ``tokens`` decides.
+        tokens: source tokens, padding included; 0 means that there is no limit.
+        rest: tokens that are added to each source, for what a document needs whatever its length.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    rest: int = 0
+
+    def allows(self, documents: int, longest: int) -> bool:
+        """Whether a batch may have so many documents, of which the longest has so many tokens."""
+        if self.documents:
+            return documents <= self.documents
+        return documents <= MOST_DOCUMENTS and (not self.tokens or documents * (longest + self.rest) <= self.tokens)
+
+
+def budget_for(model: Any, search: Search, batch_size: int) -> Budget:
+    """The documents that were asked for; otherwise tokens: a fixed number on a CPU, from free memory on a GPU."""
+    if batch_size:
+        return Budget(documents=batch_size)
+    if model.device.type != "cuda":
+        return Budget(tokens=CPU_TOKENS)
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(model.device)
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    per_token, per_document = _bytes(model, search)
+    return Budget(tokens=max(1, int(SHARE * free / per_token)), rest=-(-per_document // per_token))
+
+
+def _bytes(model: Any, search: Search) -> tuple[int, int]:
+    """Bytes that a search needs for each source token, and for each document whatever its length."""
+    config, rows = model.config, search.texts if search.sample else search.num_beams
+    width = model.get_input_embeddings().weight.shape[1]
+    V = model.get_output_embeddings().weight.shape[0]
+    layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None) or 12
+    size = model.dtype.itemsize
+    cached = 2 * layers * width * size * rows   # keys and values of one position; there are two while beams are sorted
+    encoder = 16 * width * size
+    return 2 * cached + encoder, 2 * cached * search.max_length + 8 * 4 * V * rows
+
+
+def batches(
+    documents: Sequence[Document], ids: Callable[[Sequence[Document]], list[list[int]]],
+    write: Callable[[Sequence[Document], Sequence[Sequence[int]]], list[Text]], budget: Budget, *,
+    say: Callable[[str], None],
+) -> Iterator[tuple[list[Document], list[Text]]]:
+    """Write the texts of all documents, batch by batch. A batch for which the memory is too small is halved.
+
+    Args:
+        documents: sorted by length.
+        ids: tokenises documents.
+        write: returns the texts of documents, given their ids, too.
+        budget: how much one batch may contain.
+        say: shows a message to the user.
+
+    Yields:
+        The documents of a batch, and their texts.
+    """
+    pairs = _tokenised(documents, ids)
+    waiting: deque[tuple[Document, list[int]]] = deque()
+    while batch := _taken(waiting, pairs, budget):
+        chosen, sources = [document for document, _ in batch], [source for _, source in batch]
+        try:
+            texts = write(chosen, sources)
+        except RuntimeError as error:
+            if len(batch) == 1 or type(error).__name__ != "OutOfMemoryError":
+                raise
+            budget = Budget(documents=len(batch) // 2)
+            say(f"{len(batch)} documents did not fit into the memory; going on with {budget.documents} at a time.")
+            waiting.extendleft(reversed(batch))
+            continue
+        yield chosen, texts
+
+
+def _tokenised(
+    documents: Sequence[Document], ids: Callable[[Sequence[Document]], list[list[int]]]
+) -> Iterator[tuple[Document, list[int]]]:
+    for start in range(0, len(documents), AHEAD):
+        chunk = documents[start : start + AHEAD]
+        yield from zip(chunk, ids(chunk), strict=True)
+
+
+def _taken(
+    waiting: deque[tuple[Document, list[int]]], pairs: Iterator[tuple[Document, list[int]]], budget: Budget
+) -> list[tuple[Document, list[int]]]:
+    """Take as many documents as the budget allows, at least one; none if none are left."""
+    batch: list[tuple[Document, list[int]]] = []
+    longest = 0
+    while pair := waiting.popleft() if waiting else next(pairs, None):
+        longest = max(longest, len(pair[1]))
+        if batch and not budget.allows(len(batch) + 1, longest):
+            waiting.appendleft(pair)
+            break
+        batch.append(pair)
+    return batch

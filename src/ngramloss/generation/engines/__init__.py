@@ -1,0 +1,157 @@
+"""the name of an engine and a model → a function from source ids to ids of texts, and which engine it is.
+
+``hf`` is the specification. Another engine is one file and one line in ``ENGINES``. The file has these functions:
+
+* ``load(model, search, *, precision, say) → write``, where ``write`` returns for each source the ids of its texts, best
+  first, from the start token to the end token. Raises ``UserError`` if it cannot.
+* ``unsupported(model, search)``: what it cannot do at all, as clauses.
+* ``differences(model, search)``: why texts may differ from those of ``hf``, as clauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ngramloss.errors import UserError
+from ngramloss.generation.engines.settings import Search
+from ngramloss.settings import nearest
+from ngramloss.version import EXTRAS, installed
+
+AUTO = "auto"
+Write = Callable[[Sequence[Sequence[int]]], list[list[list[int]]]]
+
+
+class Engine(NamedTuple):
+    """A way to search for texts.
+
+    Attributes:
+        about: a description.
+        module: its file, in this folder.
+        package: the package that it needs; its version is saved with the predictions.
+        precision: of the matrix products.
+        automatic: whether ``auto`` may choose it where texts are those of ``hf``.
+    """
+
+    about: str
+    module: str
+    package: str
+    precision: str = "fp32"
+    automatic: bool = False
+
+    @property
+    def version(self) -> str | None:
+        """The version of its package; None if it is not installed."""
+        return installed(self.package)
+
+    @property
+    def needs(self) -> str:
+        """What must be installed first; empty if nothing."""
+        if self.version is not None:
+            return ""
+        return f"needs the package {self.package}: pip install 'ngramloss[{EXTRAS[self.package]}]'"
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """A function of its file."""
+        loaded: Callable[..., Any] = getattr(import_module(f"{__name__}.{self.module}"), name)
+        return loaded
+
+
+ENGINES = {
+    "hf": Engine("the model's own generate, by Hugging Face: the specification", "hf", "transformers"),
+    "ctranslate2": Engine(
+        "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings", "ct2", "ctranslate2",
+        automatic=True,
+    ),
+    "ctranslate2-int8": Engine(
+        "CTranslate2 with weights in 8 bits: faster still, texts differ slightly", "ct2", "ctranslate2",
+        precision="int8",
+    ),
+}  # fmt: skip
+"""All engines by name. ``auto`` tries those that are ``automatic``, in this order."""
+
+
+class Loaded(NamedTuple):
+    """An engine with its model."""
+
+    name: str
+    write: Write
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is saved with the predictions. They are not continued with another engine or precision."""
+        return {"name": self.name, "precision": ENGINES[self.name].precision}
+
+
+def raise_if_unknown(name: str) -> None:
+    """Raise unless there is an engine of this name, or it is ``auto``."""
+    if name not in (AUTO, *ENGINES):
+        raise UserError(f"unknown engine {name!r}. {nearest(name, ENGINES)}Choose from {', '.join([AUTO, *ENGINES])}.")
+
+
+def load(name: str, model: Any, search: Search, *, say: Callable[[str], None]) -> Loaded:
+    """Load an engine by name, or for ``auto`` the first whose texts are those of ``hf``, and say which one and why.
+
+    Args:
+        name: a name in ``ENGINES``, or ``auto``.
+        model: a Hugging Face encoder-decoder, on its device.
+        search: its search settings.
+        say: shows a message to the user.
+
+    Raises:
+        UserError: the named engine cannot run here, or cannot search with these settings.
+    """
+    raise_if_unknown(name)
+    return _automatic(model, search, say) if name == AUTO else _named(name, model, search, say)
+
+
+def _named(name: str, model: Any, search: Search, say: Callable[[str], None]) -> Loaded:
+    engine = ENGINES[name]
+    if engine.needs:
+        raise UserError(f"the engine {name} {engine.needs}.")
+    if reasons := list(engine.function("unsupported")(model, search)):
+        raise UserError(f"the engine {name} cannot be used: {_joined(reasons)}. Use --engine hf.")
+    write = engine.function("load")(model, search, precision=engine.precision, say=say)
+    reasons = list(engine.function("differences")(model, search, precision=engine.precision))
+    if reasons:
+        say(f"engine {name}: texts may differ from those of hf, because {_joined(reasons)}.")
+    return Loaded(name, write)
+
+
+def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded:
+    problems: list[str] = []
+    for name, engine in ENGINES.items():
+        if not engine.automatic:
+            continue
+        reasons = [engine.needs] if engine.needs else list(_reasons_against(engine, model, search))
+        if not reasons:
+            try:
+                write = engine.function("load")(model, search, precision=engine.precision, say=say)
+            except UserError as problem:
+                reasons = [str(problem).rstrip(".")]
+            else:
+                say(f"engine {name} {engine.version}, {engine.precision}: on a CPU it is faster than hf, and its texts "
+                    "are the same with these settings.")
+                return Loaded(name, write)
+        problems.append(f"{name} is not used: {_joined(reasons)}")
+    if problems:
+        say(f"engine hf; {'; '.join(problems)}.")
+    return Loaded("hf", ENGINES["hf"].function("load")(model, search, precision="fp32", say=say))
+
+
+def _reasons_against(engine: Engine, model: Any, search: Search) -> Iterable[str]:
+    if model.device.type != "cpu":
+        yield "it is chosen only on a CPU"
+    yield from engine.function("unsupported")(model, search)
+    yield from engine.function("differences")(model, search, precision=engine.precision)
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    return reasons[0] if len(reasons) == 1 else f"{', '.join(reasons[:-1])} and {reasons[-1]}"
+
+
+def engine_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The engine that wrote predictions, from their saved settings. Earlier versions, which saved none, had ``hf``."""
+    saved = settings.get("engine")
+    return saved if isinstance(saved, dict) else {"name": "hf", "precision": "fp32"}

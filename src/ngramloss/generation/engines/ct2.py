@@ -1,0 +1,156 @@
+"""a Hugging Face model and source ids → ids of texts, by CTranslate2: the same texts as ``hf`` within a stated region.
+
+The search settings are mapped so that the texts are those of ``hf``; :func:`differences` says where they may not be.
+docs/generate.md describes the region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ngramloss.errors import UserError
+from ngramloss.generation.engines.conversion import FAMILIES, converted
+from ngramloss.generation.engines.settings import Search
+
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
+"""What CTranslate2 calls a precision."""
+NO_PENALTY = 1e-9
+"""In place of a length penalty of 0, with which CTranslate2 would end a search earlier. It changes no score in fp32."""
+
+Ids = Sequence[int]
+
+
+def unsupported(model: Any, search: Search) -> Iterator[str]:
+    """What CTranslate2 cannot do at all."""
+    kind = model.config.model_type
+    if kind not in FAMILIES or not type(model).__module__.startswith("transformers."):
+        yield f"it has no models of the kind {kind!r}, only {', '.join(FAMILIES)}"
+    if search.others:
+        yield f"it does not know these generation settings of the model: {', '.join(search.others)}"
+    if search.last not in (None, search.end):
+        yield "the model ends its longest texts with another token than its end token"
+    if search.sample and search.seed is None:
+        yield "the model's own settings sample, but --sample was not given"
+    if _steps(search) < 1:
+        yield f"a text of at most {search.max_length} tokens has none between its first and its last"
+
+
+def differences(model: Any, search: Search, *, precision: str) -> Iterator[str]:
+    """Why texts may differ from those of ``hf``."""
+    beams = search.num_beams > 1
+    if precision != "fp32":
+        yield f"it computes in {precision}"
+    if search.sample:
+        yield "it draws other random numbers"
+    if beams and search.early_stopping is not True:
+        yield "it always stops as with generation.early_stopping = true"
+    if beams and search.limits_tokens and not search.renormalize:
+        yield "it always works as with generation.renormalize = true if there is a minimum length or a banned n-gram"
+    if search.no_repeat_ngram_size and (search.start != search.end or search.no_repeat_ngram_size == 1):
+        yield "to hf the start token is a part of the n-grams that must not repeat"
+    if model.config.model_type == "m2m_100" and search.start == search.pad:
+        yield "to hf the start token has another position, because it is the padding token, too"
+    if beams and search.first is not None and search.min_length <= 2:
+        yield "it never writes an empty text after a forced first token"
+    if beams and search.last is not None and (search.texts > 1 or search.length_penalty < 0):
+        yield "texts that reach generation.max_length are ranked differently"
+
+
+def load(
+    model: Any, search: Search, *, precision: str, say: Callable[[str], None]
+) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
+    """A function from sources to the texts of each, best first, as ids."""
+    translator = _translator(model, search, precision, say)
+    best_of = _best_with_forced_end if search.last is not None and search.num_beams > 1 else _best
+
+    def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
+        words = [[str(token) for token in source] for source in sources]
+        return [[[search.start, *map(int, hypothesis)] for hypothesis in hypotheses]
+                for hypotheses in best_of(translator, search, words)]
+
+    return write
+
+
+def _translator(model: Any, search: Search, precision: str, say: Callable[[str], None]) -> Any:
+    import ctranslate2
+
+    folder = converted(model, say=say)
+    ctranslate2.set_random_seed(search.seed or 0)   # read by each thread when it first draws
+    device = model.device
+    try:
+        translator = ctranslate2.Translator(
+            str(folder), device=device.type, device_index=device.index or 0, compute_type=COMPUTE_TYPES[precision],
+            intra_threads=torch.get_num_threads(),
+        )
+        if device.type == "cuda":   # a missing library is noticed only now
+            translator.translate_batch([["0"]], target_prefix=[["0"]], max_decoding_length=1)
+    except (RuntimeError, ValueError) as reason:
+        raise UserError(f"ctranslate2 cannot run here: {' '.join(str(reason).split())[:200].rstrip('.')}.") from reason
+    return translator
+
+
+def _steps(search: Search) -> int:
+    """The most tokens that the search chooses: all but the start token and a forced end token."""
+    return search.max_length - 1 - (search.last is not None)
+
+
+def _least_steps(search: Search) -> int:
+    """The tokens that it chooses before the end token is allowed."""
+    return min(max(search.min_length - 1, 0), _steps(search))
+
+
+def _translate(translator: Any, search: Search, words: list[list[str]], *, hypotheses: int, steps: int) -> list[Any]:
+    """Search. Hypotheses have their end token if they have one."""
+    prefix = [str(token) for token in (search.start, search.first) if token is not None]
+    sampling = {"sampling_topk": search.top_k, "sampling_topp": search.top_p,
+                "sampling_temperature": search.temperature} if search.sample else {}
+    results: list[Any] = translator.translate_batch(
+        words, target_prefix=[prefix] * len(words), beam_size=search.num_beams, num_hypotheses=hypotheses,
+        length_penalty=search.length_penalty or NO_PENALTY, no_repeat_ngram_size=search.no_repeat_ngram_size,
+        suppress_sequences=[[str(token)] for token in search.banned] or None, end_token=[str(search.end)],
+        return_end_token=True, return_scores=True, max_input_length=0, max_decoding_length=steps,
+        min_decoding_length=_least_steps(search), **sampling,
+    )  # fmt: skip
+    return results
+
+
+def _best(translator: Any, search: Search, words: list[list[str]]) -> list[list[list[str]]]:
+    results = _translate(translator, search, words, hypotheses=search.texts, steps=_steps(search))
+    return [[_closed(hypothesis, search) for hypothesis in result.hypotheses] for result in results]
+
+
+def _closed(hypothesis: list[str], search: Search) -> list[str]:
+    """A hypothesis with its forced end token, if there is one that it lacks."""
+    end = str(search.end)
+    return hypothesis if search.last is None or hypothesis[-1:] == [end] else [*hypothesis, end]
+
+
+def _best_with_forced_end(translator: Any, search: Search, words: list[list[str]]) -> list[list[list[str]]]:
+    """The best hypotheses of ``hf``, where a text of ``max_length`` ends with a forced token.
+
+    CTranslate2 cannot force a last token, so it stops one token earlier. Hypotheses without an end token then get it,
+    and the score that ``hf`` gives them: their length is one token more. But ``hf`` takes none of them if enough others
+    had ended by themselves until then. Where that matters, a search for one more token shows whether they had: it goes
+    on to that token only if they had not.
+    """
+    steps, end = _steps(search), str(search.end)
+    longer = ((steps + 1) / steps) ** search.length_penalty
+    chosen: list[list[list[str]]] = []
+    doubtful: list[int] = []
+    for result in _translate(translator, search, words, hypotheses=search.num_beams, steps=steps):
+        cut = [hypothesis[-1] != end for hypothesis in result.hypotheses]
+        scores = [score / longer if was_cut else score for score, was_cut in zip(result.scores, cut, strict=True)]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        if cut[order[0]] and _least_steps(search) < steps - 1:
+            doubtful.append(len(chosen))
+        chosen.append([_closed(result.hypotheses[index], search) for index in order[: search.texts]])
+    if doubtful:
+        again = _translate(translator, search, [words[index] for index in doubtful], hypotheses=search.num_beams,
+                           steps=steps + 1)
+        for index, result in zip(doubtful, again, strict=True):
+            if max(map(len, result.hypotheses)) <= steps:
+                chosen[index] = result.hypotheses[: search.texts]
+    return chosen

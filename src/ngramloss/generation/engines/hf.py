@@ -1,0 +1,92 @@
+"""a Hugging Face model and source ids → ids of texts, by the model's own ``generate``: the specification."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ngramloss.generation.engines.settings import Search
+
+Ids = Sequence[int]
+
+
+def load(
+    model: Any, search: Search, *, precision: str, say: Callable[[str], None]
+) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
+    """A function from sources to the texts of each, best first, as ids."""
+    model.eval()
+
+    def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
+        rows = _sampled(model, search, sources) if search.sample and search.seed is not None else (
+            generated(model, sources, search.pad))
+        texts = [ended(row, search.end) for row in rows]
+        return [texts[start : start + search.texts] for start in range(0, len(texts), search.texts)]
+
+    return write
+
+
+def unsupported(model: Any, search: Search) -> list[str]:
+    """Nothing: it is the specification."""
+    return []
+
+
+def differences(model: Any, search: Search, *, precision: str) -> list[str]:
+    """None, for the same reason."""
+    return []
+
+
+@torch.inference_mode()
+def generated(model: Any, sources: Sequence[Ids], pad: int, **options: Any) -> list[list[int]]:
+    """What ``generate`` returns for a batch, in lists."""
+    longest = max(map(len, sources))
+    # Always pad on the right: on the left, padding would shift the encoder's positions.
+    ids = torch.tensor([[*source, *[pad] * (longest - len(source))] for source in sources])      # [B, S]
+    mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in sources])   # [B, S]
+    rows: list[list[int]] = model.generate(
+        input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options
+    ).tolist()
+    return rows
+
+
+def ended(row: list[int], end: int) -> list[int]:
+    """A text up to its end token, without what fills the batch up; the start token may be the same token."""
+    return row[: row.index(end, 1) + 1] if end in row[1:] else row
+
+
+def _sampled(model: Any, search: Search, sources: Sequence[Ids]) -> list[list[int]]:
+    """Sample the texts of each source. A text depends on the seed and its source alone, not on the batch.
+
+    The token with the largest sum of log-probability and Gumbel noise is a sample. So ``generate`` searches greedily,
+    and the noise comes from a generator for each text.
+    """
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+    copies = [source for source in sources for _ in range(search.texts)]
+    noise = GumbelNoise([(search.seed, number, *source) for source in sources for number in range(search.texts)])
+    warpers: list[Any] = [TemperatureLogitsWarper(search.temperature)] if search.temperature != 1 else []
+    warpers += [TopPLogitsWarper(search.top_p)] if search.top_p < 1 else []
+    return generated(model, copies, search.pad, do_sample=False, num_return_sequences=1,
+                     logits_processor=LogitsProcessorList([*warpers, noise]))
+
+
+class GumbelNoise:
+    """Adds noise to the scores of each row, from a generator of its own.
+
+    Args:
+        keys: for each row, the numbers that determine its noise.
+    """
+
+    def __init__(self, keys: Sequence[tuple[int | None, ...]]) -> None:
+        digests = [hashlib.sha256(repr(key).encode()).digest() for key in keys]
+        self._generators = [torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")) for digest in digests]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores with noise, [B, V]."""
+        columns = scores.shape[-1]
+        uniform = torch.stack([torch.rand(columns, generator=each, dtype=torch.float64) for each in self._generators])
+        gumbel = -(-uniform.clamp_min(1e-300).log()).log()               # [B, V]
+        return scores + gumbel.to(scores)

@@ -1,0 +1,533 @@
+"""Engines: the same texts as hf where they say so, a sentence where they do not, nothing half-written in the cache."""
+
+import errno
+import functools
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+
+import models
+import pytest
+import tiny_tokenizers
+import torch
+from forks import fork
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ngramloss import cli, recipe
+from ngramloss.errors import UserError
+from ngramloss.files import cache_folder
+from ngramloss.generation import batches as batching
+from ngramloss.generation import engines
+from ngramloss.generation.engines import conversion, ct2, hf
+from ngramloss.generation.engines.settings import search_of
+from ngramloss.recipe import Generation, Model
+from ngramloss.scoring import provenance
+from ngramloss.training.models import from_scratch, prepare_generation
+
+pytest.importorskip("ctranslate2")
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+FAMILIES = ["bart", "mbart", "pegasus", "marian", "m2m_100", "t5", "mt5", "umt5"]
+SOURCES = [[5, 6, 7, 8, 2], [9, 2], [12, 4, 4, 10, 11, 5, 6, 9, 12, 2], [7, 2], [4, 5, 2], [11, 8, 10, 2]]
+
+
+def silent(_):
+    """Nobody listens."""
+
+
+@functools.cache
+def tiny(family, seed=0):
+    """A random model with weights so large that hypotheses are far from ties."""
+    model = models.tiny(family, seed=seed).eval()
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.4)
+    return model
+
+
+def with_settings(model, **settings):
+    defaults = {"num_beams": 1, "max_length": 12, "min_length": 0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "early_stopping": True,
+                "renormalize_logits": None, "forced_bos_token_id": None, "forced_eos_token_id": None, "decoder_start_token_id": models.EOS,
+                "bad_words_ids": None, "num_return_sequences": 1, "do_sample": False, "repetition_penalty": None}   # fmt: skip
+    model.generation_config.update(max_new_tokens=None, **{**defaults, **settings})
+    return search_of(model, seed=3 if settings.get("do_sample") else None)
+
+
+def written(engine, model, search, sources=SOURCES, precision="fp32"):
+    return engine.load(model, search, precision=precision, say=silent)(sources)
+
+
+# The same texts
+
+lengths = st.integers(2, 14).flatmap(lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most)))
+searches = st.fixed_dictionaries({
+    "num_beams": st.integers(1, 6), "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": st.sampled_from([0, 2, 3]),
+    "early_stopping": st.sampled_from([True, True, True, False]), "renormalize_logits": st.sampled_from([True, True, None]),
+    "forced_bos_token_id": st.sampled_from([None, None, 6]), "forced_eos_token_id": st.sampled_from([None, models.EOS]),
+    "decoder_start_token_id": st.sampled_from([models.EOS, models.EOS, models.PAD, 3]), "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
+    "num_return_sequences": st.sampled_from([1, 1, 2]),
+})   # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(searches, lengths, st.integers(0, 2))
+def test_ctranslate2_writes_the_texts_of_hf_token_for_token_wherever_it_says_so(family, drawn, length, seed):
+    assume(drawn["num_return_sequences"] <= drawn["num_beams"])
+    model = tiny(family, seed)
+    if family == "m2m_100":   # to hf, a padding token in a text shifts the positions after it
+        drawn = {**drawn, "bad_words_ids": [[models.PAD]]}
+    search = with_settings(model, **drawn, min_length=length[0], max_length=length[1])
+    assume(not [*ct2.unsupported(model, search), *ct2.differences(model, search, precision="fp32")])
+    assert written(ct2, model, search) == written(hf, model, search)
+
+
+@pytest.mark.parametrize("architecture", ["bart", "mbart", "m2m100", "pegasus", "marian", "t5"])
+def test_models_from_scratch_are_served_as_they_are_trained(architecture):
+    torch.manual_seed(0)
+    model = from_scratch(Model("scratch", architecture=architecture, width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, init_std=0.5), tiny_tokenizers.ours()).eval()
+    prepare_generation(model, Generation(num_beams=3, min_length=4, max_length=16, no_repeat_ngram_size=0 if architecture == "t5" else 3, renormalize=True))
+    search = search_of(model)
+    assert not [*ct2.unsupported(model, search), *ct2.differences(model, search, precision="fp32")]
+    assert written(ct2, model, search) == written(hf, model, search)
+
+
+def test_the_paper_s_settings_are_the_same_if_they_renormalise():
+    model = tiny("bart")
+    for name in ("xsum", "cnndm"):
+        for renormalize in (False, True):
+            prepare_generation(model, recipe.changed(recipe.load(name), [f"generation.renormalize={str(renormalize).lower()}"]).generation)
+            reasons = list(ct2.differences(model, search_of(model), precision="fp32"))
+            assert (not reasons) == renormalize
+
+
+# Where texts may differ
+
+
+@pytest.mark.parametrize(("settings", "reason"), [
+    ({"num_beams": 2, "early_stopping": False}, "always stops as with generation.early_stopping = true"),
+    ({"num_beams": 2, "min_length": 5}, "always works as with generation.renormalize = true"),
+    ({"num_beams": 2, "no_repeat_ngram_size": 2}, "always works as with generation.renormalize = true"),
+    ({"num_beams": 2, "bad_words_ids": [[1]]}, "always works as with generation.renormalize = true"),
+    ({"no_repeat_ngram_size": 2, "decoder_start_token_id": 3}, "the start token is a part of the n-grams"),
+    ({"no_repeat_ngram_size": 1}, "the start token is a part of the n-grams"),
+    ({"num_beams": 2, "forced_bos_token_id": 6}, "never writes an empty text"),
+    ({"num_beams": 2, "forced_eos_token_id": 2, "num_return_sequences": 2}, "are ranked differently"),
+    ({"num_beams": 2, "forced_eos_token_id": 2, "length_penalty": -1.0}, "are ranked differently"),
+    ({"do_sample": True, "top_k": 0}, "draws other random numbers"),
+])   # fmt: skip
+def test_settings_with_which_texts_may_differ_are_named_and_auto_leaves_them_to_hf(settings, reason):
+    model, told = tiny("bart"), []
+    search = with_settings(model, **settings)
+    (only,) = ct2.differences(model, search, precision="fp32")
+    assert reason in only
+    assert engines.load("auto", model, search, say=told.append).name == "hf"
+    assert told == [f"engine hf; ctranslate2 is not used: {only}."]
+    told.clear()
+    assert engines.load("ctranslate2", model, search, say=told.append).name == "ctranslate2"
+    assert told[-1] == f"engine ctranslate2: texts may differ from those of hf, because {only}."
+
+
+@pytest.mark.parametrize("settings", [{}, {"min_length": 5}, {"no_repeat_ngram_size": 2}, {"num_beams": 2}, {"forced_bos_token_id": 6}, {"num_beams": 2, "num_return_sequences": 2}])
+def test_greedy_search_and_plain_beams_are_the_same_without_renormalising(settings):
+    model = tiny("bart")
+    assert not list(ct2.differences(model, with_settings(model, **settings), precision="fp32"))
+
+
+def test_auto_takes_ctranslate2_and_says_why():
+    told = []
+    model = tiny("bart")
+    loaded = engines.load("auto", model, with_settings(model), say=told.append)
+    assert loaded.facts == {"name": "ctranslate2", "precision": "fp32"}
+    assert told[-1].startswith("engine ctranslate2 4.")
+    assert told[-1].endswith(", fp32: on a CPU it is faster than hf, and its texts are the same with these settings.")
+
+
+def test_int8_is_taken_by_name_only_and_says_that_it_differs():
+    told = []
+    model = tiny("bart")
+    search = with_settings(model, num_beams=2)
+    loaded = engines.load("ctranslate2-int8", model, search, say=told.append)
+    assert loaded.facts == {"name": "ctranslate2-int8", "precision": "int8"}
+    assert told[-1] == "engine ctranslate2-int8: texts may differ from those of hf, because it computes in int8."
+    assert [len(texts) for texts in loaded.write(SOURCES)] == [1] * len(SOURCES)
+    assert [engine for engine in engines.ENGINES if engines.ENGINES[engine].automatic] == ["ctranslate2"]
+
+
+@pytest.mark.parametrize(("family", "settings", "reason"), [
+    ("led", {}, "it has no models of the kind 'led', only bart, mbart"),
+    ("bart", {"repetition_penalty": 1.3}, "it does not know these generation settings of the model: repetition_penalty"),
+    ("bart", {"bad_words_ids": [[5, 6]]}, "it does not know these generation settings of the model: bad_words_ids"),
+    ("bart", {"forced_eos_token_id": 1}, "ends its longest texts with another token"),
+    ("bart", {"forced_eos_token_id": 2, "max_length": 2}, "a text of at most 2 tokens has none between"),
+])   # fmt: skip
+def test_what_ctranslate2_cannot_do_is_refused_by_name_and_left_to_hf_by_auto(family, settings, reason):
+    model, told = tiny(family), []
+    search = with_settings(model, **settings)
+    with pytest.raises(UserError, match=f"the engine ctranslate2 cannot be used: .*{reason}.* Use --engine hf."):
+        engines.load("ctranslate2", model, search, say=told.append)
+    assert engines.load("auto", model, search, say=told.append).name == "hf"
+    assert reason in told[0]
+
+
+def test_an_unknown_engine_gets_the_nearest_name():
+    with pytest.raises(UserError, match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, ctranslate2, ctranslate2-int8."):
+        engines.load("ctranslate", tiny("bart"), with_settings(tiny("bart")), say=silent)
+
+
+def test_without_its_package_it_is_refused_by_name_and_left_to_hf_by_auto(monkeypatch):
+    monkeypatch.setattr(engines, "installed", lambda package: None if package == "ctranslate2" else "1")
+    model, told = tiny("bart"), []
+    with pytest.raises(UserError, match=r"the engine ctranslate2 needs the package ctranslate2: pip install 'ngramloss\[fast\]'."):
+        engines.load("ctranslate2", model, with_settings(model), say=silent)
+    assert engines.load("auto", model, with_settings(model), say=told.append).name == "hf"
+    assert told == ["engine hf; ctranslate2 is not used: needs the package ctranslate2: pip install 'ngramloss[fast]'."]
+
+
+# Conversion
+
+
+def cached():
+    folder = cache_folder() / "ctranslate2"
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_model_is_converted_once_for_its_content():
+    told = []
+    for _ in range(2):
+        conversion.converted(tiny("bart"), say=told.append)
+    assert told == ["converting the model for ctranslate2; this is done once."]
+    conversion.converted(tiny("bart", 1), say=told.append)
+    assert len(cached()) == len(told) == 2
+    damaged = conversion.converted(tiny("bart"), say=told.append) / "model.bin"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    conversion.converted(tiny("bart"), say=told.append)
+    assert "is damaged (model.bin was changed); rebuilding it." in told[2]
+    assert len(cached()) == 2
+
+
+def test_another_version_and_another_configuration_are_other_content(monkeypatch):
+    model = tiny("bart")
+    key = conversion._key(model)
+    assert conversion._key(model) == key
+    with monkeypatch.context() as patch:
+        patch.setattr(model.config, "activation_function", "relu")
+        assert conversion._key(model) != key
+    monkeypatch.setattr(conversion, "installed", lambda _: "5.0")
+    assert conversion._key(model) != key
+
+
+def refuse(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fail(*_):
+    raise KeyError("activation")
+
+
+def differ(model, whole=conversion._specification):
+    spec = whole(model)
+    spec.decoder.projection.weight = spec.decoder.projection.weight * 1.5
+    return spec
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize(("name", "instead", "sentence"), [
+    ("_raise_if_different", refuse, "cannot write the converted model to .*ctranslate2: No space left on device. Make room there, or name another folder with NGRAMLOSS_CACHE"),
+    ("_specification", fail, "BartForConditionalGeneration cannot be converted for ctranslate2: KeyError: 'activation'"),
+    ("_specification", differ, "the converted model has other probabilities"),
+])   # fmt: skip
+def test_a_failed_conversion_is_a_sentence_and_leaves_nothing_in_the_cache(monkeypatch, name, instead, sentence):
+    model, told = tiny("bart"), []
+    search = with_settings(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion, name, instead)
+        with pytest.raises(UserError, match=sentence):
+            engines.load("ctranslate2", model, search, say=silent)
+        assert cached() == []
+        assert engines.load("auto", model, search, say=told.append).name == "hf"
+        assert told[-1].startswith("engine hf; ctranslate2 is not used: ")
+    assert engines.load("ctranslate2", model, search, say=silent).write(SOURCES) == written(hf, model, search)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_conversion_leaves_the_model_as_it_was():
+    model = tiny("mbart", 2)
+    before = model.config.to_dict()
+    conversion.converted(model, say=silent)
+    assert model.config.to_dict() == before
+    assert not hasattr(model.config, "normalize_before")
+
+
+# Samples and several texts
+
+
+def test_a_sample_depends_on_the_seed_and_its_source_alone():
+    model = tiny("bart")
+    search = with_settings(model, do_sample=True, top_k=0, num_return_sequences=3)
+    whole = written(hf, model, search)
+    assert whole == [texts for source in SOURCES for texts in written(hf, model, search, [source])]
+    assert whole == written(hf, model, search, SOURCES[::-1])[::-1]
+    assert [len(texts) for texts in whole] == [3] * len(SOURCES)
+    assert len({tuple(text) for texts in whole for text in texts}) > len(SOURCES)
+    assert written(hf, model, search_of(model, seed=4)) != whole
+
+
+def test_samples_have_the_probabilities_of_the_model():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    noise = hf.GumbelNoise([(1, row) for row in range(4000)])
+    counts = Counter(noise(None, logits.expand(4000, -1)).argmax(-1).tolist())
+    assert [counts[token] / 4000 for token in range(4)] == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.01}, {"top_p": 0.01}])
+def test_a_low_temperature_and_a_low_top_p_leave_the_most_probable_text(settings):
+    model = tiny("bart")
+    greedy = written(hf, model, with_settings(model))
+    for engine in (hf, ct2):
+        search = with_settings(model, do_sample=True, **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, **settings})
+        assert written(engine, model, search) == greedy
+    model.generation_config.update(temperature=1.0, top_p=1.0)
+
+
+def test_ctranslate2_samples_and_begins_in_the_same_way_every_time():
+    model = tiny("bart")
+    search = with_settings(model, do_sample=True, top_k=0, num_return_sequences=4)
+    first, again = (written(ct2, model, search) for _ in range(2))
+    assert first == again
+    assert len({tuple(text) for text in first[0]}) > 1
+    assert written(ct2, model, search_of(model, seed=8)) != first
+
+
+# Batches
+
+
+def test_a_batch_has_as_many_documents_as_the_budget_allows():
+    lengths = [9, 8, 8, 3, 3, 2, 1, 1, 1]
+
+    def sizes(budget):
+        made = batching.batches(lengths, lambda some: [[0] * length for length in some], lambda some, _: some, budget, say=silent)
+        return [batch for batch, _ in made]
+
+    assert sizes(batching.Budget(documents=4)) == [[9, 8, 8, 3], [3, 2, 1, 1], [1]]
+    assert sizes(batching.Budget(tokens=18)) == [[9, 8], [8, 3], [3, 2, 1, 1, 1]]
+    assert sizes(batching.Budget(tokens=40, rest=10)) == [[9, 8], [8, 3], [3, 2, 1], [1, 1]]
+    assert sizes(batching.Budget(tokens=1)) == [[length] for length in lengths], "never none"
+    assert sizes(batching.Budget()) == [lengths]
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost():
+    told, asked = [], []
+
+    def write(some, _):
+        asked.append(len(some))
+        if len(some) > 3:
+            raise torch.OutOfMemoryError("short")
+        return some
+
+    documents = list(range(10))
+    made = list(batching.batches(documents, lambda some: [[0]] * len(some), write, batching.Budget(), say=told.append))
+    assert [document for batch, _ in made for document in batch] == documents
+    assert asked == [10, 5, 2, 2, 2, 2, 2]
+    assert told == ["10 documents did not fit into the memory; going on with 5 at a time.", "5 documents did not fit into the memory; going on with 2 at a time."]
+    with pytest.raises(torch.OutOfMemoryError):
+        list(batching.batches([1], lambda some: [[0]], lambda *_: write([0] * 4, 0), batching.Budget(), say=silent))
+
+
+def test_an_error_that_is_not_of_memory_is_raised():
+    def write(*_):
+        raise RuntimeError("other")
+
+    with pytest.raises(RuntimeError, match="other"):
+        list(batching.batches([1, 2], lambda some: [[0]] * len(some), write, batching.Budget(), say=silent))
+
+
+# ngramloss generate
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run, as training leaves it."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    torch.manual_seed(0)
+    settings = recipe.load("demo", ["data.max_source=20", "generation.num_beams=3", "generation.max_length=14", "model.architecture=bart"])
+    model = from_scratch(Model("scratch", width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, init_std=0.5), tiny_tokenizers.ours())
+    prepare_generation(model, settings.generation)
+    model.save_pretrained(folder / "model")
+    tiny_tokenizers.ours().save_pretrained(folder / "model")
+    (folder / "recipe.toml").write_text(recipe.dump(settings))
+    return folder
+
+
+def generate(*arguments):
+    return cli.main(["generate", *map(str, arguments), "--limit", "6"])
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def saved(folder):
+    return json.loads((folder / "generation.json").read_text())
+
+
+def test_every_engine_writes_the_same_files(run, tmp_path, capsys):
+    for engine in ("hf", "ctranslate2", "auto", "ctranslate2-int8"):
+        assert generate(run, "--out", tmp_path / engine, "--engine", engine) == 0
+    names = {path.name for path in (tmp_path / "hf").iterdir()}
+    for engine in ("ctranslate2", "auto"):
+        assert {path.name for path in (tmp_path / engine).iterdir()} == names
+        assert rows(tmp_path / engine) == rows(tmp_path / "hf")
+        assert saved(tmp_path / engine)["engine"] == {"name": "ctranslate2", "precision": "fp32"}
+    assert [row["id"] for row in rows(tmp_path / "ctranslate2-int8")] == [row["id"] for row in rows(tmp_path / "hf")]
+    assert saved(tmp_path / "hf")["engine"] == {"name": "hf", "precision": "fp32"}
+    assert "ctranslate2" not in saved(tmp_path / "hf")["versions"]
+    told = capsys.readouterr().err
+    assert told.count("its texts are the same with these settings.") == 1
+    assert told.count("texts may differ from those of hf, because it computes in int8.") == 1
+    signature = provenance.written_by(provenance.run(tmp_path / "ctranslate2-int8"))
+    assert "|engine:ctranslate2-int8|precision:int8|" in signature
+    assert "|ctranslate2:4." in signature
+
+
+def test_predictions_of_one_engine_are_not_continued_with_another(run, tmp_path, capsys):
+    assert generate(run, "--out", tmp_path, "--engine", "hf") == 0
+    assert generate(run, "--out", tmp_path, "--engine", "ctranslate2") == 2
+    assert "made with other settings (engine.name: 'hf' → 'ctranslate2'). Choose another --out, or delete them." in capsys.readouterr().err
+    assert generate(run, "--out", tmp_path) == 0, "auto continues with the engine that began"
+    assert f"engine hf, which began the predictions in {tmp_path}." in capsys.readouterr().err
+    assert generate(run, "--out", tmp_path, "--engine", "ctranslate2-int8") == 2
+    assert "engine.precision: 'fp32' → 'int8'" in capsys.readouterr().err
+
+
+def test_predictions_of_earlier_versions_are_those_of_hf(run, tmp_path, capsys):
+    assert generate(run, "--out", tmp_path, "--engine", "hf") == 0
+    whole = (tmp_path / "predictions.jsonl").read_text()
+    about = saved(tmp_path)
+    del about["engine"]
+    (tmp_path / "generation.json").write_text(json.dumps(about))
+    assert generate(run, "--out", tmp_path, "--engine", "ctranslate2") == 2
+    assert "(engine.name: 'hf' → 'ctranslate2')" in capsys.readouterr().err
+    (tmp_path / "predictions.partial-0.jsonl").write_text("".join(whole.splitlines(keepends=True)[:2]))
+    (tmp_path / "predictions.jsonl").unlink()
+    assert generate(run, "--out", tmp_path) == 0
+    assert (tmp_path / "predictions.jsonl").read_text() == whole
+    assert saved(tmp_path)["engine"]["name"] == "hf"
+
+
+def test_an_engine_alone_does_not_change_the_search(run, tmp_path):
+    assert generate(run, "--out", tmp_path / "a", "--engine", "hf") == 0
+    assert generate(run, "--out", tmp_path / "b", "--set", "generation.engine=hf") == 0
+    assert saved(tmp_path / "a")["generation"] == saved(tmp_path / "b")["generation"]
+    assert generate(run, "--out", tmp_path / "c", "--engine", "fast") == 2
+
+
+def test_a_minimum_length_is_left_to_hf_unless_probabilities_are_renormalised(run, tmp_path, capsys):
+    for renormalize, engine in (("false", "hf"), ("true", "ctranslate2")):
+        settings = ["--set", "generation.min_length=5", "--set", f"generation.renormalize={renormalize}"]
+        assert generate(run, "--out", tmp_path / engine, *settings) == 0
+        assert saved(tmp_path / engine)["engine"]["name"] == engine
+    assert saved(tmp_path / "ctranslate2")["generation"]["renormalize_logits"] is True
+    assert "renormalize_logits" not in saved(tmp_path / "hf")["generation"]
+    assert generate(run, "--out", tmp_path / "both", *settings, "--engine", "hf") == 0
+    assert rows(tmp_path / "both") == rows(tmp_path / "ctranslate2")
+
+
+@pytest.mark.parametrize("engine", ["hf", "ctranslate2"])
+def test_several_texts_stand_beside_the_best(run, tmp_path, engine):
+    assert generate(run, "--out", tmp_path / "one", "--engine", engine) == 0
+    assert generate(run, "--out", tmp_path / "three", "--engine", engine, "--num-return", "3") == 0
+    for one, three in zip(rows(tmp_path / "one"), rows(tmp_path / "three"), strict=True):
+        assert "candidates" not in one
+        assert len(three["candidates"]) == 3
+        assert three["candidates"][0] == three["prediction"] == one["prediction"]
+    assert cli.main(["score", str(tmp_path / "three")]) == 0
+
+
+def test_samples_are_the_same_whatever_the_batch_and_wherever_the_job_was_stopped(run, tmp_path):
+    arguments = ["--sample", "--num-return", "2", "--top-p", "0.9", "--temperature", "0.8", "--seed", "5", "--engine", "hf"]
+    for size in ("1", "4"):
+        assert generate(run, "--out", tmp_path / size, *arguments, "--batch-size", size) == 0
+    assert rows(tmp_path / "1") == rows(tmp_path / "4")
+    assert saved(tmp_path / "1")["seed"] == 5
+    whole = (tmp_path / "1" / "predictions.jsonl").read_text()
+    (tmp_path / "1" / "predictions.partial-0.jsonl").write_text("".join(whole.splitlines(keepends=True)[2:4]))
+    (tmp_path / "1" / "predictions.jsonl").unlink()
+    assert generate(run, "--out", tmp_path / "1", *arguments) == 0
+    assert (tmp_path / "1" / "predictions.jsonl").read_text() == whole
+    assert generate(run, "--out", tmp_path / "1", *arguments[:-3], "6", *arguments[-2:]) == 2, "another seed"
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["--num-return", "4"], "--num-return 4 needs as many beams, but the search has 3. Use --set generation.num_beams=4, or --sample."),
+    (["--num-return", "0"], "--num-return must be 1 or more, got 0."),
+    (["--temperature", "0.5"], "--temperature and --top-p are options of sampling; add --sample."),
+    (["--sample", "--temperature", "0"], "--temperature must be above 0, got 0."),
+    (["--sample", "--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
+    (["--engine", "fast"], "generation.engine: must be one of auto, hf, ctranslate2, ctranslate2-int8, got 'fast'."),
+])   # fmt: skip
+def test_options_that_cannot_be_are_a_sentence(run, tmp_path, capsys, arguments, sentence):
+    assert generate(run, "--out", tmp_path / "x", *arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_baseline_does_not_sample(tmp_path, capsys):
+    assert generate("lead-3", "--data", "newswire", "--out", tmp_path / "x", "--sample") == 2
+    assert "lead-3 is a baseline, which writes one text of each document and samples nothing." in capsys.readouterr().err
+
+
+STOP = """
+import os, signal, sys
+from ngramloss import cli
+from ngramloss.generation.engines import ct2
+whole, count = ct2._translate, 0
+def some(*args, **kwargs):
+    global count
+    count += 1
+    if count == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(*args, **kwargs)
+ct2._translate = some
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_with_ctranslate2_and_writes_no_id_twice(run, tmp_path):
+    arguments = ["generate", str(run), "--out", str(tmp_path / "a"), "--engine", "ctranslate2", "--batch-size", "2", "--limit", "6"]
+    assert fork(STOP, arguments, environment={**os.environ, "OMP_NUM_THREADS": "1"}).wait() == -signal.SIGKILL
+    before = (tmp_path / "a" / "predictions.partial-0.jsonl").read_text()
+    assert len(before.splitlines()) == 4
+    assert cli.main(arguments) == 0
+    assert generate(run, "--out", tmp_path / "b", "--engine", "hf") == 0
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert all(line in (tmp_path / "a" / "predictions.jsonl").read_text() for line in before.splitlines())
+
+
+FULL = "import sys\nfrom ngramloss import cli\nsys.exit(cli.main(sys.argv[1:]))"
+
+
+@pytest.mark.slow
+def test_a_full_disk_while_converting_is_a_sentence_and_auto_goes_on_with_hf(run, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NGRAMLOSS_CACHE": str(tmp_path / "cache")}
+    size = max(path.stat().st_size for path in (run / "model").iterdir())
+    for engine, code in (("ctranslate2", 2), ("auto", 0)):
+        arguments = ["generate", str(run), "--out", str(tmp_path / engine), "--engine", engine, "--limit", "6"]
+        done = fork(FULL, arguments, environment=environment, limit=size // 2)
+        assert done.wait() == code
+        assert "cannot write the converted model to" in done.communicate()[1]
+        assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
+    assert len(rows(tmp_path / "auto")) == 6
+    shutil.rmtree(tmp_path / "cache")
