@@ -33,11 +33,11 @@ class Killed(ng.TextGenerator):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(tmp_path_factory):
     """One node with two workers."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(Path(ng.__file__).parent.parent)])
-    variables = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    variables = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NGRAMLOSS_CACHE": str(tmp_path_factory.mktemp("cache"))}
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False, runtime_env={"env_vars": variables})
     yield
     ray.shutdown()

@@ -10,7 +10,9 @@ from test_search import DOCUMENTS, finished, ids, real_model  # noqa: F401, a fi
 
 import ngramloss as ng
 from ngramloss import recipe
-from ngramloss.generation import search, text_generator
+from ngramloss.generation import engines, search, text_generator
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(autouse=True)
@@ -130,10 +132,23 @@ def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):
 
 
 def test_summaries_of_several_sentences_are_written_one_a_line(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(search, "summaries", lambda *given, batch_size: asked.append(batch_size) or [search.Written("One came. Two left.", 9)])
-    assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"), batch_size=7)({"document": ["a"]})["prediction"] == ["One came.\nTwo left."]
-    assert asked == [7]
+    monkeypatch.setattr(search, "decoded", lambda tokenizer, rows: ["One came. Two left." for _ in rows])
+    assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"))({"document": ["a"]})["prediction"] == ["One came.\nTwo left."]
+    assert ng.TextGenerator(saved_run(tmp_path, name="xsum"))({"document": ["a"]})["prediction"] == ["One came. Two left."]
+
+
+@pytest.mark.parametrize("engine", ["hf", "ctranslate2"])
+def test_an_engine_writes_batches_of_the_size_that_is_asked_for(finished, texts, engine, monkeypatch):  # noqa: F811
+    sizes, load = [], engines.load
+
+    def counted(name, *given, **options):
+        assert name == engine
+        loaded = load(name, *given, **options)
+        return loaded._replace(write=lambda sources: sizes.append(len(sources)) or loaded.write(sources))
+
+    monkeypatch.setattr(engines, "load", counted)
+    assert ng.TextGenerator(finished, batch_size=4, settings=[f"generation.engine={engine}"])({"document": DOCUMENTS})["prediction"] == texts
+    assert sizes == [4, 2]
 
 
 # Processes
@@ -215,5 +230,5 @@ def test_a_run_that_is_not_finished_and_settings_of_another_kind_are_refused(tmp
         ng.TextGenerator(tmp_path)
     with pytest.raises(ng.UserError, match=r"train\.seed=1"):
         ng.TextGenerator(finished, settings=["train.seed=1"])
-    with pytest.raises(ng.UserError, match="batch_size must be 1 or more, got 0"):
-        ng.TextGenerator(finished, batch_size=0)
+    with pytest.raises(ng.UserError, match="batch_size must be 0 or more, got -1"):
+        ng.TextGenerator(finished, batch_size=-1)

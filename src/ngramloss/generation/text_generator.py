@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -15,6 +16,7 @@ from ngramloss.files import fingerprint
 from ngramloss.generation.predictions import Job, has_several_sentences, job
 from ngramloss.run_folder import RunFolder, weight_files
 
+LOG = logging.getLogger("ngramloss")
 ROWS = "rows"
 """What stands for the name of a data set in the settings of a model that was trained elsewhere."""
 
@@ -30,9 +32,10 @@ class TextGenerator:
         model: a run's folder, a model's folder or a hub id. Texts for a run are prepared like its training data.
         source: the column with the texts; by default the one with the usual name of the run's data, or of any data.
         prediction: the name of the new column.
-        settings: changes of settings, each ``key=value``, such as ``"generation.num_beams=4"``.
+        settings: changes of settings, each ``key=value``, such as ``"generation.num_beams=4"`` or
+            ``"generation.engine=hf"``.
         preset: the recipe with the generation settings, as in ``ngramloss generate --preset``.
-        batch_size: texts that are generated at a time.
+        batch_size: texts that are generated at a time; 0 means as many as the memory allows.
         device: such as ``"cpu"`` or ``"cuda:1"``; by default the GPU if there is one.
         trust_remote_code: whether code that comes with the model may run.
 
@@ -42,10 +45,10 @@ class TextGenerator:
 
     def __init__(
         self, model: str | Path, *, source: str = "", prediction: str = "prediction", settings: Sequence[str] = (),
-        preset: str | None = None, batch_size: int = 32, device: str | None = None, trust_remote_code: bool = False,
+        preset: str | None = None, batch_size: int = 0, device: str | None = None, trust_remote_code: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"batch_size must be 1 or more, got {batch_size}.")
+        if batch_size < 0:
+            raise UserError(f"batch_size must be 0 or more, got {batch_size}.")
         path = Path(model)
         name = str(path.resolve() if path.is_dir() else model)   # other processes may work in other folders
         own = RunFolder(Path(name)).recipe.is_file()
@@ -111,7 +114,10 @@ def _loaded(work: Job, device: str | None, weights: str | None) -> Callable[[Seq
     """A function that generates, with its model; loaded once in each process."""
     from ngramloss.data.sentences import sentences
     from ngramloss.data.tokens import Shape, separator_id, sources
-    from ngramloss.generation.search import load_model, summaries
+    from ngramloss.generation import engines
+    from ngramloss.generation.batches import batches, budget_for
+    from ngramloss.generation.engines.settings import search_of
+    from ngramloss.generation.search import decoded, load_model
     from ngramloss.training.models import prepare_generation
 
     if _weights(work) != weights:
@@ -122,12 +128,23 @@ def _loaded(work: Job, device: str | None, weights: str | None) -> Callable[[Seq
                                   trust_remote_code=work.trust_remote_code)
     if work.generation is not None:
         prepare_generation(model, work.generation)
-    separator = separator_id(tokenizer, data.separator)
+    search, separator = search_of(model), separator_id(tokenizer, data.separator)
+    engine, budget = engines.load(work.engine, model, search, say=LOG.info), budget_for(model, search, work.batch_size)
+
+    def ids(chosen: Sequence[tuple[int, str]]) -> list[list[int]]:
+        return sources([text for _, text in chosen], tokenizer, Shape.of(data), separator)
+
+    def generate(chosen: Sequence[tuple[int, str]], encoded: Sequence[Sequence[int]]) -> list[str]:
+        texts = decoded(tokenizer, [hypotheses[0] for hypotheses in engine.write(encoded)])
+        return ["\n".join(sentences(text, language=data.language)) for text in texts] if by_line else texts
 
     def write(texts: Sequence[str]) -> list[str]:
-        ids = sources(texts, tokenizer, Shape.of(data), separator)
-        written = [summary.text for summary in summaries(model, tokenizer, ids, batch_size=work.batch_size)]
-        return ["\n".join(sentences(text, language=data.language)) for text in written] if by_line else written
+        written = [""] * len(texts)
+        longest_first = sorted(enumerate(texts), key=lambda pair: len(pair[1]), reverse=True)
+        for chosen, found in batches(longest_first, ids, generate, budget, say=LOG.info):
+            for (row, _), text in zip(chosen, found, strict=True):
+                written[row] = text
+        return written
 
     return write
 
