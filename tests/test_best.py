@@ -147,6 +147,16 @@ def test_a_score_that_an_option_turns_on_is_told_before_training():
     assert score_of(with_parts, EXAMPLES, REFERENCES) == 100
 
 
+@pytest.mark.parametrize(("returned", "sentence"), [
+    ([1.0] * 3, r"the metric 'mine' must return ngramloss\.Scores, got list"), (Scores({"mine": [1.0]}, ""), "returned 1 values of 'mine' for 3 documents"),
+    (Scores({"other": [1.0] * 3}, ""), "returned the score 'other', which its entry does not name"),
+])
+def test_a_metric_that_returns_something_else_is_told_before_training(returned, sentence):
+    ng.METRICS["mine"] = ng.Metric(lambda predictions, *, progress: returned, reads=("predictions",))
+    with pytest.raises(ng.UserError, match=sentence):
+        notes_on(chosen("mine"), EXAMPLES)
+
+
 def test_texts_that_the_metric_does_not_read_well_get_a_note():
     examples = [Example("1", "文", "今天天气很好")]
     (note,) = notes_on(chosen("rouge2"), examples)

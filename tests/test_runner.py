@@ -644,7 +644,7 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
         setattr(stand_in, name, lambda *given, name=name, **options: calls.append((name, given, options)))
     monkeypatch.setitem(sys.modules, "mlflow", stand_in)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    few = [word for one in ('train.report_to=["mlflow"]', "train.max_steps=2", "train.eval_every=2", "train.warmup_steps=0") for word in ("--set", one)]
+    few = [word for one in ('train.report_to=["mlflow"]', "train.best=chrf", "train.max_steps=2", "train.eval_every=2", "train.warmup_steps=0") for word in ("--set", one)]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *few) == 0
     assert calls[0][0] == "start_run"
     assert calls[-1][0] == "end_run"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import fsum, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ngramloss.errors import UserError
 from ngramloss.files import fingerprint as fingerprint
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ def corpus_score(scores: Scores, name: str) -> float:
         return float(pooled.combine(sum(rows))) if rows else nan
     known = [value for value in scores.values[name] if not isnan(value)]
     return fsum(known) / len(known) if known else nan
+
+
+def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: int) -> None:
+    """Raise if a metric, which may be a user's own, returns something other than its entry says."""
+    if not isinstance(scores, Scores):
+        raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
+    for name, column in scores.values.items():
+        if name not in known:
+            raise UserError(f"the metric {metric!r} returned the score {name!r}, which its entry does not name. It "
+                            f"names {', '.join(known)}.")
+        if len(column) != documents:
+            raise UserError(f"the metric {metric!r} returned {len(column)} values of {name!r} for {documents} "
+                            "documents.")
 
 
 class Absent(ValueError):

@@ -10,8 +10,8 @@ import torch
 
 from ngramloss.data import Example
 from ngramloss.errors import UserError
-from ngramloss.metrics.registry import METRICS
-from ngramloss.metrics.scores import Absent, corpus_score
+from ngramloss.metrics.registry import METRICS, scores_of
+from ngramloss.metrics.scores import Absent, check_scores, corpus_score
 from ngramloss.training.best import Best
 
 Write = Callable[[Any, Sequence[Sequence[int]]], list[str]]
@@ -81,10 +81,12 @@ def notes_on(best: Best, examples: Sequence[Example]) -> list[str]:
 def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> float:
     """The score of texts that were generated for these examples."""
     metric, given = METRICS[best.metric], _texts_of(examples, texts)
+    unwatched = {"progress": lambda _: None} if metric.shows_progress else {}
     try:
-        scores = metric.load()(*(given[name] for name in metric.reads), **best.options)
+        scores = metric.load()(*(given[name] for name in metric.reads), **best.options, **unwatched)
     except Absent as reason:
         raise UserError(f"train.best: {reason}") from None
+    check_scores(best.metric, scores, list(scores_of(best.metric)), len(examples))
     if best.name not in scores.values:
         raise UserError(f"train.best: {best.metric} does not compute {best.name} with these options, only "
                         f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list "
