@@ -49,8 +49,8 @@ class GeneratedScore:
 
     def _texts(self, model: Any) -> list[str]:
         """The texts of all sources, from all processes. Shares are equally long, because FSDP needs that."""
-        count = len(self.sources)
-        rows = range(self.process, count - count % -self.processes, self.processes)
+        count, each = len(self.sources), -(-len(self.sources) // self.processes)
+        rows = range(self.process, each * self.processes, self.processes)
         mine = self.write(model, [self.sources[row % count] for row in rows])
         if self.processes == 1:
             return mine
