@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-docs test-adopt test-fuzz test-all test-oldest check demo bench clean
+.PHONY: setup quick test test-docs test-adopt test-fuzz test-ray test-all test-oldest check demo bench clean
 
 setup: .venv/ready
 
@@ -22,13 +22,13 @@ setup: .venv/ready
 
 # Lanes. Two processes share the tests; each computes in one thread, or they would wait for each other.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-QUICK = not (slow or browser or docs or adopt or fuzz or gpu)
+QUICK = not (slow or browser or docs or adopt or fuzz or gpu or ray)
 
 quick: setup
 	$(PYTEST) -m "$(QUICK)"
 
 test: check
-	$(PYTEST) -m "not (docs or adopt or fuzz)"
+	$(PYTEST) -m "not (docs or adopt or fuzz or ray)"
 
 # One process: the commands of a page follow each other.
 test-docs: setup
@@ -40,6 +40,14 @@ test-adopt: setup
 # Ten thousand damaged files.
 test-fuzz: setup
 	$(PYTEST) -m "fuzz and not (docs or adopt)"
+
+# Ray Data. Setup does not install Ray, a large package; .ci/run leaves this lane out.
+test-ray: .venv/ray
+	$(BIN)/pytest -m "ray and not (docs or adopt or fuzz)"
+
+.venv/ray: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[ray]'
+	touch $@
 
 test-all: test test-docs test-adopt test-fuzz
 

@@ -23,7 +23,8 @@ def control(**changes):
     return SimpleNamespace(**dict.fromkeys(flags, False) | changes)
 
 
-ARGS = SimpleNamespace(metric_for_best_model="ce", logging_steps=1, device="cpu")
+ARGS = SimpleNamespace(metric_for_best_model="ce", greater_is_better=False, logging_steps=1, device="cpu")
+HIGHER = SimpleNamespace(metric_for_best_model="ce", greater_is_better=True, eval_steps=10)
 
 
 def lines(path):
@@ -100,6 +101,14 @@ def test_the_line_shows_terms_speed_and_validations(capsys):
     progress.on_train_end(ARGS, state(), control())
 
 
+def test_a_score_of_generated_texts_is_shown_with_its_seconds(capsys):
+    progress = Progress(JointLoss("ce"), "bleu")
+    progress.on_train_begin(ARGS, state(), control())
+    progress.on_log(ARGS, state(global_step=50), control(), {"eval_loss": 2.0, "eval_ce": 2.0, "eval_bleu": 31.256, "eval_generation_runtime": 12.4})
+    progress.on_train_end(ARGS, state(), control())
+    assert "step 50: validation ce 2.0000 · bleu 31.26 (generated in 12 s)\n" in capsys.readouterr().err
+
+
 def test_cross_entropy_is_shown_in_validation_even_where_it_is_not_trained(capsys):
     progress = Progress(JointLoss("matches(2)"))
     progress.on_train_begin(ARGS, state(), control())
@@ -138,6 +147,13 @@ def test_a_step_that_is_saved_or_evaluated_is_logged(tmp_path, event):
 def test_a_new_best_is_saved_and_so_is_whatever_training_ends_with(tmp_path, best, value, stops, saved):
     asked = control(should_training_stop=stops)
     sealing(tmp_path).on_evaluate(ARGS, state(best_metric=best), asked, {"eval_ce": value, "eval_loss": 0.0})
+    assert asked.should_save is saved
+
+
+@pytest.mark.parametrize(("value", "saved"), [(2.1, True), (2.0, False), (1.9, False), (math.nan, False)])
+def test_where_higher_is_better_a_higher_value_is_saved(tmp_path, value, saved):
+    asked = control()
+    sealing(tmp_path).on_evaluate(HIGHER, state(best_metric=2.0), asked, {"eval_ce": value})
     assert asked.should_save is saved
 
 
@@ -208,9 +224,16 @@ def test_a_checkpoint_whose_writing_failed_is_discarded_and_no_other(tmp_path):
     [(50, None, 9.0, False), (50, 40, 3.0, False), (50, 30, 3.0, True), (50, 30, 2.0, True), (50, 30, 1.9, False), (50, 10, 1.9, False), (60, 30, 3.0, True)],
 )
 def test_training_ends_after_so_many_validations_without_a_new_best(step, best_step, value, ends):
-    args, asked = SimpleNamespace(metric_for_best_model="ce", eval_steps=10), control()
+    args, asked = SimpleNamespace(metric_for_best_model="ce", greater_is_better=False, eval_steps=10), control()
     before = state(global_step=step, best_global_step=best_step, best_metric=None if best_step is None else 2.0)
     Patience(2).on_evaluate(args, before, asked, {"eval_ce": value, "eval_loss": 0.0})
+    assert asked.should_training_stop is ends
+
+
+@pytest.mark.parametrize(("value", "ends"), [(2.1, False), (2.0, True), (1.9, True), (math.nan, True)])
+def test_where_higher_is_better_a_lower_value_counts_against_patience(value, ends):
+    asked = control()
+    Patience(2).on_evaluate(HIGHER, state(global_step=50, best_global_step=30, best_metric=2.0), asked, {"eval_ce": value})
     assert asked.should_training_stop is ends
 
 
@@ -309,7 +332,7 @@ def test_processes_on_a_cpu_ask_each_other_at_every_step(monkeypatch):
 
 
 def test_patience_ends_training_after_its_validations_and_counts_no_number_as_no_best():
-    args = SimpleNamespace(metric_for_best_model="ce", eval_steps=10)
+    args = SimpleNamespace(metric_for_best_model="ce", greater_is_better=False, eval_steps=10)
     for best, value, step, ends in ((None, 3.0, 10, False), (2.0, 1.9, 50, False), (2.0, 2.0, 20, False), (2.0, 2.1, 30, True), (2.0, math.nan, 30, True)):
         watcher, told = Patience(2), control()
         watcher.on_evaluate(args, state(global_step=step, best_metric=best, best_global_step=10), told, {"eval_ce": value})

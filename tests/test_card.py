@@ -59,6 +59,11 @@ def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
     assert re.search(r"Finished \d{4}-\d\d-\d\d \d\d:\d\d UTC\. Every setting is in recipe\.toml, every step in log\.jsonl\.\n$", text)
 
 
+def test_the_card_says_which_score_of_generated_texts_chose_the_weights():
+    text = card.card_text(recipe.load("demo", ["train.best=bleu"]), PREPARED, {"step": 1800, "best_step": 1500, "best": 31.2}, Path("checkpoint-1500"))
+    assert "Weights of step 1500 (highest validation bleu, 31.2000) of 1800." in text
+
+
 @pytest.mark.parametrize("facts", [{"best_step": None, "best": None}, {"best_step": 1500, "best": 1.2}])
 def test_the_card_says_where_the_last_weights_were_taken(facts):
     text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, **facts}, Path("checkpoint-1800"))

@@ -41,19 +41,20 @@ log_every = 1
 eval_every = 2
 save_every = 1
 keep = 1
+best = "{best}"
 [generation]
 num_beams = 1
 max_length = 12
 """
 
 
-def report(place, kind, *numbers):
+def report(place, kind, *numbers, best="ce"):
     """What ``crashes.py`` found out, in one process that forks."""
     (place / "data").mkdir()
     for split, count in (("train", 40), ("validation", 6)):
         rows = [json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items(split, count)]
         (place / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
-    (place / "tiny.toml").write_text(RECIPE.format(data=place / "data"))
+    (place / "tiny.toml").write_text(RECIPE.format(data=place / "data", best=best))
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "crashes.py"), str(place), kind, *map(str, numbers)],
@@ -75,6 +76,12 @@ def test_after_a_kill_at_any_of_fifty_points_the_same_command_ends_at_the_same_w
     assert [one["kill_at"] for one in outcomes[: 10 // PARTS]] == list(range(1, 11))[part::PARTS], "the first moments are among them"
     assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * len(outcomes)
     assert found["operations"] > 150
+    assert not wrong(outcomes)
+
+
+def test_a_kill_of_a_training_that_generates_in_validation_changes_nothing_either(tmp_path):
+    outcomes = report(tmp_path, "killed", SEED, 30, 1, 3, best="chrf")["outcomes"]
+    assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * 10
     assert not wrong(outcomes)
 
 

@@ -298,6 +298,13 @@ def test_each_term_rate_and_speed_has_a_drawing_and_clocks_have_none():
     assert titles == ["joint loss", "ce", "matches(2)", "2-grams matched", "learning rate", "documents per second"]
 
 
+def test_a_score_of_generated_texts_has_a_curve_and_its_seconds_have_none():
+    rows = [{"step": step, "eval_loss": 3.0, "eval_bleu": float(step), "eval_generation_runtime": 9.0} for step in (10, 20)]
+    panels = {panel.title: panel for panel in charts.draw_training([TrainingLog("a", curves(rows))])}
+    assert list(panels) == ["joint loss", "bleu"]
+    assert [(one.part, one.x, one.y) for one in panels["bleu"].series] == [("validation", [10, 20], [10, 20])]
+
+
 def test_drawings_take_their_colours_from_the_page_and_share_no_name():
     panels = charts.draw(sample(0)).training
     assert all("var(--series-0)" in panel.svg and "var(--series-1)" in panel.svg for panel in panels)

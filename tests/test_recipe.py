@@ -142,7 +142,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("train.schedule=step", "train.schedule: must be one of linear, cosine, "),
         ("train.memory=small", "train.memory: must be one of fast, lean, got 'small'."),
         ("train.keep=0", "train.keep: must be at least 1, got 0."),
-        ("train.best=matches(5)", "train.best: must be one of loss, ce, matches(2), matches(3), matches(4), got 'matches(5)'."),
+        ("train.best=matches(5)", "train.best: must be one of loss, ce, matches(2), matches(3), matches(4), or a score such as rouge2, got 'matches(5)'."),
         ("data.name=", "data.name: must not be empty."),
         ('model.name=""', "model.name: must not be empty."),
         ("objective=ce +", "objective: expected an objective, got the end of the text:"),

@@ -644,7 +644,7 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
         setattr(stand_in, name, lambda *given, name=name, **options: calls.append((name, given, options)))
     monkeypatch.setitem(sys.modules, "mlflow", stand_in)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    few = [word for one in ('train.report_to=["mlflow"]', "train.max_steps=2", "train.eval_every=2", "train.warmup_steps=0") for word in ("--set", one)]
+    few = [word for one in ('train.report_to=["mlflow"]', "train.best=chrf", "train.max_steps=2", "train.eval_every=2", "train.warmup_steps=0") for word in ("--set", one)]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *few) == 0
     assert calls[0][0] == "start_run"
     assert calls[-1][0] == "end_run"
@@ -665,7 +665,7 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
         (["train.precision=fp16"], "fp16 needs a GPU"),
         (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
         (['train.report_to=["mlflow"]'], "train.report_to: mlflow is not installed. Install it with: pip install mlflow"),
-        (["train.best=rouge"], "train.best: must be one of loss, ce, matches(2), bag(2), got 'rouge'"),
+        (["train.best=rouge"], "train.best: 'rouge' is neither a term nor a score. Did you mean 'rougeL'? Terms of this objective: loss, ce, matches(2), bag(2). Scores"),
         (["objective=ce + matchs(2)"], "Did you mean 'matches'"),
     ],
     ids=str,

@@ -14,6 +14,7 @@ from ngramloss.version import lacking
 
 if TYPE_CHECKING:
     from ngramloss.errors import UserError as UserError
+    from ngramloss.generation.text_generator import TextGenerator as TextGenerator
     from ngramloss.hf.attach import attach as attach
     from ngramloss.hf.attach import attached_loss as attached_loss
     from ngramloss.hf.attach import detach as detach
@@ -57,6 +58,7 @@ _ROOMS = {
     "token_stats": "stats",
     "token_stats_from_hidden": "stats",
     "NgramTrainer": "hf.trainer",
+    "TextGenerator": "generation.text_generator",
 }
 
 __all__ = ["__version__", *_ROOMS]

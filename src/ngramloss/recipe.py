@@ -111,7 +111,14 @@ class Train:
     keep: int = setting(2, least=1)
     """The number of newest checkpoints to keep, besides the best."""
     best: str = "ce"
-    """The term whose lowest validation value selects the best checkpoint; ``loss`` is the whole objective."""
+    """What selects the best checkpoint: the lowest validation value of a term (``loss`` is the whole objective), or the
+    best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``."""
+    best_limit: int = setting(0, least=0)
+    """For a score: generate texts for only so many validation examples, from the first on; 0 means all."""
+    best_beams: int = setting(1, least=1, most=2**12)
+    """For a score: the number of beams, instead of ``generation.num_beams``."""
+    best_options: list[str] = setting([])
+    """For a score: options of its metric, such as ``["rouge.tokens=auto"]``."""
     early_stopping: int = setting(0, least=0)
     """Stop after this many validations without a new best; 0 disables early stopping."""
     eval_batch_size: int = setting(0, least=0)
@@ -387,7 +394,10 @@ def _build_recipe(
 
 
 def _with_objective(recipe: Recipe) -> Recipe:
-    """The recipe with its objective in standard spelling. Raises unless validation computes ``train.best``."""
+    """The recipe with its objective in standard spelling. Raises if ``train.best`` is a term that it does not have.
+
+    Scores of metrics are checked when the training begins.
+    """
     from ngramloss.objectives.parser import parse
     from ngramloss.objectives.term import check_names
 
@@ -396,8 +406,9 @@ def _with_objective(recipe: Recipe) -> Recipe:
         names = dict.fromkeys(["loss", "ce", *check_names(terms)])
     except UserError as mistake:
         raise UserError(f"objective: {mistake}") from None
-    if recipe.train.best not in names:
-        raise UserError(f"train.best: must be one of {', '.join(names)}, got {recipe.train.best!r}.")
+    best = recipe.train.best
+    if best not in names and not re.fullmatch(r"[A-Za-z_]\w*", best, re.ASCII):   # not the name of a score either
+        raise UserError(f"train.best: must be one of {', '.join(names)}, or a score such as rouge2, got {best!r}.")
     return dataclasses.replace(recipe, objective=" + ".join(map(str, terms)))
 
 

@@ -14,6 +14,7 @@ from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.files import read_object, write_whole
 from ngramloss.generation import predictions
+from ngramloss.generation.validation import write_texts
 from ngramloss.report import build, page
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance, results, significance, systems, tables
@@ -319,7 +320,8 @@ def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: b
             raise UserError(f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, "
                              "or delete it.")
         return True
-    return runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code).finished
+    done = runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code, write_texts=write_texts)
+    return done.finished
 
 
 def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] | None, work: predictions.Job) -> None:

@@ -94,6 +94,7 @@ class NgramTrainer(Seq2SeqTrainer):
         self._evaluated = _Sums()
         self._last_batch: dict[str, Any] = {}
         self.also_saved: dict[str, str] = {}
+        self.also_evaluated: Callable[[Any], dict[str, float]] | None = None
         self._count_from(0)
         self.add_callback(_Events(self))
 
@@ -251,7 +252,7 @@ class NgramTrainer(Seq2SeqTrainer):
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """As stock, with every term an exact mean over the data set."""
+        """As stock, with every term an exact mean over the data set, and what ``also_evaluated`` returns."""
         self._evaluated = _Sums()
         self.gather_function = self.accelerator.gather_for_metrics   # drops repeated rows; stock keeps them
         output: Any = super().evaluation_loop(
@@ -264,6 +265,10 @@ class NgramTrainer(Seq2SeqTrainer):
             loss = sum(part.weight * means[part.name] for part in self._watched.parts)
             exact = {"loss": loss, **means}
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
+        if self.also_evaluated is not None:
+            with self.compute_loss_context_manager():   # in the precision of the rest
+                more = self.also_evaluated(self.model)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in more.items()})
         return output
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import fsum, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ngramloss.errors import UserError
 from ngramloss.files import fingerprint as fingerprint
 
 if TYPE_CHECKING:
@@ -35,6 +37,33 @@ class Scores(NamedTuple):
     values: dict[str, list[float]]
     signature: str
     pooled: dict[str, Pooled] = {}   # noqa: RUF012, never changed
+
+
+def corpus_score(scores: Scores, name: str) -> float:
+    """The score of the whole corpus. Documents without a score (NaN) do not count; NaN if none has one.
+
+    >>> corpus_score(Scores({"a": [1.0, 2.0, float("nan")]}, "a"), "a")
+    1.5
+    """
+    if name in scores.pooled:
+        pooled = scores.pooled[name]
+        rows = [row for row in pooled.statistics if all(map(isfinite, row))]
+        return float(pooled.combine(sum(rows))) if rows else nan
+    known = [value for value in scores.values[name] if not isnan(value)]
+    return fsum(known) / len(known) if known else nan
+
+
+def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: int) -> None:
+    """Raise if a metric, which may be a user's own, returns something other than its entry says."""
+    if not isinstance(scores, Scores):
+        raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
+    for name, column in scores.values.items():
+        if name not in known:
+            raise UserError(f"the metric {metric!r} returned the score {name!r}, which its entry does not name. It "
+                            f"names {', '.join(known)}.")
+        if len(column) != documents:
+            raise UserError(f"the metric {metric!r} returned {len(column)} values of {name!r} for {documents} "
+                            "documents.")
 
 
 class Absent(ValueError):

@@ -38,7 +38,7 @@ _SETTINGS: Any = {
     "lines.linewidth": 1.4, "path.simplify": True, "figure.facecolor": "none", "axes.facecolor": "none",
 }  # fmt: skip
 _TERM = re.compile(r"[a-z_]+\(.*\)(:\w+)?")
-_CLOCKS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+_CLOCKS = ("runtime", "generation_runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 class Series(NamedTuple):

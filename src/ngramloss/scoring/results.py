@@ -16,7 +16,7 @@ from ngramloss.metrics.registry import (
     score_owners,
     scores_of,
 )
-from ngramloss.metrics.scores import Absent, Pooled, Scores
+from ngramloss.metrics.scores import Absent, Pooled, check_scores
 from ngramloss.plugins import source_hash
 from ngramloss.run_folder import Busy
 from ngramloss.scoring import provenance, score_cache, significance
@@ -149,7 +149,7 @@ def score_systems(
             except Absent as missing:
                 absent[name] = str(missing)
                 break
-            _check_scores(name, found, known, len(texts.task.ids))
+            check_scores(name, found, known, len(texts.task.ids))
             scores[index][name] = Keyed(key, found, own_hashes)
         if name not in absent and (sentences := metric.notes_on(everyone, chosen[name])):
             notes[name] = sentences
@@ -265,19 +265,6 @@ def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Ma
             return f"needs the {text}. Give them with --{text} FILE."
     lacking = ", ".join(f"--set {name}.{option}=…" for option in missing_options(name, options))
     return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""
-
-
-def _check_scores(metric: str, scores: Scores, known: Sequence[str], documents: int) -> None:
-    """Raise if a metric, which may be a user's own, returns something other than its entry says."""
-    if not isinstance(scores, Scores):
-        raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
-    for name, column in scores.values.items():
-        if name not in known:
-            raise UserError(f"the metric {metric!r} returned the score {name!r}, which its entry does not name. It "
-                            f"names {', '.join(known)}.")
-        if len(column) != documents:
-            raise UserError(f"the metric {metric!r} returned {len(column)} values of {name!r} for {documents} "
-                            "documents.")
 
 
 def _progress(metric: Metric, what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ngramloss.hf.trainer import CheckpointError
 from ngramloss.loss import JointLoss
 from ngramloss.recipe import Train
 from ngramloss.training import checkpoints
+from ngramloss.training.best import is_better
 
 
 class Log(TrainerCallback):
@@ -41,10 +42,16 @@ class Log(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """A progress line with the step, the remaining time, the loss terms and the speed."""
+    """A progress line with the step, the remaining time, the loss terms and the speed.
 
-    def __init__(self, loss_fn: JointLoss) -> None:
+    Args:
+        loss_fn: has the terms.
+        score: the score of generated texts that validation computes; empty if it computes none.
+    """
+
+    def __init__(self, loss_fn: JointLoss, score: str = "") -> None:
         self.parts = [part.name for part in loss_fn.parts]
+        self.score = f"eval_{score}"
         self.bar: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -67,6 +74,9 @@ class Progress(TrainerCallback):
             self.bar.set_postfix_str(" · ".join([*terms, f"{logs['docs_per_second']:.0f} docs/s"]))
         elif "eval_loss" in logs:
             terms = [f"{name} {logs[f'eval_{name}']:.4f}" for name in ["ce", *self.parts] if f"eval_{name}" in logs]
+            if self.score in logs:
+                name = self.score.removeprefix("eval_")
+                terms.append(f"{name} {logs[self.score]:.2f} (generated in {logs['eval_generation_runtime']:.0f} s)")
             self.bar.write(f"step {state.global_step}: validation {' · '.join(dict.fromkeys(terms))}", file=sys.stderr)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -87,9 +97,7 @@ class Sealing(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Save a new best, and the last step."""
-        best = state.best_metric
-        value = metrics.get(f"eval_{args.metric_for_best_model}", math.inf)
-        if best is None or value < best or control.should_training_stop:
+        if _is_new_best(args, state, metrics) or control.should_training_stop:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -150,7 +158,7 @@ class Patience(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Check how long ago the best was."""
-        if state.best_metric is None or metrics[f"eval_{args.metric_for_best_model}"] < state.best_metric:
+        if _is_new_best(args, state, metrics):
             return
         if self.validations and state.global_step - (state.best_global_step or 0) >= self.validations * args.eval_steps:
             self.ended = control.should_training_stop = True
@@ -201,6 +209,11 @@ def discard_unsealed(folder: Path) -> None:
     """Delete incomplete checkpoints."""
     for path in checkpoints.find(folder).broken:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_new_best(args: Any, state: Any, metrics: Any) -> bool:
+    value = metrics.get(f"eval_{args.metric_for_best_model}", math.nan)
+    return state.best_metric is None or is_better(value, state.best_metric, higher=args.greater_is_better)
 
 
 def _plain(value: Any) -> Any:

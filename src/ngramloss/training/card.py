@@ -12,6 +12,7 @@ from ngramloss.data.origins import canonical
 from ngramloss.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.training import checkpoints
+from ngramloss.training.best import best_of
 from ngramloss.version import __version__, installed
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex", "pysbd")
@@ -35,7 +36,7 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
         chosen: the checkpoint that became the model.
     """
     step = checkpoints.step(chosen)
-    why = f"lowest validation {settings.train.best}, {facts['best']:.4f}" if facts["best_step"] == step else "the last"
+    why = best_of(settings).described(facts["best"]) if facts["best_step"] == step else "the last"
     versions = {"ngramloss": __version__, **{name: installed(name) or 'not installed' for name in PACKAGES}}
     versions["Python"] = platform.python_version()
     differences = deviations(settings, prepared["machine"]["precision"])
@@ -53,8 +54,9 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
         "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
         *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
         "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()),
-        *(f"* objective {as_code(name)} of a plugin, source {source or 'unknown'}"
-          for name, source in prepared.get("plugins", {}).items()), "",
+        *(f"* {noun} {as_code(name)} of a plugin, source {source or 'unknown'}"
+          for kind, noun in (("plugins", "objective"), ("metrics", "metric"))
+          for name, source in prepared.get(kind, {}).items()), "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"

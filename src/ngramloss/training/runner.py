@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -17,20 +17,25 @@ from typing import Any, NamedTuple
 
 from ngramloss import heartbeat as heart
 from ngramloss import recipe
-from ngramloss.data import Split, columns_of, load
+from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
+from ngramloss.metrics.registry import METRICS
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import plugin_sources
+from ngramloss.plugins import source_hash
 from ngramloss.recipe import Recipe
 from ngramloss.run_folder import RunFolder
 from ngramloss.training import card, checkpoints, models
+from ngramloss.training.best import best_of
 
 Say = Callable[[str], None]
+WriteTexts = Callable[..., list[str]]
+"""As :func:`ngramloss.generation.validation.write_texts`."""
 
 
 class Outcome(NamedTuple):
@@ -42,6 +47,18 @@ class Outcome(NamedTuple):
     continued_from: int
 
 
+class Prepared(NamedTuple):
+    """What is prepared once for all processes.
+
+    Attributes:
+        record: the contents of ``prepared.json``.
+        judged: the validation examples for which texts are generated; only the first process has them.
+    """
+
+    record: dict[str, Any]
+    judged: Sequence[Example] = ()
+
+
 class Diverged(Exception):
     """The loss became NaN or infinite."""
 
@@ -51,7 +68,8 @@ class Stopped(Exception):
 
 
 def train(
-    settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False
+    settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False,
+    write_texts: WriteTexts | None = None,
 ) -> Outcome:
     """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
 
@@ -61,7 +79,12 @@ def train(
         fresh: delete an earlier run in this folder and start over.
         say: shows a message to the user; called only in the first process.
         trust_remote_code: whether code that comes with the model may run.
+        write_texts: generates texts in validation; needed only if ``train.best`` is a score of them. It is an argument
+            because generation builds on training, not the other way round.
     """
+    if best_of(settings).metric and settings.train.eval_every and write_texts is None:
+        raise TypeError(f"train.best = {settings.train.best!r} is a score of generated texts: pass write_texts, which "
+                        "is in ngramloss.generation.validation.")
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
@@ -74,15 +97,18 @@ def train(
         if run.finished:
             say(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
+        judged: Sequence[Example] = ()
         if rank == 0:
             with heartbeat(run.beat(0)) if processes > 1 else nullcontext():
-                _report_to_others(run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
-                                  single=processes == 1)
-        prepared = _wait_for_prepared(run)
-        outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code)
+                judged = _report_to_others(
+                    run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
+                    single=processes == 1,
+                )
+        prepared = Prepared(_wait_for_prepared(run), judged)
+        outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code, write_texts)
         if outcome.finished and rank == 0:
-            _finish(settings, run, prepared, say)
-            say(f"finished at step {outcome.step}: {run.model}")
+            why = _finish(settings, run, prepared.record, say)
+            say(f"finished at step {outcome.step}: {run.model}{why}")
         _wait(processes)
         return outcome
 
@@ -135,7 +161,7 @@ def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkp
 
 def _prepare(
     settings: Recipe, arguments: Any, run: RunFolder, saved: checkpoints.Found, say: Say, trust_remote_code: bool
-) -> dict[str, Any]:
+) -> Prepared:
     """Read and tokenise the data once for all processes, and find the checkpoint to continue from."""
     from tqdm.auto import tqdm
 
@@ -155,6 +181,7 @@ def _prepare(
     for split in splits.values():
         for bad in split.skipped:
             say(f"skipped {bad}")
+    judged = _judged(settings, splits.get("validation"), say)
     tokenizer, tokenizer_folder = models.load_tokenizer(
         settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint,
         trust_remote_code=trust_remote_code, say=say,
@@ -173,21 +200,40 @@ def _prepare(
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
             "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
         }
-    plugins = plugin_sources(parse(settings.objective))
+    code = {"plugins": plugin_sources(parse(settings.objective)), "metrics": _metric_source(settings)}
     for checkpoint, why in saved.broken.items():
         say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
         shutil.rmtree(checkpoint, ignore_errors=True)
     if saved.newest is not None:
         _raise_unless_same_data(run.path, saved.newest, described)
-        _raise_unless_same_code(run.path, saved.newest, plugins)
-    return {
-        "splits": described, "plugins": plugins, "tokenizer": str(tokenizer_folder or settings.model.name),
+        _raise_unless_same_code(run.path, saved.newest, code)
+    record = {
+        "splits": described, **code, "tokenizer": str(tokenizer_folder or settings.model.name),
         "continue": str(saved.newest) if saved.newest else None, "trust_remote_code": trust_remote_code,
         "machine": {
             "processes": arguments.world_size, "device": _device_name(arguments.device),
             "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
         },
     }
+    return Prepared(record, judged)
+
+
+def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Example]:
+    """The validation examples for which texts are generated. Raises if their score cannot be computed."""
+    from ngramloss.training.generated_score import notes_on
+
+    best = best_of(settings)
+    if not best.metric or validation is None:
+        return []
+    for note in notes_on(best, validation.examples):
+        say(f"{best.name}: {note} In a recipe, train.best_options has such options.")
+    return validation.examples[: settings.train.best_limit or None]
+
+
+def _metric_source(settings: Recipe) -> dict[str, str]:
+    """The metric that selects the best checkpoint, if it comes from a plugin → a hash of the file with its function."""
+    name = best_of(settings).metric
+    return {name: source_hash(METRICS[name].function)} if name and METRICS.origin(name) else {}
 
 
 def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, Any]) -> None:
@@ -200,31 +246,33 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
             )
 
 
-def _raise_unless_same_code(folder: Path, checkpoint: Path, plugins: dict[str, str]) -> None:
-    """Raise if an objective of a plugin is not the one that the run was started with."""
-    before = _saved_with(checkpoint, "data.json").get("plugins")
-    before = before if isinstance(before, dict) else {}
-    for name, source in plugins.items():
-        if before.get(name, source) != source:
-            raise UserError(
-                f"the code of the objective {name!r} has changed since {folder} was started (fingerprint {source}, not "
-                f"{before[name]}). Restore the old plugin to continue, or start over with --fresh."
-            )
+def _raise_unless_same_code(folder: Path, checkpoint: Path, code: dict[str, dict[str, str]]) -> None:
+    """Raise if an objective or a metric of a plugin is not the one that the run was started with."""
+    for kind, noun in (("plugins", "objective"), ("metrics", "metric")):
+        before = _saved_with(checkpoint, "data.json").get(kind)
+        before = before if isinstance(before, dict) else {}
+        for name, source in code[kind].items():
+            if before.get(name, source) != source:
+                raise UserError(
+                    f"the code of the {noun} {name!r} has changed since {folder} was started (fingerprint {source}, "
+                    f"not {before[name]}). Restore the old plugin to continue, or start over with --fresh."
+                )
 
 
 def _saved_with(checkpoint: Path, name: str) -> dict[str, Any]:
     return read_object(checkpoint / name, f"Delete {checkpoint} to continue from the previous checkpoint.")
 
 
-def _report_to_others(run: RunFolder, prepare: Callable[[], dict[str, Any]], *, single: bool) -> None:
-    """Write ``prepared.json``, or the error, for the other processes."""
+def _report_to_others(run: RunFolder, prepare: Callable[[], Prepared], *, single: bool) -> Sequence[Example]:
+    """Write ``prepared.json``, or the error, for the other processes. Returns the rest of what was prepared."""
     try:
         prepared = prepare()
     except BaseException as reason:
         if not single:
             write_whole(run.prepared, json.dumps({"error": str(reason)}))
         raise
-    write_whole(run.prepared, json.dumps(prepared, indent=1))
+    write_whole(run.prepared, json.dumps(prepared.record, indent=1))
+    return prepared.judged
 
 
 def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
@@ -251,7 +299,8 @@ def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
 
 
 def _run_trainer(
-    settings: Recipe, run: RunFolder, arguments: Any, prepared: dict[str, Any], say: Say, trust_remote_code: bool
+    settings: Recipe, run: RunFolder, arguments: Any, everything: Prepared, say: Say, trust_remote_code: bool,
+    write_texts: WriteTexts | None,
 ) -> Outcome:
     from transformers import PrinterCallback, ProgressCallback, set_seed
     from transformers.utils import logging as hf_logging
@@ -271,6 +320,7 @@ def _run_trainer(
     )
     from ngramloss.training.decoder_start import align_start
 
+    prepared, judged = everything
     quiet: Any = hf_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
@@ -304,16 +354,20 @@ def _run_trainer(
         max_tokens=None if settings.train.fsdp else settings.train.max_tokens, capture=settings.train.capture,
         compile=settings.train.compile, say=say,
     )
+    trainer.also_evaluated = _generated_score(settings, arguments, splits, tokenizer, judged, write_texts)
     if settings.train.fsdp and settings.train.capture and arguments.device.type == "cuda":
         say("steps are not captured as CUDA graphs: train.fsdp gathers parameters in the middle of a step.")
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if arguments.should_save:
         trainer.add_callback(Log(run.log, began))
-    for callback in (Warmup(settings.train), Progress(trainer.loss_fn), Finite(), patience, stopping, sealing):
+    best = best_of(settings)
+    progress = Progress(trainer.loss_fn, best.name if best.metric else "")
+    for callback in (Warmup(settings.train), progress, Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
-    trainer.also_saved = {"data.json": json.dumps({**fingerprints, "plugins": prepared["plugins"]})}
+    code = {kind: prepared[kind] for kind in ("plugins", "metrics")}
+    trainer.also_saved = {"data.json": json.dumps({**fingerprints, **code})}
     if newest is not None:
         _saved_with(newest, "trainer_state.json")   # raises if it is damaged
         say(f"continuing {run.path} from step {began}.")
@@ -339,6 +393,24 @@ def _run_trainer(
     if not finished:
         say(f"stopped at step {step} of {trainer.state.max_steps}; the same command continues it.")
     return Outcome(run.path, finished, step, began)
+
+
+def _generated_score(
+    settings: Recipe, arguments: Any, splits: dict[str, Tokens], tokenizer: Any, judged: Sequence[Example],
+    write_texts: WriteTexts | None,
+) -> Any:
+    """What validation computes from generated texts; None if the best checkpoint is selected by a term."""
+    from ngramloss.training.generated_score import GeneratedScore
+
+    best = best_of(settings)
+    if not best.metric or "validation" not in splits or write_texts is None:
+        return None
+    rows = splits["validation"]
+    sources = [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))]
+    write = partial(write_texts, settings=settings, tokenizer=tokenizer,
+                    batch_size=arguments.per_device_eval_batch_size, shows_progress=arguments.should_save)
+    return GeneratedScore(best, sources, write, examples=judged, process=arguments.process_index,
+                          processes=arguments.world_size)
 
 
 def _present(folder: Path) -> Path:
@@ -398,7 +470,7 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
         logging_steps=train.log_every, logging_nan_inf_filter=False, logging_first_step=True,
         save_strategy="steps", save_steps=train.save_every, save_total_limit=None,
         eval_strategy="steps" if train.eval_every else "no", eval_steps=train.eval_every or None,
-        metric_for_best_model=train.best if train.eval_every else None, greater_is_better=False,
+        metric_for_best_model=train.best if train.eval_every else None, greater_is_better=best_of(settings).higher,
         seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
         train_sampling_strategy="group_by_length" if train.group_by_length else "random",
         remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
@@ -439,8 +511,8 @@ def _device_name(device: Any) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
 
 
-def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say) -> None:
-    """Write the card, then the model folder, which marks the run as finished."""
+def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say) -> str:
+    """Write the card, then the model folder, which marks the run as finished. Returns why it is this model."""
     newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
@@ -455,4 +527,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say
     with whole_folder(run.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
         run.record_weights(partial_folder)
+    if checkpoints.step(chosen) != facts["best_step"]:
+        return ""
+    return f", the weights of step {facts['best_step']} ({best_of(settings).described(facts['best'])})"
 

@@ -1,0 +1,168 @@
+"""batches of rows → the same rows with a generated text each, for programs that map batches over processes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ngramloss.data.columns import FIRST, SOURCES, check_present, listed, usual
+from ngramloss.data.multilingual import column_names
+from ngramloss.errors import UserError
+from ngramloss.files import fingerprint
+from ngramloss.generation.predictions import Job, has_several_sentences, job
+from ngramloss.run_folder import RunFolder, weight_files
+
+LOG = logging.getLogger("ngramloss")
+ROWS = "rows"
+"""What stands for the name of a data set in the settings of a model that was trained elsewhere."""
+
+
+class TextGenerator:
+    """Generates a text for each row of a batch, as ``ngramloss generate`` would.
+
+    A callable for ``datasets.map(batched=True)``, Ray Data's ``map_batches`` and Spark's ``mapInPandas``. It contains
+    only settings, so it can be pickled and sent to other processes. A process loads the model when it generates its
+    first batch, once for all copies. docs/scaling.md has examples.
+
+    Args:
+        model: a run's folder, a model's folder or a hub id. Texts for a run are prepared like its training data.
+        source: the column with the texts; by default the one with the usual name of the run's data, or of any data.
+        prediction: the name of the new column.
+        settings: changes of settings, each ``key=value``, such as ``"generation.num_beams=4"`` or
+            ``"generation.engine=hf"``.
+        preset: the recipe with the generation settings, as in ``ngramloss generate --preset``.
+        batch_size: texts that are generated at a time; 0 means as many as the memory allows.
+        device: such as ``"cpu"`` or ``"cuda:1"``; by default the GPU if there is one.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Raises:
+        UserError: in a call: the column is missing, contains something other than texts, or the new one exists already.
+    """
+
+    def __init__(
+        self, model: str | Path, *, source: str = "", prediction: str = "prediction", settings: Sequence[str] = (),
+        preset: str | None = None, batch_size: int = 0, device: str | None = None, trust_remote_code: bool = False,
+    ) -> None:
+        if batch_size < 0:
+            raise UserError(f"batch_size must be 0 or more, got {batch_size}.")
+        path = Path(model)
+        name = str(path.resolve() if path.is_dir() else model)   # other processes may work in other folders
+        own = RunFolder(Path(name)).recipe.is_file()
+        self.job = job(name, data=None if own else ROWS, preset=preset, overrides=settings, batch_size=batch_size,
+                       trust_remote_code=trust_remote_code)
+        self.source, self.prediction, self.device = source, prediction, device
+        self.weights = _weights(self.job)
+
+    def __repr__(self) -> str:
+        return f"TextGenerator({self.job.model!r})"
+
+    def __call__(self, rows: Any) -> Any:
+        """The rows with a new column of generated texts. A blank text gets an empty one.
+
+        Args:
+            rows: columns by name, each a list or a NumPy array; or a pandas DataFrame. What is returned is of the same
+                kind.
+        """
+        pandas = sys.modules.get("pandas")   # whoever has a DataFrame has imported it
+        is_frame = pandas is not None and isinstance(rows, pandas.DataFrame)
+        if not is_frame and not isinstance(rows, Mapping):
+            raise TypeError(f"TextGenerator takes columns by name, or a pandas DataFrame, got {type(rows).__name__}. "
+                            "With datasets use batched=True, with Ray Data batch_format=\"numpy\" or \"pandas\".")
+        present = [str(name) for name in (rows.columns if is_frame else rows)]
+        if self.prediction in present:
+            raise UserError(f"the batch has a column {self.prediction!r} already. Name the new one: "
+                            "TextGenerator(…, prediction=\"…\").")
+        column = self._column(present)
+        texts = self._generate(_checked_texts(list(rows[column]), column))
+        if is_frame:
+            return rows.assign(**{self.prediction: texts})
+        return {**rows, self.prediction: _like(rows[column], texts)}
+
+    def _column(self, present: Sequence[str]) -> str:
+        """The column with the texts."""
+        data = self.job.data
+        if self.source:
+            check_present(self.source, "source", present, "the batch")
+            return self.source
+        if data.source in present:
+            return data.source
+        of_task = FIRST.get(self.job.task, ((), ()))[0]
+        names = list(dict.fromkeys([*column_names(data.source_language), *of_task, *SOURCES]))
+        column = usual(names, present)
+        if column is None:
+            raise UserError(f"cannot find the column with the texts. The batch has the columns {listed(present)}, and "
+                            f"none of them is called {', '.join(names[:-1])} or {names[-1]}. Name it: "
+                            "TextGenerator(…, source=\"…\").")
+        return column
+
+    def _generate(self, texts: Sequence[str]) -> list[str]:
+        rows = [row for row, text in enumerate(texts) if text.strip()]
+        written = [""] * len(texts)
+        if rows:
+            write = _loaded(self.job, self.device, self.weights)
+            for row, text in zip(rows, write([texts[row] for row in rows]), strict=True):
+                written[row] = text
+        return written
+
+
+@lru_cache(maxsize=1)
+def _loaded(work: Job, device: str | None, weights: str | None) -> Callable[[Sequence[str]], list[str]]:
+    """A function that generates, with its model; loaded once in each process."""
+    from ngramloss.data.sentences import sentences
+    from ngramloss.data.tokens import Shape, separator_id, sources
+    from ngramloss.generation import engines
+    from ngramloss.generation.batches import batches, budget_for
+    from ngramloss.generation.engines.settings import search_of
+    from ngramloss.generation.search import decoded, load_model
+    from ngramloss.training.models import prepare_generation
+
+    if _weights(work) != weights:
+        raise UserError(f"the weights in {work.loading.name} are not those for which this TextGenerator was made: they "
+                        "have changed, or this process cannot see the folder. Use a folder that all machines share.")
+    data, by_line = work.data, has_several_sentences(work)
+    model, tokenizer = load_model(work.loading, data, trained_here=work.loading.name != work.model, device=device,
+                                  trust_remote_code=work.trust_remote_code)
+    if work.generation is not None:
+        prepare_generation(model, work.generation)
+    search, separator = search_of(model), separator_id(tokenizer, data.separator)
+    engine, budget = engines.load(work.engine, model, search, say=LOG.info), budget_for(model, search, work.batch_size)
+
+    def ids(chosen: Sequence[tuple[int, str]]) -> list[list[int]]:
+        return sources([text for _, text in chosen], tokenizer, Shape.of(data), separator)
+
+    def generate(chosen: Sequence[tuple[int, str]], encoded: Sequence[Sequence[int]]) -> list[str]:
+        texts = decoded(tokenizer, [hypotheses[0] for hypotheses in engine.write(encoded)])
+        return ["\n".join(sentences(text, language=data.language)) for text in texts] if by_line else texts
+
+    def write(texts: Sequence[str]) -> list[str]:
+        written = [""] * len(texts)
+        longest_first = sorted(enumerate(texts), key=lambda pair: len(pair[1]), reverse=True)
+        for chosen, found in batches(longest_first, ids, generate, budget, say=LOG.info):
+            for (row, _), text in zip(chosen, found, strict=True):
+                written[row] = text
+        return written
+
+    return write
+
+
+def _weights(work: Job) -> str | None:
+    """The fingerprint of the model's weights; None for a model of the hub."""
+    files = weight_files(Path(work.loading.name))
+    return fingerprint(files) if files else None
+
+
+def _checked_texts(values: list[Any], column: str) -> list[str]:
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise UserError(f"row {row} of the batch: {column!r} should be text, got {type(value).__name__}.")
+    return values
+
+
+def _like(column: Any, texts: list[str]) -> Any:
+    """The texts as a NumPy array, if the column is one."""
+    numpy = sys.modules.get("numpy")
+    return numpy.array(texts, dtype=object) if numpy is not None and isinstance(column, numpy.ndarray) else texts

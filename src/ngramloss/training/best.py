@@ -1,0 +1,108 @@
+"""``train.best`` of a recipe → what selects the best checkpoint: a term, or a score of generated texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ngramloss.errors import UserError
+from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
+from ngramloss.objectives.parser import parse
+from ngramloss.objectives.term import check_names
+from ngramloss.recipe import Recipe
+from ngramloss.settings import nearest, toml_value
+
+
+class Best(NamedTuple):
+    """What selects the best checkpoint.
+
+    Attributes:
+        name: a term, ``ce`` or ``loss``; or a score of a metric.
+        metric: the metric that has the score; empty for a term.
+        higher: whether higher values are better.
+        options: of the metric.
+    """
+
+    name: str
+    metric: str = ""
+    higher: bool = False
+    options: Mapping[str, Any] = {}
+
+    def described(self, value: float) -> str:
+        """Why a checkpoint with this value was chosen.
+
+        >>> Best("ce").described(1.25), Best("bleu", "bleu", higher=True).described(31.5)
+        ('lowest validation ce, 1.2500', 'highest validation bleu, 31.5000')
+        """
+        return f"{'highest' if self.higher else 'lowest'} validation {self.name}, {value:.4f}"
+
+
+def is_better(value: float, than: float, *, higher: bool) -> bool:
+    """Whether a value is better than another; NaN never is."""
+    return value > than if higher else value < than
+
+
+def best_of(settings: Recipe) -> Best:
+    """What a recipe selects the best checkpoint by.
+
+    A term of the objective is selected by its lowest value. A score of a metric is computed from texts that the model
+    generates; the metric's entry says which values are better. Metrics with a model or a file of their own are refused:
+    it would be loaded beside the model in training, and be read again and again.
+    """
+    name = settings.train.best
+    terms = list(dict.fromkeys(["loss", "ce", *check_names(parse(settings.objective))]))
+    if name in terms:
+        if settings.train.best_options:
+            raise UserError(f"train.best_options: {name} is a term and has no options. Leave them out, or set "
+                            "train.best to a score such as rouge2.")
+        return Best(name)
+    usable = [metric for metric in METRICS if not METRICS.problem(metric)]
+    owners = score_owners(usable)
+    choices = _choices(usable)
+    if name not in owners:
+        raise UserError(f"train.best: {name!r} is neither a term nor a score. {nearest(name, [*terms, *choices], 0.6)}"
+                        f"Terms of this objective: {', '.join(terms)}. Scores of generated texts: "
+                        f"{', '.join(choices)}.")
+    metric = owners[name]
+    _raise_unless_usable(name, metric, choices)
+    better = scores_of(metric)[name].better
+    return Best(name, metric, better == "higher", _options(metric, settings.train.best_options))
+
+
+def _choices(metrics: Iterable[str]) -> list[str]:
+    """The scores that can select a checkpoint, without parts of other scores, such as ``rouge2_recall``."""
+    names = [name for metric in metrics if not _has_own_model(metric)
+             for name, score in scores_of(metric).items() if score.better != "neither"]
+    return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
+
+
+def _has_own_model(metric: str) -> bool:
+    return "model" in METRICS[metric].options or bool(missing_options(metric, {}))
+
+
+def _raise_unless_usable(name: str, metric: str, choices: Sequence[str]) -> None:
+    instead = f"Choose a term, or one of {', '.join(choices)}."
+    if scores_of(metric)[name].better == "neither":
+        raise UserError(f"train.best: {name} only describes texts: neither high nor low values are better. {instead}")
+    if _has_own_model(metric):
+        raise UserError(f"train.best: {name} needs a model or a file of its own, which is not loaded beside the model "
+                        f"in training. {instead} Score the finished run with {metric}: ngramloss score RUN --metrics "
+                        f"{metric}.")
+    if needed := METRICS[metric].packages_needed:
+        raise UserError(f"train.best: {name} {needed}.")
+
+
+def _options(metric: str, given: Sequence[str]) -> dict[str, Any]:
+    options = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        owner, _, option = key.strip().partition(".")
+        if not equals or owner != metric:
+            raise UserError(f"train.best_options: takes OPTION=VALUE of the metric {metric}, such as "
+                            f"'{metric}.OPTION=VALUE', got {text!r}.")
+        described = METRICS[metric].options.get(option)
+        options[option] = described.read(value) if described else toml_value(value)
+    try:
+        return checked_options(metric, options)
+    except UserError as mistake:
+        raise UserError(f"train.best_options: {mistake}") from None

@@ -1,0 +1,234 @@
+"""A generator for programs that map batches: rows in, the same rows with a text each out, wherever it is sent."""
+
+import pickle
+
+import numpy as np
+import pandas
+import pytest
+import tiny_tokenizers
+from test_search import DOCUMENTS, finished, ids, real_model  # noqa: F401, a fixture
+
+import ngramloss as ng
+from ngramloss import recipe
+from ngramloss.generation import engines, search, text_generator
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded():
+    text_generator._loaded.cache_clear()
+    yield
+    text_generator._loaded.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def texts(finished):  # noqa: F811
+    return search.of_run(finished, DOCUMENTS)
+
+
+@pytest.fixture
+def write(finished):  # noqa: F811
+    return ng.TextGenerator(finished, batch_size=3)
+
+
+# Kinds of rows
+
+
+def test_lists_by_name_give_lists_by_name(write, texts):
+    rows = {"id": [1, 2, 3, 4, 5, 6], "document": DOCUMENTS}
+    assert write(rows) == {**rows, "prediction": texts}
+    assert list(rows) == ["id", "document"]   # what was given is not changed
+    assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("kind", [object, str])
+def test_arrays_by_name_give_arrays_by_name(write, texts, kind):
+    found = write({"id": np.arange(6), "document": np.array(DOCUMENTS, dtype=kind)})
+    assert isinstance(found["prediction"], np.ndarray)
+    assert found["prediction"].tolist() == texts
+    assert found["id"].tolist() == list(range(6))
+
+
+def test_a_frame_gives_a_frame_with_its_own_index(write, texts):
+    frame = pandas.DataFrame({"id": range(6), "document": DOCUMENTS}, index=[9, 7, 5, 3, 1, 0])
+    found = write(frame)
+    assert list(found.columns) == ["id", "document", "prediction"]
+    assert found["prediction"].tolist() == texts
+    assert found.index.tolist() == [9, 7, 5, 3, 1, 0]
+    assert list(frame.columns) == ["id", "document"]
+
+
+def test_spark_maps_an_iterator_of_frames(write, texts):
+    frames = iter([pandas.DataFrame({"document": DOCUMENTS[:4]}), pandas.DataFrame({"document": DOCUMENTS[4:]})])
+    found = (lambda frames: map(write, frames))(frames)
+    assert [text for frame in found for text in frame["prediction"]] == texts
+
+
+@pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_datasets_map_it_in_this_process_and_in_others(write, texts, processes, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"id": list(range(6)), "document": DOCUMENTS})
+    found = data.map(write, batched=True, batch_size=2, num_proc=processes, load_from_cache_file=False)
+    assert found["prediction"][:] == texts
+    assert found["id"][:] == list(range(6))
+
+
+def test_a_batch_without_rows_gets_a_column_without_texts(write):
+    assert write({"document": []}) == {"document": [], "prediction": []}
+    assert write(pandas.DataFrame({"document": []}))["prediction"].tolist() == []
+
+
+def test_a_blank_text_gets_an_empty_one(write, texts):
+    assert write({"document": [DOCUMENTS[0], " \n", ""]})["prediction"] == [texts[0], "", ""]
+
+
+# Settings
+
+
+def test_columns_have_their_usual_names_or_those_that_are_given(finished, write, texts):  # noqa: F811
+    for name in ("Article", "text", "dialogue"):
+        assert write({"summary": [""] * 6, name: DOCUMENTS})["prediction"] == texts
+    mine = ng.TextGenerator(finished, source="body", prediction="short")
+    assert mine({"body": DOCUMENTS, "document": [""] * 6})["short"] == texts
+
+
+def test_a_run_knows_the_column_that_it_was_trained_on(tmp_path, texts):
+    folder = saved_run(tmp_path, "data.source=body")
+    assert ng.TextGenerator(folder)({"document": [""] * 6, "body": DOCUMENTS})["prediction"] == texts
+
+
+def test_a_translation_looks_for_its_language_and_its_own_names_first(tmp_path):
+    write = ng.TextGenerator(saved_run(tmp_path, "data.source_language=en_XX", "data.target_language=de_DE", name="translation"))
+    assert write._column(["document", "source", "de", "en"]) == "en"
+    assert write._column(["document", "source"]) == "source"
+
+
+def saved_run(folder, *overrides, name="demo"):
+    real_model().save_pretrained(folder / "model")
+    tiny_tokenizers.ours().save_pretrained(folder / "model")
+    same = ["data.separator=<s>", "data.splitter=period", "data.prefix=summarize: ", "data.max_source=20"]
+    (folder / "recipe.toml").write_text(recipe.dump(recipe.load(name, [*same, *overrides])))
+    return folder
+
+
+def test_settings_change_the_search_and_the_texts(finished, texts):  # noqa: F811
+    changed = ["generation.num_beams=1", "generation.max_length=6", "data.prefix="]
+    found = ng.TextGenerator(finished, settings=changed)({"document": DOCUMENTS})["prediction"]
+    assert found != texts
+    model = real_model()
+    model.generation_config.update(num_beams=1, min_length=0, max_length=6, early_stopping=False)
+    by_hand = search.summaries(model, tiny_tokenizers.ours(), ids(separator="<s>", splitter="period", max_source=20))
+    assert found == [summary.text for summary in by_hand]
+
+
+def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):  # noqa: F811
+    loaded = record_loading(monkeypatch)
+    found = ng.TextGenerator(finished / "model")({"document": DOCUMENTS})["prediction"]
+    model, tokenizer = real_model(), tiny_tokenizers.ours()
+    plain = [tokenizer(text)["input_ids"] for text in DOCUMENTS]   # no prefix and no separators
+    assert found == [summary.text for summary in search.summaries(model, tokenizer, plain)]
+    assert loaded == [(None, False)]
+
+
+def test_summaries_of_several_sentences_are_written_one_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "decoded", lambda tokenizer, rows: ["One came. Two left." for _ in rows])
+    assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"))({"document": ["a"]})["prediction"] == ["One came.\nTwo left."]
+    assert ng.TextGenerator(saved_run(tmp_path, name="xsum"))({"document": ["a"]})["prediction"] == ["One came. Two left."]
+
+
+@pytest.mark.parametrize("engine", ["hf", "ctranslate2"])
+def test_an_engine_writes_batches_of_the_size_that_is_asked_for(finished, texts, engine, monkeypatch):  # noqa: F811
+    sizes, load = [], engines.load
+
+    def counted(name, *given, **options):
+        assert name == engine
+        loaded = load(name, *given, **options)
+        return loaded._replace(write=lambda sources: sizes.append(len(sources)) or loaded.write(sources))
+
+    monkeypatch.setattr(engines, "load", counted)
+    assert ng.TextGenerator(finished, batch_size=4, settings=[f"generation.engine={engine}"])({"document": DOCUMENTS})["prediction"] == texts
+    assert sizes == [4, 2]
+
+
+# Processes
+
+
+def test_it_is_sent_without_the_model_and_works_where_it_arrives(finished, write, texts):  # noqa: F811
+    write({"document": DOCUMENTS[:1]})
+    sent = pickle.dumps(write)
+    assert len(sent) < 10_000
+    assert pickle.loads(sent)({"document": DOCUMENTS})["prediction"] == texts
+    assert repr(write) == f"TextGenerator('{finished}')"
+
+
+def test_a_process_loads_the_model_once_for_all_copies_and_only_for_a_batch(finished, monkeypatch):  # noqa: F811
+    loaded = record_loading(monkeypatch)
+    write = ng.TextGenerator(finished, device="cpu")
+    write({"document": [" "]})
+    assert loaded == []
+    for _ in range(3):
+        pickle.loads(pickle.dumps(write))({"document": DOCUMENTS[:1]})
+    assert loaded == [("cpu", True)]
+
+
+def record_loading(monkeypatch):
+    """The device of each model that is loaded, and whether a run trained it."""
+    loaded, load_model = [], search.load_model
+
+    def counted(*given, **options):
+        loaded.append((options["device"], options["trained_here"]))
+        return load_model(*given, **options)
+
+    monkeypatch.setattr(search, "load_model", counted)
+    return loaded
+
+
+def test_a_folder_is_found_from_other_folders(finished, texts, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(finished.parent)
+    write = ng.TextGenerator(finished.name)
+    monkeypatch.chdir(tmp_path)
+    assert write({"document": DOCUMENTS})["prediction"] == texts
+
+
+def test_weights_that_changed_since_are_not_taken(tmp_path):
+    write = ng.TextGenerator(saved_run(tmp_path))
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.raises(ng.UserError, match=r"the weights in .*model are not those for which this TextGenerator was made: they have changed, or this process cannot see"):
+        write({"document": DOCUMENTS})
+
+
+# What is wrong
+
+
+def test_a_column_that_is_missing_is_named_with_those_that_are_there(finished, write):  # noqa: F811
+    with pytest.raises(ng.UserError, match=r"cannot find the column with the texts\. The batch has the columns 'id', 'body', and none of them is called document, .* or src\. Name it: TextGenerator\(…, source=\"…\"\)"):
+        write({"id": [1], "body": ["a"]})
+    with pytest.raises(ng.UserError, match=r"the batch has no column 'bodi' for the source \(did you mean 'body'\?\)\. Its columns are 'id', 'body'\."):
+        ng.TextGenerator(finished, source="bodi")(pandas.DataFrame({"id": [1], "body": ["a"]}))
+
+
+@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (float("nan"), "float"), (7, "int"), (["a"], "list")])
+def test_a_value_that_is_no_text_is_named_with_its_row(write, value, kind):
+    with pytest.raises(ng.UserError, match=f"row 1 of the batch: 'document' should be text, got {kind}"):
+        write({"document": ["a", value]})
+
+
+def test_a_column_of_that_name_is_not_overwritten(write):
+    with pytest.raises(ng.UserError, match=r"the batch has a column 'prediction' already\. Name the new one: TextGenerator\(…, prediction=\"…\"\)"):
+        write({"document": ["a"], "prediction": ["b"]})
+
+
+def test_single_rows_and_other_things_are_refused(write):
+    with pytest.raises(TypeError, match=r"TextGenerator takes columns by name, or a pandas DataFrame, got list\. With datasets use batched=True"):
+        write(["a"])
+
+
+def test_a_run_that_is_not_finished_and_settings_of_another_kind_are_refused(tmp_path, finished):  # noqa: F811
+    (tmp_path / "recipe.toml").write_text(recipe.dump(recipe.load("demo")))
+    with pytest.raises(FileNotFoundError, match="its training is not finished"):
+        ng.TextGenerator(tmp_path)
+    with pytest.raises(ng.UserError, match=r"train\.seed=1"):
+        ng.TextGenerator(finished, settings=["train.seed=1"])
+    with pytest.raises(ng.UserError, match="batch_size must be 0 or more, got -1"):
+        ng.TextGenerator(finished, batch_size=-1)
