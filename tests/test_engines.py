@@ -21,7 +21,7 @@ from ngramloss import cli, recipe
 from ngramloss.errors import UserError
 from ngramloss.files import cache_folder
 from ngramloss.generation import batches as batching
-from ngramloss.generation import engines
+from ngramloss.generation import engines, predictions
 from ngramloss.generation.engines import conversion, ct2, hf
 from ngramloss.generation.engines.settings import search_of
 from ngramloss.recipe import Generation, Model
@@ -369,6 +369,18 @@ def test_ctranslate2_samples_and_begins_in_the_same_way_every_time():
     assert written(ct2, model, search_of(model, seed=8)) != first
 
 
+def test_samples_of_ctranslate2_are_not_sorted_by_their_probability():
+    model = tiny("bart")
+    search = with_settings(model, do_sample=True, top_k=0, num_return_sequences=4)
+    words = [[str(token) for token in source] for source in many()]
+    by_probability = ct2._translate(ct2._translator(model, search, "fp32", silent), search, words, hypotheses=4, steps=11)
+    sorted_texts = [[[search.start, *map(int, text)] for text in result.hypotheses] for result in by_probability]
+    texts = written(ct2, model, search, many())
+    assert [sorted(row) for row in texts] == [sorted(row) for row in sorted_texts]
+    first = sum(row[0] == best[0] for row, best in zip(texts, sorted_texts, strict=True))
+    assert 40 < first < 130, "one of four by chance; some of the four are equal"
+
+
 # Batches
 
 
@@ -492,6 +504,13 @@ def test_an_engine_alone_does_not_change_the_search(run, tmp_path):
     assert generate(run / "model", "--data", "newswire", "--out", tmp_path / "model", "--engine", "hf") == 0
     assert saved(tmp_path / "model")["generation"]["max_length"] == 14, "the model's own"
     assert generate(run, "--out", tmp_path / "c", "--engine", "fast") == 2
+
+
+def test_a_preset_keeps_the_engine_of_the_run(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "recipe.toml").write_text(recipe.dump(recipe.changed(recipe.load(str(run / "recipe.toml")), ["generation.engine=ctranslate2-int8"])))
+    work = predictions.job(str(tmp_path / "run"), preset="xsum")
+    assert (work.engine, work.generation.num_beams) == ("ctranslate2-int8", 6)
 
 
 def test_a_minimum_length_is_left_to_hf_unless_probabilities_are_renormalised(run, tmp_path, capsys):

@@ -132,7 +132,8 @@ def job(
     else:
         base = own
     if preset is not None:
-        base = dataclasses.replace(base, generation=recipe.load(preset).generation)
+        theirs = dataclasses.replace(recipe.load(preset).generation, engine=base.generation.engine)
+        base = dataclasses.replace(base, generation=theirs)
     if data is not None:   # columns and a held-out part are of the run's own data
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
     settings = recipe.changed(base, overrides, objective=False)

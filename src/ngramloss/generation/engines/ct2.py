@@ -7,6 +7,7 @@ docs/generate.md describes the region.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any
 
 import torch
@@ -119,7 +120,11 @@ def _translate(translator: Any, search: Search, words: list[list[str]], *, hypot
 
 def _best(translator: Any, search: Search, words: list[list[str]]) -> list[list[list[str]]]:
     results = _translate(translator, search, words, hypotheses=search.texts, steps=_steps(search))
-    return [[_closed(hypothesis, search) for hypothesis in result.hypotheses] for result in results]
+    chosen = [[_closed(hypothesis, search) for hypothesis in result.hypotheses] for result in results]
+    if search.sample:   # they come sorted by probability, but the first must be a sample like any other
+        chosen = [Random(f"{search.seed} {source}").sample(texts, len(texts))
+                  for source, texts in zip(words, chosen, strict=True)]
+    return chosen
 
 
 def _closed(hypothesis: list[str], search: Search) -> list[str]:
