@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -17,6 +18,8 @@ from ngramloss.generation.predictions import Job, has_several_sentences, job
 from ngramloss.run_folder import RunFolder, weight_files
 
 LOG = logging.getLogger("ngramloss")
+IMPORTED_BY = os.getpid()
+"""The process that imported this file. Another one that has it in memory is a fork."""
 ROWS = "rows"
 """What stands for the name of a data set in the settings of a model that was trained elsewhere."""
 
@@ -103,15 +106,23 @@ class TextGenerator:
         rows = [row for row, text in enumerate(texts) if text.strip()]
         written = [""] * len(texts)
         if rows:
-            write = _loaded(self.job, self.device, self.weights)
+            write = _loaded(self.job, self.device, self.weights, os.getpid())
             for row, text in zip(rows, write([texts[row] for row in rows]), strict=True):
                 written[row] = text
         return written
 
 
 @lru_cache(maxsize=1)
-def _loaded(work: Job, device: str | None, weights: str | None) -> Callable[[Sequence[str]], list[str]]:
-    """A function that generates, with its model; loaded once in each process."""
+def _loaded(work: Job, device: str | None, weights: str | None, process: int) -> Callable[[Sequence[str]], list[str]]:
+    """A function that generates, with its model; loaded once in each process.
+
+    A forked process has the objects of its parent but not their threads: whoever waits for one of those waits for ever.
+    So it loads the model anew, and computes with one thread, of which there are enough if there are several processes.
+    """
+    import torch
+
+    if process != IMPORTED_BY:
+        torch.set_num_threads(1)
     from ngramloss.data.sentences import sentences
     from ngramloss.data.tokens import Shape, separator_id, sources
     from ngramloss.generation import engines

@@ -30,8 +30,8 @@ def load(
 
 
 def unsupported(model: Any, search: Search) -> list[str]:
-    """Nothing: it is the specification."""
-    return []
+    """What has left it; otherwise nothing, because it is the specification."""
+    return ["transformers has no groups of beams"] if search.groups > 1 else []
 
 
 def differences(model: Any, search: Search, *, precision: str) -> list[str]:

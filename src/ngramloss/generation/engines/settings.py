@@ -50,6 +50,10 @@ class Search:
     """Of the random numbers; None: not asked for."""
     others: tuple[str, ...]
     """Names of other settings that change texts."""
+    groups: int = 1
+    """Groups of beams that avoid each other's tokens. Hugging Face has them no longer, so no configuration has."""
+    diversity: float = 0.0
+    """What a token's log-probability loses for each beam of an earlier group that takes it at the same place."""
 
     @property
     def end(self) -> int | None:

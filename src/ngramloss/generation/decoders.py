@@ -1,0 +1,276 @@
+"""a Hugging Face encoder-decoder → its decoder one token at a time, with caches that stay where they are.
+
+The weights and modules are the model's own. What differs from its forward: keys and values of a source are kept once
+for all of its beams, those of the texts so far are reordered in place, and the position is a tensor. So no step
+allocates a cache or asks the device for a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.functional import scaled_dot_product_attention
+
+from ngramloss.errors import UserError
+
+
+class Decoder:
+    """The decoder of a model.
+
+    Args:
+        model: an encoder-decoder of a kind in ``DECODERS``.
+        sources: the number of sources, B.
+        beams: texts of each source, K.
+        source_length: tokens of a source with padding, S.
+        text_length: the greatest length of a text, L.
+    """
+
+    heads: int
+    width: int
+    """Of a head."""
+
+    def __init__(self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int) -> None:
+        self.model, self.decoder = model, model.get_decoder()
+        self.beams, self.text_length = beams, text_length
+        layers, dtype, device = len(self.layers()), model.dtype, model.device
+        texts = layers, sources * beams, self.heads, text_length, self.width
+        whole = layers, sources, self.heads, source_length, self.width
+        self.keys, self.values = (torch.zeros(texts, dtype=dtype, device=device) for _ in range(2))
+        self.source_keys, self.source_values = (torch.zeros(whole, dtype=dtype, device=device) for _ in range(2))
+        self.source_mask = torch.zeros(sources, 1, 1, source_length, dtype=torch.bool, device=device)
+        self.positions = torch.arange(text_length, device=device)        # [L]
+
+    def read(self, ids: Tensor, mask: Tensor) -> None:
+        """Encode the sources: ids and mask, [B, S] each."""
+        hidden = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state      # [B, S, D]
+        self.source_mask.copy_(mask.bool()[:, None, None])
+        for index, (keys, values) in enumerate(self.source_projections()):
+            self.source_keys[index].copy_(self._split(keys(hidden)))
+            self.source_values[index].copy_(self._split(values(hidden)))
+
+    def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits of the tokens after these, [B, K, V].
+
+        Args:
+            tokens: the newest token of each text, [B, K].
+            position: its position, [].
+        """
+        raise NotImplementedError
+
+    def reorder(self, parents: Tensor) -> None:
+        """Let beam k of a source continue what beam ``parents[b, k]`` was, [B, K]."""
+        first = torch.arange(len(parents), device=parents.device) * self.beams       # [B]
+        rows = (first.unsqueeze(-1) + parents).flatten()                 # [B · K]
+        for cache in (self.keys, self.values):
+            cache.copy_(cache.index_select(1, rows))
+
+    def layers(self) -> Any:
+        """The layers of the decoder."""
+        raise NotImplementedError
+
+    def source_projections(self) -> Iterator[tuple[Module, Module]]:
+        """For each layer, what makes keys and values of a source."""
+        raise NotImplementedError
+
+    def _split(self, rows: Tensor) -> Tensor:
+        """[B, T, heads · width] → [B, heads, T, width]."""
+        B, T, _ = rows.shape
+        return rows.view(B, T, self.heads, self.width).transpose(1, 2)
+
+    def _attend_to_text(
+        self, index: int, queries: Tensor, keys: Tensor, values: Tensor, position: Tensor, *, scale: float | None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of the newest tokens [B, K, D] to the texts so far, which keep their keys and values, [B, K, D]."""
+        B, K, _ = queries.shape
+        newest = [self._split(rows.flatten(0, 1).unsqueeze(1)) for rows in (queries, keys, values)]   # [B·K, H, 1, d]
+        at = position.view(1)
+        self.keys[index].index_copy_(2, at, newest[1])
+        self.values[index].index_copy_(2, at, newest[2])
+        mask = (self.positions <= position).view(1, 1, 1, -1)            # [1, 1, 1, L]
+        if bias is not None:
+            mask = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)  # [1, H, 1, L]
+        found = scaled_dot_product_attention(
+            newest[0], self.keys[index], self.values[index], attn_mask=mask, scale=scale
+        )                                                                # [B·K, H, 1, d]
+        return found.transpose(1, 2).reshape(B, K, -1)
+
+    def _attend_to_source(self, index: int, queries: Tensor, *, scale: float | None) -> Tensor:
+        """Attention of the newest tokens of all beams to their source, [B, K, D]."""
+        B, K, _ = queries.shape
+        found = scaled_dot_product_attention(
+            self._split(queries), self.source_keys[index], self.source_values[index],
+            attn_mask=self.source_mask, scale=scale,
+        )                                                                # [B, H, K, d]
+        return found.transpose(1, 2).reshape(B, K, -1)
+
+
+class BartDecoder(Decoder):
+    """BART and its relatives: mBART, Pegasus, Marian, M2M100. They differ in positions and in where they normalise."""
+
+    def __init__(self, model: Any, **sizes: int) -> None:
+        attention = model.get_decoder().layers[0].self_attn
+        self.heads, self.width = attention.num_heads, attention.head_dim
+        super().__init__(model, **sizes)
+        self.norms_first = model.config.model_type in ("mbart", "pegasus", "m2m_100")
+        self.table = self._positions()                                   # [L, D]
+
+    def layers(self) -> Any:
+        """The layers of the decoder."""
+        return self.decoder.layers
+
+    def source_projections(self) -> Iterator[tuple[Module, Module]]:
+        """For each layer, what makes keys and values of a source."""
+        for layer in self.decoder.layers:
+            yield layer.encoder_attn.k_proj, layer.encoder_attn.v_proj
+
+    def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits of the tokens after these, [B, K, V]."""
+        hidden = self._embedded(tokens, position)                        # [B, K, D]
+        for index, layer in enumerate(self.decoder.layers):
+
+            def to_text(x: Tensor, index: int = index, layer: Any = layer) -> Tensor:
+                own = layer.self_attn
+                rows = own.q_proj(x), own.k_proj(x), own.v_proj(x)       # [B, K, D] each
+                found: Tensor = own.out_proj(self._attend_to_text(index, *rows, position, scale=own.scaling))
+                return found
+
+            def to_source(x: Tensor, index: int = index, layer: Any = layer) -> Tensor:
+                other = layer.encoder_attn
+                found: Tensor = other.out_proj(self._attend_to_source(index, other.q_proj(x), scale=other.scaling))
+                return found
+
+            def forward(x: Tensor, layer: Any = layer) -> Tensor:
+                found: Tensor = layer.fc2(layer.activation_fn(layer.fc1(x)))
+                return found
+
+            hidden = self._added(hidden, to_text, layer.self_attn_layer_norm)
+            hidden = self._added(hidden, to_source, layer.encoder_attn_layer_norm)
+            hidden = self._added(hidden, forward, layer.final_layer_norm)
+        last = getattr(self.decoder, "layer_norm", None)
+        hidden = hidden if last is None else last(hidden)                # [B, K, D]
+        found: Tensor = self.model.lm_head(hidden)                       # [B, K, V]
+        bias = getattr(self.model, "final_logits_bias", None)
+        return found if bias is None else found + bias.to(found)
+
+    def _added(self, hidden: Tensor, part: Callable[[Tensor], Tensor], norm: Module) -> Tensor:
+        if self.norms_first:
+            return hidden + part(norm(hidden))
+        normed: Tensor = norm(hidden + part(hidden))
+        return normed
+
+    def _embedded(self, tokens: Tensor, position: Tensor) -> Tensor:
+        places = self.table.index_select(0, position.view(1))            # [1, D]
+        if self.model.config.model_type == "m2m_100":   # it has no position for a padding token
+            places = places.where((tokens != self.decoder.embed_positions.padding_idx).unsqueeze(-1), 0.0)   # [B, K, D]
+        scale = getattr(self.decoder, "embed_scale", 1.0)   # in most of these models, the embedding scales itself
+        hidden: Tensor = self.decoder.embed_tokens(tokens) * scale + places          # [B, K, D]
+        norm = getattr(self.decoder, "layernorm_embedding", None)
+        return hidden if norm is None else norm(hidden)
+
+    def _positions(self) -> Tensor:
+        """The vector of each position, [L, D]."""
+        module, kind = self.decoder.embed_positions, self.model.config.model_type
+        if kind == "m2m_100":
+            first = module.padding_idx + 1
+            if first + self.text_length > module.weights.shape[0]:
+                module.make_weights(first + self.text_length + module.offset, module.embedding_dim, module.padding_idx)
+            table: Tensor = module.weights[first : first + self.text_length]
+        else:
+            first = getattr(module, "offset", 0)
+            table = module.weight[first : first + self.text_length]
+        if len(table) < self.text_length:
+            raise UserError(f"the model has {len(table)} positions, but texts may have {self.text_length} tokens.")
+        return table.detach().to(self.model.device, self.model.dtype)
+
+
+class T5Decoder(Decoder):
+    """T5 and mT5: attention with a bias by distance, nothing else for positions."""
+
+    def __init__(self, model: Any, **sizes: int) -> None:
+        attention = model.get_decoder().block[0].layer[0].SelfAttention
+        self.heads, self.width = attention.n_heads, attention.key_value_proj_dim
+        super().__init__(model, **sizes)
+        with torch.no_grad():
+            self.biases = [self._bias(block.layer[0].SelfAttention) for block in self.layers()]
+
+    def layers(self) -> Any:
+        """The layers of the decoder."""
+        return self.decoder.block
+
+    def source_projections(self) -> Iterator[tuple[Module, Module]]:
+        """For each layer, what makes keys and values of a source."""
+        for block in self.decoder.block:
+            yield block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v
+
+    def _bias(self, attention: Any) -> Tensor | None:
+        """The bias of each position to each other, [L, H, L]; None if the layer uses that of the first."""
+        if not attention.has_relative_attention_bias:
+            return None
+        bias: Tensor = attention.compute_bias(self.text_length, self.text_length)    # [1, H, L, L]
+        return bias[0].transpose(0, 1).to(self.model.dtype).contiguous()
+
+    def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits of the tokens after these, [B, K, V]."""
+        hidden: Tensor = self.decoder.embed_tokens(tokens)               # [B, K, D]
+        bias: Tensor | None = None
+        for index, block in enumerate(self.decoder.block):
+            own, other = block.layer[0].SelfAttention, block.layer[1].EncDecAttention
+            table = self.biases[index]
+            if table is not None:
+                bias = table.index_select(0, position.view(1)).unsqueeze(2)          # [1, H, 1, L]
+            normed = block.layer[0].layer_norm(hidden)                   # [B, K, D]
+            rows = own.q(normed), own.k(normed), own.v(normed)           # [B, K, H · d] each
+            hidden = hidden + own.o(self._attend_to_text(index, *rows, position, scale=1.0, bias=bias))
+            normed = block.layer[1].layer_norm(hidden)                   # [B, K, D]
+            hidden = hidden + other.o(self._attend_to_source(index, other.q(normed), scale=1.0))
+            hidden = block.layer[-1](hidden)
+        hidden = self.decoder.final_layer_norm(hidden)                   # [B, K, D]
+        if self._scales_outputs():
+            hidden = hidden * self.model.config.d_model**-0.5
+        found: Tensor = self.model.lm_head(hidden)                       # [B, K, V]
+        return found
+
+
+    def _scales_outputs(self) -> bool:
+        config = self.model.config
+        tied = config.tie_word_embeddings if config.model_type == "umt5" else False
+        return bool(getattr(config, "scale_decoder_outputs", tied))
+
+
+DECODERS = dict.fromkeys(["bart", "mbart", "pegasus", "marian", "m2m_100"], BartDecoder) | dict.fromkeys(
+    ["t5", "mt5", "umt5"], T5Decoder
+)
+"""Kind of model → its decoder."""
+TOLERANCE = 1e-3
+"""The largest difference of a log-probability to the model's own forward; rounding gives about 1e-5 in fp32."""
+
+
+@torch.inference_mode()
+def difference(model: Any) -> float:
+    """The largest difference between log-probabilities of the decoder here and of the model's own, on random tokens.
+
+    A model may have settings that the decoder here does not know. Then texts would be others, without an error.
+    """
+    generator = torch.Generator().manual_seed(0)
+    V = model.get_output_embeddings().weight.shape[0]
+    longest = getattr(model.config, "max_position_embeddings", None) or 32
+    B, S, T = 2, min(24, longest), min(8, longest)
+    pad = model.config.pad_token_id or 0   # left out: M2M100 has other positions after padding
+    draw = [(torch.randint(1, V, (B, length), generator=generator) + pad) % V for length in (S, T)]
+    source, target = (ids.to(model.device) for ids in draw)              # [B, S], [B, T]
+    mask = torch.ones_like(source)
+    mask[1, S // 2 :] = 0
+    training = model.training
+    expected = model.eval()(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits    # [B, T, V]
+    decoder = DECODERS[model.config.model_type](model, sources=B, beams=1, source_length=S, text_length=T)
+    decoder.read(source, mask)
+    steps = [decoder.logits(target[:, [t]], torch.tensor(t, device=model.device)) for t in range(T)]
+    model.train(training)
+    found = torch.cat(steps, 1)                                          # [B, T, V]
+    apart: Tensor = found.float().log_softmax(-1) - expected.float().log_softmax(-1)
+    return float(apart.abs().max())

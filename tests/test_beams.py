@@ -1,0 +1,198 @@
+"""The search in tensors: the texts of hf, groups against plain Python, samples with the right frequencies."""
+
+import functools
+from dataclasses import replace
+
+import models
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ngramloss.errors import UserError
+from ngramloss.generation import beams
+from ngramloss.generation.decoders import DECODERS, difference
+from ngramloss.generation.engines import graph, hf
+from ngramloss.generation.engines.settings import search_of
+
+SOURCES = [[5, 6, 7, 8, 2], [9, 2], [12, 4, 4, 10, 11, 5, 6, 9, 12, 2], [7, 2], [4, 5, 2], [11, 8, 10, 2]]
+
+
+def silent(_):
+    """Nobody listens."""
+
+
+@functools.cache
+def tiny(family, seed=0):
+    """A random model with weights so large that hypotheses are far from ties."""
+    model = models.tiny(family, seed=seed).eval()
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.4)
+    return model
+
+
+def with_settings(model, **changes):
+    defaults = {"num_beams": 1, "max_length": 12, "min_length": 0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "early_stopping": True,
+                "renormalize_logits": None, "forced_bos_token_id": None, "forced_eos_token_id": None, "decoder_start_token_id": models.EOS,
+                "bad_words_ids": None, "num_return_sequences": 1, "do_sample": False, "eos_token_id": models.EOS, "top_k": 50, "top_p": 1.0, "temperature": 1.0}   # fmt: skip
+    model.generation_config.update(max_new_tokens=None, **{**defaults, **changes})
+    return search_of(model, seed=3 if changes.get("do_sample") else None)
+
+
+def written(engine, model, search, sources=SOURCES):
+    return engine.load(model, search, precision="fp32", say=silent)(sources)
+
+
+# The texts of hf
+
+lengths = st.integers(2, 20).flatmap(lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most)))
+searches = st.fixed_dictionaries({
+    "num_beams": st.integers(1, 6), "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": st.sampled_from([0, 1, 2, 3, 4]),
+    "early_stopping": st.sampled_from([True, False, "never"]), "renormalize_logits": st.sampled_from([True, None]),
+    "forced_bos_token_id": st.sampled_from([None, None, 4]), "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
+})   # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", DECODERS)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(searches, lengths, st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12]), st.booleans(), st.sampled_from([None, models.PAD, 3]), st.integers(0, 2))
+def test_texts_are_those_of_hf_token_for_token(family, drawn, length, end, forced, start, seed):
+    """The end token is one of several, because a random model writes some of them often and others never."""
+    assume(not (drawn["bad_words_ids"] and end == 5))
+    model = tiny(family, seed)
+    if family == "m2m_100":   # to hf, a padding token in a text shifts the positions after it
+        drawn = {**drawn, "bad_words_ids": [[models.PAD]]}
+    ends = {"eos_token_id": end, "forced_eos_token_id": end if forced else None, "decoder_start_token_id": end if start is None else start}
+    search = with_settings(model, **drawn, **ends, min_length=length[0], max_length=length[1])
+    assert not list(graph.unsupported(model, search))
+    assert written(graph, model, search) == written(hf, model, search)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("beams_of_each", [1, 4])
+def test_texts_of_every_family_are_those_of_hf(family, beams_of_each):
+    model = tiny(family)
+    search = with_settings(model, num_beams=beams_of_each, no_repeat_ngram_size=2, min_length=4, eos_token_id=7, decoder_start_token_id=7,
+                           bad_words_ids=[[models.PAD]], max_length=20, early_stopping=False)   # fmt: skip
+    assert written(graph, model, search) == written(hf, model, search)
+
+
+def test_several_texts_are_those_of_hf_in_their_order():
+    model = tiny("t5", 1)
+    search = with_settings(model, num_beams=4, num_return_sequences=3, eos_token_id=7, decoder_start_token_id=7)
+    assert written(graph, model, search) == written(hf, model, search)
+
+
+def test_a_text_does_not_depend_on_its_batch():
+    model = tiny("bart")
+    for changes in ({"num_beams": 3, "early_stopping": "never"}, {"do_sample": True}):
+        search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=30, **changes)
+        assert written(graph, model, search) == [written(graph, model, search, [source])[0] for source in SOURCES]
+
+
+def test_a_model_that_computes_otherwise_is_refused():
+    model = models.tiny("bart", seed=0).eval()
+    assert difference(model) < 1e-4
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output * (2.0 if inputs[0].shape[1] > 1 else 1.0))
+    with pytest.raises(UserError, match="does not know"):
+        graph.load(model, with_settings(model), precision="fp32", say=silent)
+
+
+@pytest.mark.parametrize(("family", "changes", "reason"), [
+    ("prophetnet", {}, "not prophetnet"),
+    ("bart", {"num_beams": 3, "do_sample": True}, "without beams"),
+    ("bart", {"repetition_penalty": 1.3}, "repetition_penalty"),
+])
+def test_what_it_cannot_do_is_said(family, changes, reason):
+    model = tiny(family)
+    search = with_settings(model, **changes)
+    assert reason in " ".join(graph.unsupported(model, search))
+    model.generation_config.repetition_penalty = None
+
+
+# Groups of beams
+
+
+def diverse(next_logp, search, groups):
+    """Diverse beam search of one source in plain Python: prefix → log-probabilities of the next token."""
+    K = search.num_beams // groups
+    running = [[(0.0, (search.start,))] for _ in range(groups)]
+    ended, stopped = [[] for _ in range(groups)], [False] * groups
+    for length in range(1, search.max_length):
+        taken = {}
+        for g in range(groups):
+            options = sorted(((score + logp - search.diversity * taken.get(token, 0), (*ids, token)) for score, ids in running[g]
+                              for token, logp in enumerate(next_logp(ids))), key=lambda option: -option[0])[: 2 * K]   # fmt: skip
+            is_end = [ids[-1] in search.ends or length + 1 >= search.max_length for _, ids in options]
+            if not stopped[g]:
+                ended[g] += [(score / length**search.length_penalty, ids) for (score, ids), end in zip(options[:K], is_end[:K], strict=True) if end]
+                ended[g] = sorted(ended[g], key=lambda option: -option[0])[:K]
+            running[g] = [option for option in options if option[1][-1] not in search.ends][:K]
+            for _, ids in running[g]:
+                taken[ids[-1]] = taken.get(ids[-1], 0) + 1
+            stopped[g] = stopped[g] or len(ended[g]) == K
+    every = sorted((option for group in ended for option in group), key=lambda option: -option[0])
+    return [list(ids) for _, ids in every[: search.texts]]
+
+
+@pytest.mark.parametrize(("count", "groups"), [(4, 2), (4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("diversity", [0.0, 0.7, 3.0])
+def test_groups_are_diverse_beam_search(count, groups, diversity):
+    model = tiny("bart")
+    plain = with_settings(model, num_beams=count, num_return_sequences=count, eos_token_id=7, decoder_start_token_id=7, max_length=8)
+    search = replace(plain, groups=groups, diversity=diversity)
+
+    def next_logp(source, ids):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids])).logits[0, -1]
+        return logits.log_softmax(-1).tolist()
+
+    expected = [diverse(functools.cache(functools.partial(next_logp, source)), search, groups) for source in SOURCES[:3]]
+    assert written(graph, model, search, SOURCES[:3]) == expected
+    assert (list(hf.unsupported(model, search)) == []) is (groups == 1)
+
+
+def test_more_diversity_gives_more_different_texts():
+    model = tiny("bart")
+    plain = with_settings(model, num_beams=4, num_return_sequences=4, eos_token_id=7, decoder_start_token_id=7)
+
+    def different(diversity):
+        found = written(graph, model, replace(plain, groups=4, diversity=diversity))
+        return sum(len({tuple(text) for text in texts}) for texts in found)
+
+    assert different(0.0) == len(SOURCES)   # all groups write the same
+    assert different(5.0) > 2 * len(SOURCES)
+
+
+# Samples
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "temperature": 1.5}])
+def test_samples_have_the_frequencies_of_the_distribution(changes):
+    """A chi-squared of 20,000 samples from 12 tokens exceeds 40 with probability 4e-5 at 11 degrees of freedom."""
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    model, N = tiny("bart"), 20_000
+    search = with_settings(model, do_sample=True, **changes)
+    logits = torch.linspace(-2, 2, 12)[torch.randperm(12, generator=torch.Generator().manual_seed(1))][None]
+    warpers = [TemperatureLogitsWarper(search.temperature), TopKLogitsWarper(search.top_k), TopPLogitsWarper(search.top_p)]
+    expected = LogitsProcessorList(warpers)(None, logits).softmax(-1)[0] * N
+    seeds = torch.arange(N) * 7_919 - 50
+    drawn = beams.sampled(logits.expand(N, -1), seeds, torch.tensor(5), search).argmax(-1)
+    counts = torch.bincount(drawn, minlength=12).float()
+    assert not counts[expected == 0].any()
+    chi_squared = ((counts - expected).square() / expected)[expected > 0].sum()
+    assert chi_squared < 40
+
+
+def test_the_same_seed_samples_the_same_texts_and_another_others():
+    model = tiny("bart")
+    search = with_settings(model, do_sample=True, num_return_sequences=3)
+    one, again, other = (written(graph, model, replace(search, seed=seed)) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+    assert len({tuple(text) for text in one[0]}) == 3
