@@ -5,7 +5,7 @@
 * ``load(model, search, *, precision, say) → write``, where ``write`` returns for each source the ids of its texts, best
   first, from the start token to the end token. Raises ``UserError`` if it cannot.
 * ``unsupported(model, search)``: what it cannot do at all, as clauses.
-* ``differences(model, search)``: why texts may differ from those of ``hf``, as clauses.
+* ``differences(model, search, *, precision)``: why texts may differ from those of ``hf``, as clauses.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ngramloss.settings import nearest
 from ngramloss.version import EXTRAS, installed
 
 AUTO = "auto"
+DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
 Write = Callable[[Sequence[Sequence[int]]], list[list[list[int]]]]
 
 
@@ -31,14 +32,14 @@ class Engine(NamedTuple):
         module: its file, in this folder.
         package: the package that it needs; its version is saved with the predictions.
         precision: of the matrix products.
-        automatic: whether ``auto`` may choose it where texts are those of ``hf``.
+        automatic: the type of device on which ``auto`` may choose it where texts are those of ``hf``; empty: nowhere.
     """
 
     about: str
     module: str
     package: str
     precision: str = "fp32"
-    automatic: bool = False
+    automatic: str = ""
 
     @property
     def version(self) -> str | None:
@@ -62,7 +63,7 @@ ENGINES = {
     "hf": Engine("the model's own generate, by Hugging Face: the specification", "hf", "transformers"),
     "ctranslate2": Engine(
         "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings", "ct2", "ctranslate2",
-        automatic=True,
+        automatic="cpu",
     ),
     "ctranslate2-int8": Engine(
         "CTranslate2 with weights in 8 bits: faster still, texts differ slightly", "ct2", "ctranslate2",
@@ -131,8 +132,8 @@ def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded
             except UserError as problem:
                 reasons = [str(problem).rstrip(".")]
             else:
-                say(f"engine {name} {engine.version}, {engine.precision}: on a CPU it is faster than hf, and its texts "
-                    "are the same with these settings.")
+                say(f"engine {name} {engine.version}, {engine.precision}: on {DEVICES[engine.automatic]} it is faster "
+                    "than hf, and its texts are the same with these settings.")
                 return Loaded(name, write)
         problems.append(f"{name} is not used: {_joined(reasons)}")
     if problems:
@@ -142,8 +143,8 @@ def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded
 
 def _reasons_against(engine: Engine, model: Any, search: Search) -> list[str]:
     """Why ``auto`` does not choose an engine, as clauses."""
-    if model.device.type != "cpu":
-        return ["it is chosen only on a CPU"]
+    if model.device.type != engine.automatic:
+        return [f"it is chosen only on {DEVICES[engine.automatic]}"]
     if engine.needs:
         return [f"it {engine.needs}"]
     differences = engine.function("differences")(model, search, precision=engine.precision)
