@@ -63,6 +63,50 @@ def test_a_text_does_not_depend_on_its_batch():
         assert written(graph, model, search) == [written(graph, model, search, [source])[0] for source in SOURCES]
 
 
+@pytest.mark.parametrize("changes", [{"num_beams": 3, "early_stopping": False}, {}, {"do_sample": True, "num_return_sequences": 2}])
+def test_a_searcher_is_used_again_and_may_have_room_for_more_sources(changes):
+    model = tiny("t5")
+    search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=20, **changes)
+    searcher = graph.Searcher(model, search, 4, 16)
+    for sources in (SOURCES[:2], SOURCES[2:6], SOURCES[:2], SOURCES[3:4]):
+        found = [[hf.ended(row, search.ends) for row in rows] for rows in graph.found(lambda _: searcher, sources)]
+        assert found == written(graph, model, search, sources)
+
+
+@pytest.mark.parametrize("changes", [{"num_beams": 3}, {}, {"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True, "num_return_sequences": 2}])
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_sources_that_are_done_leave_the_batch(family, changes, monkeypatch):
+    """The end token is one of several, because a random model writes some of them often and others never."""
+    model, sizes, take = tiny(family), [], graph.Searcher.take
+    monkeypatch.setattr(graph, "LOOKED", 2)
+    monkeypatch.setattr(graph.Searcher, "take", lambda self, other, rows: (sizes.append((len(other.seeds), len(self.seeds), len(rows))), take(self, other, rows)))
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randint(4, 13, (length % 9 + 1,), generator=generator).tolist() for length in range(24)]
+    for end in (0, 1, 10, 12):
+        search = with_settings(model, eos_token_id=end, decoder_start_token_id=end, max_length=30, **changes)
+        expected = [written(graph, model, search, [source])[0] for source in sources]
+        for room in (graph._room, graph._room_on_gpu):
+            with monkeypatch.context() as patched:
+                patched.setattr(graph, "_room", room)
+                assert written(graph, model, search, sources) == expected
+    assert len(sizes) > 1
+    assert all(2 * left <= before and left <= after < before for before, after, left in sizes)
+
+
+def test_it_is_done_when_all_sources_are_and_few_shapes_are_kept(monkeypatch):
+    model, tokens = tiny("bart"), []
+    search = with_settings(model, num_beams=2, eos_token_id=models.PAD, decoder_start_token_id=models.PAD, max_length=60)
+    token = graph.Searcher.token
+    monkeypatch.setattr(graph.Searcher, "token", lambda self: (tokens.append(1), token(self)))
+    written(graph, model, search)
+    assert len(tokens) < 59
+    assert len(tokens) % graph.LOOKED == 0
+    made = graph.OrderedDict()
+    for length in (3, 4, 5, 3, *range(6, 12)):
+        graph._searcher(made, model, search, graph._room, length, 1)
+    assert list(made) == [(1, length) for length in (5, 3, *range(6, 12))]
+
+
 def test_a_model_that_computes_otherwise_is_refused():
     model = models.tiny("bart", seed=0).eval()
     assert difference(model) < 1e-4

@@ -181,6 +181,14 @@ class Beams:
         self.can_improve.fill_(True)
         self.length.fill_(1)
 
+    def take(self, other: Beams, sources: Tensor) -> None:
+        """Become the state of these sources of another search, [n]. What there is room for besides stays as it is."""
+        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
+            if mine.dim():
+                mine[: len(sources)].copy_(theirs.index_select(0, sources))
+            else:
+                mine.copy_(theirs)
+
     @property
     def newest(self) -> Tensor:
         """The last token of each text that goes on, [B, K]."""

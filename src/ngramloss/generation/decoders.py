@@ -68,6 +68,16 @@ class Decoder:
         for cache in (self.keys, self.values):
             cache.copy_(cache.index_select(1, rows))
 
+    def take(self, other: Decoder, sources: Tensor) -> None:
+        """Have the caches of these sources of another decoder of the same model and lengths, [n]."""
+        count = len(sources)
+        self.source_mask[:count].copy_(other.source_mask.index_select(0, sources))
+        pairs = [(self.source_keys, other.source_keys), (self.source_values, other.source_values)]
+        pairs += [(mine.unflatten(1, (-1, self.beams)), theirs.unflatten(1, (-1, self.beams)))
+                  for mine, theirs in ((self.keys, other.keys), (self.values, other.values))]
+        for mine, theirs in pairs:
+            mine[:, :count].copy_(theirs.index_select(1, sources))
+
     def layers(self) -> Any:
         """The layers of the decoder."""
         raise NotImplementedError

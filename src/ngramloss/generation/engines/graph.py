@@ -1,9 +1,14 @@
-"""a Hugging Face model and source ids → ids of texts, by a search that is tensors only: the same texts as ``hf``."""
+"""a Hugging Face model and source ids → ids of texts, by a search that is tensors only: the same texts as ``hf``.
+
+It is not in the registry yet: on a GPU, where it is meant to run, it has not been run.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +22,9 @@ from ngramloss.generation.engines.settings import Search
 
 LOOKED = 8
 """Whether all texts are done is looked at after this many tokens: to look, the host waits for the device."""
+
+MOST_SHAPES = 8
+"""Most shapes of sources whose caches and graphs are kept."""
 
 Ids = Sequence[int]
 
@@ -52,44 +60,171 @@ def load(
         raise UserError(f"{type(model).__name__} computes its logits in a way that this engine does not know (a "
                         f"log-probability differs by {apart:.2g}).")
 
+    made: OrderedDict[tuple[int, int], Searcher] = OrderedDict()
+    room = _room_on_gpu if model.device.type == "cuda" else _room
+
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
-        return [[ended(row, search.ends) for row in rows] for rows in found(model, search, sources).tolist()]
+        length = room(len(sources), max(map(len, sources)))[1]
+        searcher_of = partial(_searcher, made, model, search, room, length)
+        return [[ended(row, search.ends) for row in rows] for rows in found(searcher_of, sources)]
 
     return write
 
 
-@torch.inference_mode()
-def found(model: Any, search: Search, sources: Sequence[Ids]) -> Tensor:
-    """The texts of each source, [B, texts, L]."""
-    device, alone = model.device, search.sample or search.num_beams == 1
-    B, K, S = len(sources), search.texts if alone else search.num_beams, max(map(len, sources))
-    ids = torch.tensor([[*source, *[search.pad] * (S - len(source))] for source in sources])     # [B, S]
-    mask = torch.tensor([[1] * len(source) + [0] * (S - len(source)) for source in sources])     # [B, S]
-    decoder = DECODERS[model.config.model_type](
-        model, sources=B, beams=K, source_length=S, text_length=search.max_length
-    )
-    decoder.read(ids.to(device), mask.to(device))
-    groups = [beams.Beams.begin(B, K // search.groups, search, device) for _ in range(search.groups)]
-    given = beams.limits(search, model.get_output_embeddings().weight.shape[0], device)
-    seeds = torch.tensor([_seed(search, source, text) for source in sources for text in range(K)], device=device)
+def _room(sources: int, length: int) -> tuple[int, int]:
+    return sources, length
 
-    def token() -> None:
-        newest = torch.cat([group.newest for group in groups], 1)        # [B, K]
-        logits = decoder.logits(newest, groups[0].length - 1).float()    # [B, K, V]
-        if not alone:
-            decoder.reorder(beams.advance_groups(groups, logits.log_softmax(-1), given))
+
+def _room_on_gpu(sources: int, length: int) -> tuple[int, int]:
+    """Sources rounded up to a power of two, their length to a multiple of 64: few shapes, so few graphs."""
+    return max(8, 1 << (sources - 1).bit_length()), -(-length // 64) * 64
+
+
+def _searcher(
+    made: OrderedDict[tuple[int, int], Searcher], model: Any, search: Search,
+    room: Callable[[int, int], tuple[int, int]], length: int, sources: int,
+) -> Searcher:
+    """A search with room for these. Of those kept, the one that was used least recently makes room for a new one."""
+    shape = room(sources, length)
+    if shape not in made:
+        if len(made) >= MOST_SHAPES:
+            made.popitem(last=False)
+        made[shape] = Searcher(model, search, *shape)
+    made.move_to_end(shape)
+    return made[shape]
+
+
+class Searcher:
+    """A search over a fixed number of sources of a fixed length, whose tensors stay where they are.
+
+    On a GPU, one token of all beams is captured as a CUDA graph at the first use.
+
+    Args:
+        model: a Hugging Face encoder-decoder.
+        search: its settings.
+        sources: the number of sources, B.
+        length: tokens of a source with padding, S.
+    """
+
+    def __init__(self, model: Any, search: Search, sources: int, length: int) -> None:
+        device, self.search = model.device, search
+        self.alone = search.sample or search.num_beams == 1
+        K = search.texts if self.alone else search.num_beams
+        self.decoder = DECODERS[model.config.model_type](
+            model, sources=sources, beams=K, source_length=length, text_length=search.max_length
+        )
+        self.groups = [beams.Beams.begin(sources, K // search.groups, search, device) for _ in range(search.groups)]
+        self.limits = beams.limits(search, model.get_output_embeddings().weight.shape[0], device)
+        self.seeds = torch.zeros(sources, K, dtype=torch.long, device=device)        # [B, K]
+        self.is_blank = torch.zeros(sources, dtype=torch.bool, device=device)        # [B]
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def begin(self, sources: Sequence[Ids]) -> None:
+        """Read the sources. Where there are fewer than there is room for, the others are blank."""
+        B, S = self.decoder.source_mask.shape[0], self.decoder.source_mask.shape[-1]
+        pad, more = self.search.pad, B - len(sources)
+        rows = [*sources, *[[pad]] * more]
+        ids = torch.tensor([[*row, *[pad] * (S - len(row))] for row in rows])        # [B, S]
+        mask = torch.tensor([[1] * len(row) + [0] * (S - len(row)) for row in rows])         # [B, S]
+        texts = range(self.seeds.shape[1])
+        device = self.seeds.device
+        self.seeds.copy_(torch.tensor([[_seed(self.search, row, text) for text in texts] for row in rows]))
+        self.is_blank.copy_(torch.arange(B) >= len(sources))
+        for group in self.groups:
+            group.restart(self.search)
+        self.decoder.read(ids.to(device), mask.to(device))
+
+    def take(self, other: Searcher, rows: Sequence[int]) -> None:
+        """Go on with these sources of another search that has as much room for each."""
+        chosen, count = torch.tensor(rows, device=self.seeds.device), len(rows)
+        for mine, theirs in zip(self.groups, other.groups, strict=True):
+            mine.take(theirs, chosen)
+        self.decoder.take(other.decoder, chosen)
+        self.seeds[:count].copy_(other.seeds[chosen])
+        self.is_blank.copy_(torch.arange(len(self.is_blank)) >= count)
+
+    def token(self) -> None:
+        """Add a token to all beams."""
+        if self.seeds.device.type != "cuda":
+            self._token()
             return
-        (state,) = groups
-        scores = beams.allowed(logits.flatten(0, 1), state.ids.flatten(0, 1), state.length, given)   # [B · K, V]
-        if search.sample:
-            scores = beams.sampled(scores, seeds, state.length, search)
-        beams.write_on(state, scores.view_as(logits), given)
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        self.graph.replay()
 
-    for count in range(1, search.max_length):
-        token()
-        if count % LOOKED == 0 and bool(torch.stack([beams.is_done(group, search).all() for group in groups]).all()):
+    @property
+    def is_done(self) -> Tensor:
+        """Which sources are done, [B]."""
+        done = torch.stack([beams.is_done(group, self.search) for group in self.groups])     # [G, B]
+        return done.all(0) | self.is_blank
+
+    @property
+    def texts(self) -> Tensor:
+        """The texts of each source, best first, [B, texts, L]."""
+        return self.groups[0].ids if self.alone else beams.best_ended(self.groups, self.search.texts)[0]
+
+    def _token(self) -> None:
+        newest = torch.cat([group.newest for group in self.groups], 1)   # [B, K]
+        logits = self.decoder.logits(newest, self.groups[0].length - 1).float()      # [B, K, V]
+        if not self.alone:
+            self.decoder.reorder(beams.advance_groups(self.groups, logits.log_softmax(-1), self.limits))
+            return
+        (state,) = self.groups
+        scores = beams.allowed(logits.flatten(0, 1), state.ids.flatten(0, 1), state.length, self.limits)   # [B · K, V]
+        if self.search.sample:
+            scores = beams.sampled(scores, self.seeds.flatten(), state.length, self.search)
+        beams.write_on(state, scores.view_as(logits), self.limits)
+
+    def _capture(self) -> None:
+        """Capture one token. The warm-up writes a token, so the state is put back."""
+        state = [tensor for group in self.groups for tensor in vars(group).values()]
+        before = [tensor.clone() for tensor in state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._token()
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self._token()
+
+
+@torch.inference_mode()
+def found(searcher_of: Callable[[int], Searcher], sources: Sequence[Ids]) -> list[list[list[int]]]:
+    """The texts of each source, with what fills them up.
+
+    When half of the sources are done, the others go on in a smaller search.
+
+    Args:
+        searcher_of: a number of sources → a search with room for them, of this length.
+        sources: ids, each not longer than there is room for.
+    """
+    searcher, rows = searcher_of(len(sources)), list(range(len(sources)))
+    texts: list[list[list[int]]] = [[]] * len(sources)
+    searcher.begin(sources)
+    for count in range(1, searcher.search.max_length):
+        searcher.token()
+        if count % LOOKED:
+            continue
+        left = [place for place, done in enumerate(searcher.is_done.tolist()) if not done]
+        if not left:
             break
-    return groups[0].ids if alone else beams.best_ended(groups, search.texts)[0]
+        smaller = searcher_of(len(left)) if len(left) <= len(searcher.seeds) // 2 else searcher
+        if len(smaller.seeds) < len(searcher.seeds):
+            _keep(texts, rows, searcher)
+            smaller.take(searcher, left)
+            searcher, rows = smaller, [rows[place] for place in left]
+    _keep(texts, rows, searcher)
+    return texts
+
+
+def _keep(texts: list[list[list[int]]], rows: Sequence[int], searcher: Searcher) -> None:
+    """Put the texts of a search where they belong."""
+    for row, found_here in zip(rows, searcher.texts.tolist(), strict=False):   # blank sources come last
+        texts[row] = found_here
 
 
 def _seed(search: Search, source: Ids, text: int) -> int:
