@@ -50,6 +50,28 @@ def test_texts_of_every_family_are_those_of_hf(family, beams_of_each):
     assert written(graph, model, search) == written(hf, model, search)
 
 
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 2.0])
+@pytest.mark.parametrize("early", [True, False, "never"])
+def test_a_search_ends_when_that_of_hf_does(early, penalty):
+    model = tiny("t5", 1)
+    for end in (3, 7, 12):
+        search = with_settings(model, num_beams=3, early_stopping=early, length_penalty=penalty, eos_token_id=end, decoder_start_token_id=end, max_length=16)
+        assert written(graph, model, search) == written(hf, model, search)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_same_tokens_would_repeat_an_ngram(n):
+    from transformers import NoRepeatNGramLogitsProcessor
+
+    generator = torch.Generator().manual_seed(n)
+    search = with_settings(tiny("bart"), no_repeat_ngram_size=n, max_length=12)
+    for length in range(1, 12):
+        ids = torch.randint(0, 3, (40, 12), generator=generator)
+        ids[:, length:] = models.PAD   # also written, as a token
+        found = beams.allowed(torch.zeros(40, 4), ids, torch.tensor(length), beams.limits(search, 4, torch.device("cpu")))
+        assert torch.equal(found, NoRepeatNGramLogitsProcessor(n)(ids[:, :length], torch.zeros(40, 4)))
+
+
 def test_several_texts_are_those_of_hf_in_their_order():
     model = tiny("t5", 1)
     search = with_settings(model, num_beams=4, num_return_sequences=3, eos_token_id=7, decoder_start_token_id=7)
@@ -200,6 +222,13 @@ def test_samples_have_the_frequencies_of_the_distribution(changes):
     assert not counts[expected == 0].any()
     chi_squared = ((counts - expected).square() / expected)[expected > 0].sum()
     assert chi_squared < 40
+
+
+def test_a_very_small_top_p_leaves_the_most_probable_token():
+    search = with_settings(tiny("bart"), do_sample=True, top_p=1e-9)
+    logits = torch.randn(50, 13, generator=torch.Generator().manual_seed(0))
+    drawn = beams.sampled(logits, torch.arange(50), torch.tensor(1), search).argmax(-1)
+    assert torch.equal(drawn, logits.argmax(-1))
 
 
 def test_the_same_seed_samples_the_same_texts_and_another_others():

@@ -65,3 +65,14 @@ def test_rows_longer_than_one_block_of_pairs(case, T):
     fast, slow, by_fast, by_slow = both(case, logits, labels)
     torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(by_fast, by_slow, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in WITH_KERNEL if case.term.name in ("soft", "near")], ids=repr)
+def test_an_impossible_label_earns_nothing(case):
+    labels = torch.tensor([[0, 1, 2, 0, 1]])
+    logits = torch.zeros(1, 5, 3)
+    logits[0, 2, 2] = -torch.inf
+    for value in both(case, logits, labels):
+        assert value.isfinite().all()
+    fast, slow, *_ = both(case, logits, labels)
+    torch.testing.assert_close(fast, slow)
