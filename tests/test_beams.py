@@ -18,8 +18,9 @@ from ngramloss.generation.engines import graph, hf
 # The texts of hf
 
 lengths = st.integers(2, 20).flatmap(lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most)))
+# No bans of single tokens: a tiny vocabulary would run out of them, and where no token is left, hf's texts are arbitrary.
 searches = st.fixed_dictionaries({
-    "num_beams": st.integers(1, 6), "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": st.sampled_from([0, 1, 2, 3, 4]),
+    "num_beams": st.integers(1, 6), "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": st.sampled_from([0, 2, 3, 4]),
     "early_stopping": st.sampled_from([True, False, "never"]), "renormalize_logits": st.sampled_from([True, None]),
     "forced_bos_token_id": st.sampled_from([None, None, 4]), "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
 })   # fmt: skip
