@@ -80,7 +80,17 @@ soft = LabelKernel()
 near = LabelKernel(power=4.0)
 
 
-class _Best(torch.autograd.Function):
+class _Sloped(torch.autograd.Function):
+    """A formula whose forward saves the slope of its first argument, the only one with a gradient."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return by_value.unsqueeze(-1) * slope, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+class _Best(_Sloped):
     @staticmethod
     def forward(ctx: Any, best_logp: Tensor, best_token: Tensor, labels: Tensor, n: int, kernel: Kernel) -> Tensor:
         value, slope, earned = _results(best_logp)
@@ -98,14 +108,8 @@ class _Best(torch.autograd.Function):
         ctx.save_for_backward(slope)
         return value
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return by_value.unsqueeze(-1) * slope, None, None, None, None
 
-
-class _Label(torch.autograd.Function):
+class _Label(_Sloped):
     @staticmethod
     def forward(
         ctx: Any, label_logp: Tensor, best_logp: Tensor, labels: Tensor, n: int, exponent: float, power: float
@@ -122,12 +126,6 @@ class _Label(torch.autograd.Function):
             )  # fmt: skip
         ctx.save_for_backward(slope)
         return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_value: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return by_value.unsqueeze(-1) * slope, None, None, None, None, None
 
 
 def _results(logp: Tensor) -> tuple[Tensor, Tensor, Tensor]:

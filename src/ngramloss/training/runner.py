@@ -248,8 +248,9 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, An
 
 def _raise_unless_same_code(folder: Path, checkpoint: Path, code: dict[str, dict[str, str]]) -> None:
     """Raise if an objective or a metric of a plugin is not the one that the run was started with."""
+    saved = _saved_with(checkpoint, "data.json")
     for kind, noun in (("plugins", "objective"), ("metrics", "metric")):
-        before = _saved_with(checkpoint, "data.json").get(kind)
+        before = saved.get(kind)
         before = before if isinstance(before, dict) else {}
         for name, source in code[kind].items():
             if before.get(name, source) != source:
