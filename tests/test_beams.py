@@ -69,7 +69,8 @@ def test_the_same_tokens_would_repeat_an_ngram(n):
     for length in range(1, 12):
         ids = torch.randint(0, 3, (40, 12), generator=generator)
         ids[:, length:] = models.PAD   # also written, as a token
-        found = beams.allowed(torch.zeros(40, 4), ids, torch.tensor(length), beams.limits(search, 4, torch.device("cpu")))
+        found = torch.zeros(40, 4)
+        beams.rule_out(found, ids, torch.tensor(length), beams.limits(search, torch.device("cpu")))
         assert torch.equal(found, NoRepeatNGramLogitsProcessor(n)(ids[:, :length], torch.zeros(40, 4)))
 
 
@@ -125,9 +126,13 @@ def test_it_is_done_when_all_sources_are_and_few_shapes_are_kept(monkeypatch):
     assert len(tokens) < 59
     assert len(tokens) % graph.LOOKED == 0
     made = graph.OrderedDict()
+    new = functools.partial(graph.Searcher, model, search)
     for length in (3, 4, 5, 3, *range(6, 12)):
-        graph._searcher(made, model, search, graph._room, length, 1)
+        assert graph._searcher(made, new, (1, length), 1e9).decoder.source_keys.shape[3] == length
     assert list(made) == [(1, length) for length in (5, 3, *range(6, 12))]
+    both = made[1, 10].bytes + made[1, 11].bytes
+    graph._searcher(made, new, (1, 11), both)
+    assert list(made) == [(1, 10), (1, 11)]
 
 
 def test_a_model_that_computes_otherwise_is_refused():
@@ -218,7 +223,7 @@ def test_samples_have_the_frequencies_of_the_distribution(changes):
     warpers = [TemperatureLogitsWarper(search.temperature), TopKLogitsWarper(search.top_k), TopPLogitsWarper(search.top_p)]
     expected = LogitsProcessorList(warpers)(None, logits).softmax(-1)[0] * N
     seeds = torch.arange(N) * 7_919 - 50
-    drawn = beams.sampled(logits.expand(N, -1), seeds, torch.tensor(5), search).argmax(-1)
+    drawn = beams.sampled(logits.expand(N, -1), seeds, torch.tensor(5), search)
     counts = torch.bincount(drawn, minlength=12).float()
     assert not counts[expected == 0].any()
     chi_squared = ((counts - expected).square() / expected)[expected > 0].sum()
@@ -228,7 +233,7 @@ def test_samples_have_the_frequencies_of_the_distribution(changes):
 def test_a_very_small_top_p_leaves_the_most_probable_token():
     search = with_settings(tiny("bart"), do_sample=True, top_p=1e-9)
     logits = torch.randn(50, 13, generator=torch.Generator().manual_seed(0))
-    drawn = beams.sampled(logits, torch.arange(50), torch.tensor(1), search).argmax(-1)
+    drawn = beams.sampled(logits, torch.arange(50), torch.tensor(1), search)
     assert torch.equal(drawn, logits.argmax(-1))
 
 

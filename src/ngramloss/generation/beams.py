@@ -1,4 +1,4 @@
-"""log-probabilities of the next tokens → the beams of a search, one token longer, all in tensors.
+"""logits of the next tokens → the beams of a search, one token longer, all in tensors.
 
 The search is that of Hugging Face's ``generate``, score for score. It never asks the device for a value: the length is
 a tensor, every tensor keeps its shape, and results are written in place. So one token can be captured as a CUDA graph.
@@ -6,7 +6,7 @@ a tensor, every tensor keeps its shape, and results are written in place. So one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,58 +14,91 @@ import torch
 from torch import Tensor
 
 from ngramloss.generation.engines.settings import Search
+from ngramloss.stats import triton_is_installed
 
 NEVER = -1e9
 """A score below all others, as in ``generate``."""
 
 
 class Limits(NamedTuple):
-    """The settings of a search that depend on the length, as tensors on its device.
+    """The settings of a search, with those that depend on the length or on tokens as tensors on its device.
 
     Attributes:
         search: the settings.
         penalties: a text's score is its log-probability divided by this, by its tokens after the start token, [L + 1].
         ends: the end tokens, [ends].
-        banned: 0, or −∞ for tokens that are never written, [V].
-        before_end: 0, or −∞ for end tokens, [V].
-        first, last: 0 for the forced token, −∞ for others, [V]; None if no token is forced.
+        banned: tokens that are never written, [banned].
     """
 
     search: Search
     penalties: Tensor
     ends: Tensor
-    banned: Tensor | None
-    before_end: Tensor
-    first: Tensor | None
-    last: Tensor | None
+    banned: Tensor
 
 
-def limits(search: Search, vocabulary: int, device: torch.device) -> Limits:
+def limits(search: Search, device: torch.device) -> Limits:
     """Make the tensors of a search."""
-
-    def only(token: int | None) -> Tensor | None:
-        return None if token is None else _at([token], vocabulary, device, inside=0.0, outside=-torch.inf)
-
-    lengths = range(search.max_length + 1)
-    penalties = [float(max(length, 1)) ** search.length_penalty for length in lengths]
-    return Limits(
-        search, torch.tensor(penalties, device=device), torch.tensor(search.ends, device=device),
-        _at(search.banned, vocabulary, device, inside=-torch.inf, outside=0.0) if search.banned else None,
-        _at(search.ends, vocabulary, device, inside=-torch.inf, outside=0.0), only(search.first), only(search.last),
-    )  # fmt: skip
+    penalties = [float(max(length, 1)) ** search.length_penalty for length in range(search.max_length + 1)]
+    tokens = (torch.tensor(each, dtype=torch.long, device=device) for each in (search.ends, search.banned))
+    return Limits(search, torch.tensor(penalties, device=device), *tokens)
 
 
-def _at(
-    tokens: Sequence[int], vocabulary: int, device: torch.device, *, inside: float, outside: float
-) -> Tensor:
-    """One number for some tokens, another for all others, [V]."""
-    row = torch.full((vocabulary,), outside, device=device)              # [V]
-    row[list(tokens)] = inside
-    return row
+class Options(NamedTuple):
+    """The best tokens that may follow each text, in any order, [B, K, C], and their log-probabilities, [B, K, C]."""
+
+    tokens: Tensor
+    logp: Tensor
 
 
-def allowed(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> Tensor:
-    """The scores with −∞ for tokens that may not follow, in the order in which ``generate`` rules them out, [N, V].
+def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count: int, less: Tensor | None) -> Options:
+    """The best tokens that may follow each text. The logits are changed in place.
+
+    Without ``renormalize``, probabilities are those before any token was ruled out, as in ``generate``.
+
+    Args:
+        logits: of the next tokens, [B, K, V].
+        ids: the texts so far, [B, K, L].
+        length: how many tokens of each count, [].
+        given: the rules.
+        count: how many tokens are wanted for each text.
+        less: tokens that lose ``diversity`` of their log-probability, once for each time that they occur, [B, n].
+    """
+    search, rows = given.search, logits.flatten(0, 1)                    # [B · K, V]
+    changed = search.limits_tokens or less is not None
+    total = _top(rows, 0)[2] if changed and not search.renormalize else None     # [B · K]
+    if less is not None:
+        where = less.repeat_interleave(logits.shape[1], 0)               # [B · K, n]
+        rows.scatter_add_(1, where, torch.full_like(where, -search.diversity, dtype=rows.dtype))
+    rule_out(rows, ids.flatten(0, 1), length, given)
+    values, tokens, left = _top(rows, min(count, rows.shape[1]))         # [B · K, C] twice, [B · K]
+    logp = values - (left if total is None else total).unsqueeze(-1)     # [B · K, C]
+    logp = logp.where(values > -torch.inf, -torch.inf)
+    for token, is_here in _forced(length, search):
+        only = torch.full_like(logp, -torch.inf)                         # [B · K, C]
+        only[:, 0] = 0.0
+        logp, tokens = only.where(is_here, logp), tokens.masked_fill(is_here, token)
+    return Options(*(each.view(*logits.shape[:2], -1) for each in (tokens, logp)))
+
+
+def _forced(length: Tensor, search: Search) -> Iterator[tuple[int, Tensor]]:
+    """Tokens that must be written at some length, and whether it is this one, []."""
+    for token, at in ((search.first, 1), (search.last, search.max_length - 1)):
+        if token is not None:
+            yield token, length == at
+
+
+def _top(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logits of each row and their tokens, [N, count] or more each, and the row's log-sum-exp, [N]."""
+    if rows.device.type == "cuda" and triton_is_installed():
+        from ngramloss.gpu import decoding
+
+        return decoding.top(rows, count)
+    scores = rows.float()                                                # [N, V]
+    return *scores.topk(count), scores.logsumexp(-1)
+
+
+def rule_out(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> None:
+    """Set the scores of tokens that may not follow to −∞, in place.
 
     Args:
         scores: of the next tokens, [N, V].
@@ -75,38 +108,35 @@ def allowed(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> Tenso
     """
     search = given.search
     if search.no_repeat_ngram_size:
-        scores = _without_repeats(scores, ids, length, search.no_repeat_ngram_size)
-    if given.banned is not None:
-        scores = scores + given.banned
-    if search.min_length > 1:
-        scores = scores + given.before_end.where(length < search.min_length, 0.0)
-    for forced, at in ((given.first, 1), (given.last, search.max_length - 1)):
-        if forced is not None:
-            scores = torch.where(length == at, forced, scores)
-    return scores.log_softmax(-1) if search.renormalize else scores
+        _rule_out_repeats(scores, ids, length, search.no_repeat_ngram_size)
+    if search.banned:
+        scores.index_fill_(1, given.banned, -torch.inf)
+    if search.min_length > 1 and search.ends:
+        ends = scores.index_select(1, given.ends)                        # [N, ends]
+        scores.index_copy_(1, given.ends, ends.masked_fill(length < search.min_length, -torch.inf))
 
 
-def _without_repeats(scores: Tensor, ids: Tensor, length: Tensor, n: int) -> Tensor:
+def _rule_out_repeats(scores: Tensor, ids: Tensor, length: Tensor, n: int) -> None:
     """Rule out the tokens that would repeat an n-gram of a text."""
     if n > ids.shape[1]:
-        return scores
+        return
     offsets = torch.arange(n - 1, device=ids.device)                     # [n - 1]
     newest = ids.index_select(1, (length - (n - 1) + offsets).clamp_min(0))      # [N, n - 1]
     windows = ids.unfold(1, n, 1)                                        # [N, W, n]
     starts = torch.arange(windows.shape[1], device=ids.device)           # [W]
     same = (windows[..., :-1] == newest[:, None]).all(-1) & (starts + n <= length)   # [N, W]
     lost = torch.zeros_like(same, dtype=scores.dtype).masked_fill(same, -torch.inf)      # [N, W]
-    return scores.scatter_add(1, windows[..., -1], lost)
+    scores.scatter_add_(1, windows[..., -1], lost)
 
 
 def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search) -> Tensor:
-    """Scores whose largest entry is a sample of the next token, [N, V].
+    """A sample of the next token of each text, [N].
 
     The token with the largest sum of log-probability and Gumbel noise is a sample. The noise is a function of the seed,
     the length and the token, so a text does not depend on its batch or its device.
 
     Args:
-        scores: that :func:`allowed` returned, [N, V].
+        scores: of the next tokens, after :func:`rule_out`, [N, V].
         seeds: of each text, [N].
         length: tokens so far, [].
         search: temperature, top_k and top_p.
@@ -120,7 +150,7 @@ def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search) -> Te
         out = ascending.softmax(-1).cumsum(-1) <= 1 - search.top_p       # [N, V]
         out[:, -1] = False
         scores = scores.masked_fill(torch.zeros_like(out).scatter(1, order, out), -torch.inf)
-    return scores + _gumbel(seeds, length, scores.shape[-1]).to(scores)
+    return (scores + _gumbel(seeds, length, scores.shape[-1]).to(scores)).argmax(-1)
 
 
 def _gumbel(seeds: Tensor, length: Tensor, vocabulary: int) -> Tensor:
@@ -201,39 +231,42 @@ def is_done(beams: Beams, search: Search) -> Tensor:
     return done | beams.has_ended.all(-1) if search.early_stopping is True else done
 
 
-def write_on(beams: Beams, scores: Tensor, given: Limits) -> None:
-    """Add to each text its token with the largest score: greedy search, or a sample. Beams are texts of their own.
-
-    Args:
-        beams: the state; changed in place.
-        scores: of the next tokens, [B, K, V].
-        given: the rules.
-    """
-    tokens = scores.argmax(-1).where(~beams.has_ended, given.search.pad)         # [B, K]
-    here = torch.arange(beams.ids.shape[-1], device=scores.device) == beams.length   # [L]
+def write_on(beams: Beams, tokens: Tensor, given: Limits) -> None:
+    """Add a token to each text, [B, K]. Beams are texts of their own: greedy search, or samples."""
+    for token, is_here in _forced(beams.length, given.search):
+        tokens = tokens.masked_fill(is_here, token)
+    tokens = tokens.where(~beams.has_ended, given.search.pad)            # [B, K]
+    here = torch.arange(beams.ids.shape[-1], device=tokens.device) == beams.length   # [L]
     beams.ids.copy_(tokens.unsqueeze(-1).where(here, beams.ids))
     beams.length += 1
     beams.has_ended |= torch.isin(tokens, given.ends) | (beams.length >= given.search.max_length)
     beams.can_improve.copy_(~beams.has_ended.all(-1, keepdim=True))
 
 
-def advance(beams: Beams, logp: Tensor, given: Limits) -> Tensor:
+def greedy(logits: Tensor) -> Tensor:
+    """The most probable token of each row: logits [N, V] → [N]."""
+    values, tokens, _ = _top(logits, 1)                                  # [N, C] each
+    return tokens.gather(1, values.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def advance(beams: Beams, logits: Tensor, given: Limits, *, less: Tensor | None = None) -> Tensor:
     """Add a token to each beam. Returns the beam that each of the new ones continues, [B, K].
 
     Args:
         beams: the state; changed in place.
-        logp: log-probabilities of the next token that :func:`allowed` returned, [B, K, V].
+        logits: of the next tokens, [B, K, V]; changed in place.
         given: the rules.
+        less: as in :func:`options`.
     """
-    search = given.search
-    _, K, V = logp.shape
+    search, K = given.search, logits.shape[1]
     kept = max(2, 1 + len(search.ends)) * K                              # enough to go on if K of them end
-    best, index = (logp + beams.scores.unsqueeze(-1)).flatten(1).topk(kept)      # [B, C] each
-    parents, tokens = index // V, index % V                              # [B, C] each
-    here = torch.arange(beams.ids.shape[-1], device=logp.device) == beams.length   # [L]
-    ids = tokens.unsqueeze(-1).where(here, _rows(beams.ids, parents))    # [B, C, L]
-    stops = torch.isin(tokens, given.ends)                               # [B, C]
-    scores = best + stops.float() * NEVER                                # [B, C]
+    found = options(logits, beams.ids, beams.length, given, count=kept, less=less)   # [B, K, C] each
+    best, index = (found.logp + beams.scores.unsqueeze(-1)).flatten(1).topk(kept)    # [B, 2 · K] each
+    parents, tokens = index // found.logp.shape[2], found.tokens.flatten(1).gather(1, index)   # [B, 2 · K] each
+    here = torch.arange(beams.ids.shape[-1], device=logits.device) == beams.length   # [L]
+    ids = tokens.unsqueeze(-1).where(here, _rows(beams.ids, parents))    # [B, 2 · K, L]
+    stops = torch.isin(tokens, given.ends)                               # [B, 2 · K]
+    scores = best + stops.float() * NEVER                                # [B, 2 · K]
     chosen = scores.topk(K)[1]                                           # [B, K]
     _add_ended(beams, ids, best, stops | (beams.length + 1 >= search.max_length), given)
     beams.ids.copy_(_rows(ids, chosen))
@@ -243,7 +276,7 @@ def advance(beams: Beams, logp: Tensor, given: Limits) -> Tensor:
     return parents.gather(1, chosen)
 
 
-def advance_groups(groups: Sequence[Beams], logp: Tensor, given: Limits) -> Tensor:
+def advance_groups(groups: Sequence[Beams], logits: Tensor, given: Limits) -> Tensor:
     """Add a token to each beam of each group, one group after another.
 
     A group is a search of its own. A token loses ``diversity`` of its log-probability for each beam of the groups
@@ -251,22 +284,21 @@ def advance_groups(groups: Sequence[Beams], logp: Tensor, given: Limits) -> Tens
 
     Args:
         groups: the states of G groups; changed in place.
-        logp: log-probabilities of the next token, before any rule, [B, K, V], with K/G beams of each group in turn.
+        logits: of the next tokens, [B, K, V], with K/G beams of each group in turn; changed in place.
         given: the rules.
 
     Returns:
         The beam that each of the new ones continues, [B, K].
     """
-    parents, first = [], 0
-    taken = logp.new_zeros(logp.shape[0], logp.shape[-1])                # [B, V]
-    for number, group in enumerate(groups):
+    parents: list[Tensor] = []
+    taken: list[Tensor] = []
+    first = 0
+    logits = logits.float() if len(groups) > 1 else logits   # a small diversity would be rounded away
+    for group in groups:
         count = group.scores.shape[1]
-        own = logp[:, first : first + count]                             # [B, K/G, V]
-        if number:
-            own = own - given.search.diversity * taken.unsqueeze(1)
-        own = allowed(own.flatten(0, 1), group.ids.flatten(0, 1), group.length, given).view_as(own)
-        parents.append(advance(group, own, given) + first)               # [B, K/G]
-        taken.scatter_add_(1, group.newest, torch.ones_like(group.scores))
+        less = torch.cat(taken, 1) if taken else None                    # [B, first]
+        parents.append(advance(group, logits[:, first : first + count], given, less=less) + first)   # [B, K/G]
+        taken.append(group.newest)
         first += count
     return torch.cat(parents, 1)
 

@@ -1,21 +1,27 @@
 """a Hugging Face encoder-decoder → its decoder one token at a time, with caches that stay where they are.
 
 The weights and modules are the model's own. What differs from its forward: keys and values of a source are kept once
-for all of its beams, those of the texts so far are reordered in place, and the position is a tensor. So no step
-allocates a cache or asks the device for a value.
+for all of its beams, those of the texts so far stay where they were written while a table says which beam wrote them,
+and the position is a tensor. So no step copies a cache or asks the device for a value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import head_module, head_of
+from ngramloss.stats import triton_is_installed
+
+MULTIPLE = 64
+"""On a GPU the head's rows are filled up to a multiple of this, or matrix products take several times as long."""
 
 
 class Decoder:
@@ -41,13 +47,34 @@ class Decoder:
         whole = layers, sources, self.heads, source_length, self.width
         self.keys, self.values = (torch.zeros(texts, dtype=dtype, device=device) for _ in range(2))
         self.source_keys, self.source_values = (torch.zeros(whole, dtype=dtype, device=device) for _ in range(2))
-        self.source_mask = torch.zeros(sources, 1, 1, source_length, dtype=torch.bool, device=device)
+        self.source_lengths = torch.ones(sources, dtype=torch.long, device=device)       # [B]
         self.positions = torch.arange(text_length, device=device)        # [L]
+        self.own = torch.arange(beams, device=device).view(1, -1, 1).expand(sources, -1, text_length)    # [B, K, L]
+        self.origin = self.own.clone()                                   # [B, K, L]
+        self.has_kernels = device.type == "cuda" and triton_is_installed()
+        self._take_head()
+
+    def _take_head(self) -> None:
+        with torch.no_grad():
+            head = head_of(self.model, head_module(self.model))
+            V, on_gpu = head.weight.shape[0], head.weight.device.type == "cuda"
+            more = -V % MULTIPLE if on_gpu else 0
+            self.vocabulary, self.head_scale = V, head.scale
+            self.head_weight = pad(head.weight, (0, 0, 0, more)) if more else head.weight    # [V', D]
+            self.head_bias = None
+            if head.bias is not None and bool(head.bias.any()):
+                self.head_bias = pad(head.bias, (0, more)).to(head.weight)   # [V']
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits, [B, K, V]."""
+        hidden = hidden if self.head_scale == 1 else hidden * self.head_scale
+        return linear(hidden, self.head_weight, self.head_bias)[..., : self.vocabulary]
 
     def read(self, ids: Tensor, mask: Tensor) -> None:
-        """Encode the sources: ids and mask, [B, S] each."""
+        """Encode the sources: ids and mask, [B, S] each, with padding on the right."""
         hidden = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state      # [B, S, D]
-        self.source_mask.copy_(mask.bool()[:, None, None])
+        self.source_lengths.copy_(mask.sum(-1))
+        self.origin.copy_(self.own)
         for index, (keys, values) in enumerate(self.source_projections()):
             self.source_keys[index].copy_(self._split(keys(hidden)))
             self.source_values[index].copy_(self._split(values(hidden)))
@@ -61,22 +88,22 @@ class Decoder:
         """
         raise NotImplementedError
 
-    def reorder(self, parents: Tensor) -> None:
-        """Let beam k of a source continue what beam ``parents[b, k]`` was, [B, K]."""
-        first = torch.arange(len(parents), device=parents.device) * self.beams       # [B]
-        rows = (first.unsqueeze(-1) + parents).flatten()                 # [B · K]
-        for cache in (self.keys, self.values):
-            cache.copy_(cache.index_select(1, rows))
+    def reorder(self, parents: Tensor, position: Tensor) -> None:
+        """Let beam k of a source continue what beam ``parents[b, k]`` was up to this position, [B, K] and []."""
+        continued = self.origin.gather(1, parents.unsqueeze(-1).expand_as(self.origin))      # [B, K, L]
+        self.origin.copy_(continued.where(self.positions <= position, self.own))
 
     def take(self, other: Decoder, sources: Tensor) -> None:
         """Have the caches of these sources of another decoder of the same model and lengths, [n]."""
         count = len(sources)
-        self.source_mask[:count].copy_(other.source_mask.index_select(0, sources))
+        for mine, theirs in ((self.source_lengths, other.source_lengths), (self.origin, other.origin)):
+            mine[:count].copy_(theirs.index_select(0, sources))
         pairs = [(self.source_keys, other.source_keys), (self.source_values, other.source_values)]
         pairs += [(mine.unflatten(1, (-1, self.beams)), theirs.unflatten(1, (-1, self.beams)))
                   for mine, theirs in ((self.keys, other.keys), (self.values, other.values))]
         for mine, theirs in pairs:
-            mine[:, :count].copy_(theirs.index_select(1, sources))
+            for layer, before in zip(mine, theirs, strict=True):   # one at a time: a copy of all would need much memory
+                layer[:count].copy_(before.index_select(0, sources))
 
     def layers(self) -> Any:
         """The layers of the decoder."""
@@ -92,30 +119,47 @@ class Decoder:
         return rows.view(B, T, self.heads, self.width).transpose(1, 2)
 
     def _attend_to_text(
-        self, index: int, queries: Tensor, keys: Tensor, values: Tensor, position: Tensor, *, scale: float | None,
+        self, index: int, queries: Tensor, keys: Tensor, values: Tensor, position: Tensor, *, scale: float,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Attention of the newest tokens [B, K, D] to the texts so far, which keep their keys and values, [B, K, D]."""
+        """Attention of the newest tokens to the texts so far, which keep their keys and values, [B, K, H · d].
+
+        Args:
+            index: of the layer.
+            queries, keys, values: of the newest tokens, [B, K, H · d].
+            position: of the newest tokens, [].
+            scale: multiplies the products of queries and keys.
+            bias: of the newest position to each other, [H, L].
+        """
+        cached = self.keys[index], self.values[index]                    # [B · K, H, L, d] each
+        if self.has_kernels:
+            from ngramloss.gpu import decoding
+
+            return decoding.attend_to_text(queries, keys, values, cached, self.origin, position, scale=scale, bias=bias)
         B, K, _ = queries.shape
         newest = [self._split(rows.flatten(0, 1).unsqueeze(1)) for rows in (queries, keys, values)]   # [B·K, H, 1, d]
-        at = position.view(1)
-        self.keys[index].index_copy_(2, at, newest[1])
-        self.values[index].index_copy_(2, at, newest[2])
+        for cache, rows in zip(cached, newest[1:], strict=True):
+            cache.index_copy_(2, position.view(1), rows)
+        first = torch.arange(0, B * K, K, device=queries.device).view(-1, 1, 1)      # [B, 1, 1]
+        slots = (first + self.origin).flatten(0, 1)                      # [B · K, L]
+        texts = [cache[slots, :, self.positions].transpose(1, 2) for cache in cached]    # [B · K, H, L, d] each
         mask = (self.positions <= position).view(1, 1, 1, -1)            # [1, 1, 1, L]
         if bias is not None:
-            mask = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)  # [1, H, 1, L]
-        found = scaled_dot_product_attention(
-            newest[0], self.keys[index], self.values[index], attn_mask=mask, scale=scale
-        )                                                                # [B·K, H, 1, d]
+            mask = bias.unsqueeze(1).masked_fill(~mask, torch.finfo(bias.dtype).min)     # [1, H, 1, L]
+        found = scaled_dot_product_attention(newest[0], texts[0], texts[1], attn_mask=mask, scale=scale)
         return found.transpose(1, 2).reshape(B, K, -1)
 
-    def _attend_to_source(self, index: int, queries: Tensor, *, scale: float | None) -> Tensor:
-        """Attention of the newest tokens of all beams to their source, [B, K, D]."""
+    def _attend_to_source(self, index: int, queries: Tensor, *, scale: float) -> Tensor:
+        """Attention of the newest tokens of all beams to their source, [B, K, H · d]."""
+        keys, values = self.source_keys[index], self.source_values[index]        # [B, H, S, d] each
+        if self.has_kernels:
+            from ngramloss.gpu import decoding
+
+            return decoding.attend_to_source(queries, keys, values, self.source_lengths, scale=scale)
         B, K, _ = queries.shape
-        found = scaled_dot_product_attention(
-            self._split(queries), self.source_keys[index], self.source_values[index],
-            attn_mask=self.source_mask, scale=scale,
-        )                                                                # [B, H, K, d]
+        places = torch.arange(keys.shape[2], device=keys.device)         # [S]
+        mask = (places < self.source_lengths.unsqueeze(-1))[:, None, None]   # [B, 1, 1, S]
+        found = scaled_dot_product_attention(self._split(queries), keys, values, attn_mask=mask, scale=scale)
         return found.transpose(1, 2).reshape(B, K, -1)
 
 
@@ -163,9 +207,7 @@ class BartDecoder(Decoder):
             hidden = self._added(hidden, forward, layer.final_layer_norm)
         last = getattr(self.decoder, "layer_norm", None)
         hidden = hidden if last is None else last(hidden)                # [B, K, D]
-        found: Tensor = self.model.lm_head(hidden)                       # [B, K, V]
-        bias = getattr(self.model, "final_logits_bias", None)
-        return found if bias is None else found + bias.to(found)
+        return self._head(hidden)
 
     def _added(self, hidden: Tensor, part: Callable[[Tensor], Tensor], norm: Module) -> Tensor:
         if self.norms_first:
@@ -232,7 +274,7 @@ class T5Decoder(Decoder):
             own, other = block.layer[0].SelfAttention, block.layer[1].EncDecAttention
             table = self.biases[index]
             if table is not None:
-                bias = table.index_select(0, position.view(1)).unsqueeze(2)          # [1, H, 1, L]
+                bias = table.index_select(0, position.view(1)).squeeze(0)            # [H, L]
             normed = block.layer[0].layer_norm(hidden)                   # [B, K, D]
             rows = own.q(normed), own.k(normed), own.v(normed)           # [B, K, H · d] each
             hidden = hidden + own.o(self._attend_to_text(index, *rows, position, scale=1.0, bias=bias))
@@ -242,22 +284,23 @@ class T5Decoder(Decoder):
         hidden = self.decoder.final_layer_norm(hidden)                   # [B, K, D]
         if self._scales_outputs():
             hidden = hidden * self.model.config.d_model**-0.5
-        found: Tensor = self.model.lm_head(hidden)                       # [B, K, V]
-        return found
-
+        return self._head(hidden)
 
     def _scales_outputs(self) -> bool:
         config = self.model.config
-        tied = config.tie_word_embeddings if config.model_type == "umt5" else False
-        return bool(getattr(config, "scale_decoder_outputs", tied))
+        if config.model_type == "umt5":   # not in every version of transformers
+            scales = "model_dim" in unwrap(type(self.model).forward).__code__.co_names
+            return bool(config.tie_word_embeddings and scales)
+        return bool(getattr(config, "scale_decoder_outputs", False))
 
 
 DECODERS = dict.fromkeys(["bart", "mbart", "pegasus", "marian", "m2m_100"], BartDecoder) | dict.fromkeys(
     ["t5", "mt5", "umt5"], T5Decoder
 )
 """Kind of model → its decoder."""
-TOLERANCE = 1e-3
-"""The largest difference of a log-probability to the model's own forward; rounding gives about 1e-5 in fp32."""
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
+"""The largest difference of a log-probability to the model's own forward. Rounding gives about 1e-5 in fp32, and a few
+hundredths in 16 bits."""
 
 
 @torch.inference_mode()
@@ -276,7 +319,9 @@ def difference(model: Any) -> float:
     mask = torch.ones_like(source)
     mask[1, S // 2 :] = 0
     training = model.training
-    expected = model.eval()(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits    # [B, T, V]
+    model.eval()
+    own = type(model).forward   # not what a trainer put in its place: it may compute in another precision
+    expected = own(model, input_ids=source, attention_mask=mask, decoder_input_ids=target).logits    # [B, T, V]
     decoder = DECODERS[model.config.model_type](model, sources=B, beams=1, source_length=S, text_length=T)
     decoder.read(source, mask)
     steps = [decoder.logits(target[:, [t]], torch.tensor(t, device=model.device)) for t in range(T)]

@@ -1,6 +1,6 @@
 """a Hugging Face model and source ids → ids of texts, by a search that is tensors only: the same texts as ``hf``.
 
-It is not in the registry yet: on a GPU, where it is meant to run, it has not been run.
+On a GPU, one token of all beams of all sources is one CUDA graph, so the host has nothing to do in between.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation import beams
-from ngramloss.generation.decoders import DECODERS, TOLERANCE, difference
+from ngramloss.generation.decoders import DECODERS, TOLERANCES, difference
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.engines.settings import Search
 
 LOOKED = 8
 """Whether all texts are done is looked at after this many tokens: to look, the host waits for the device."""
 
-MOST_SHAPES = 8
-"""Most shapes of sources whose caches and graphs are kept."""
+MOST_SHAPES, MOST_MEMORY = 8, 0.25
+"""Shapes of sources whose caches and graphs are kept: their number, and the share of the GPU's memory they may have."""
 
 Ids = Sequence[int]
 
@@ -34,6 +34,8 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
     kind = model.config.model_type
     if kind not in DECODERS:
         yield f"it serves {', '.join(DECODERS)}, not {kind}"
+    if search.sample and search.seed is None:
+        yield "the model's own settings sample, but --sample was not given"
     if search.sample and search.num_beams > 1:
         yield "it samples without beams only"
     if search.texts > 1 and search.num_beams == 1 and not search.sample:
@@ -56,16 +58,22 @@ def load(
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
     apart = difference(model)
-    if model.dtype == torch.float32 and apart > TOLERANCE:
+    if not apart <= TOLERANCES.get(model.dtype, 1e-3):   # also if it is NaN
         raise UserError(f"{type(model).__name__} computes its logits in a way that this engine does not know (a "
                         f"log-probability differs by {apart:.2g}).")
 
     made: OrderedDict[tuple[int, int], Searcher] = OrderedDict()
-    room = _room_on_gpu if model.device.type == "cuda" else _room
+    on_gpu = model.device.type == "cuda"
+    room = _room_on_gpu if on_gpu else _room
+    most_bytes = MOST_MEMORY * torch.cuda.mem_get_info(model.device)[1] if on_gpu else float("inf")
+    new = partial(Searcher, model, search, pool=torch.cuda.graph_pool_handle() if on_gpu else None)
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
         length = room(len(sources), max(map(len, sources)))[1]
-        searcher_of = partial(_searcher, made, model, search, room, length)
+
+        def searcher_of(count: int) -> Searcher:
+            return _searcher(made, new, room(count, length), most_bytes)
+
         return [[ended(row, search.ends) for row in rows] for rows in found(searcher_of, sources)]
 
     return write
@@ -81,16 +89,19 @@ def _room_on_gpu(sources: int, length: int) -> tuple[int, int]:
 
 
 def _searcher(
-    made: OrderedDict[tuple[int, int], Searcher], model: Any, search: Search,
-    room: Callable[[int, int], tuple[int, int]], length: int, sources: int,
+    made: OrderedDict[tuple[int, int], Searcher], new: Callable[[int, int], Searcher], shape: tuple[int, int],
+    most_bytes: float,
 ) -> Searcher:
-    """A search with room for these. Of those kept, the one that was used least recently makes room for a new one."""
-    shape = room(sources, length)
+    """A search of this shape. Of those kept, the ones that were used least recently make room for a new one."""
     if shape not in made:
-        if len(made) >= MOST_SHAPES:
-            made.popitem(last=False)
-        made[shape] = Searcher(model, search, *shape)
+        try:
+            made[shape] = new(*shape)
+        except torch.cuda.OutOfMemoryError:
+            made.clear()
+            made[shape] = new(*shape)
     made.move_to_end(shape)
+    while len(made) > MOST_SHAPES or (len(made) > 1 and sum(each.bytes for each in made.values()) > most_bytes):
+        made.popitem(last=False)
     return made[shape]
 
 
@@ -104,31 +115,38 @@ class Searcher:
         search: its settings.
         sources: the number of sources, B.
         length: tokens of a source with padding, S.
+        pool: the memory of the graph. Graphs that never run at the same time share it.
     """
 
-    def __init__(self, model: Any, search: Search, sources: int, length: int) -> None:
-        device, self.search = model.device, search
+    def __init__(self, model: Any, search: Search, sources: int, length: int, *, pool: Any = None) -> None:
+        device, self.search, self.pool = model.device, search, pool
         self.alone = search.sample or search.num_beams == 1
         K = search.texts if self.alone else search.num_beams
         self.decoder = DECODERS[model.config.model_type](
             model, sources=sources, beams=K, source_length=length, text_length=search.max_length
         )
         self.groups = [beams.Beams.begin(sources, K // search.groups, search, device) for _ in range(search.groups)]
-        self.limits = beams.limits(search, model.get_output_embeddings().weight.shape[0], device)
+        self.limits = beams.limits(search, device)
         self.seeds = torch.zeros(sources, K, dtype=torch.long, device=device)        # [B, K]
         self.is_blank = torch.zeros(sources, dtype=torch.bool, device=device)        # [B]
         self.graph: torch.cuda.CUDAGraph | None = None
 
+    @property
+    def bytes(self) -> int:
+        """The size of its caches."""
+        caches = self.decoder.keys, self.decoder.values, self.decoder.source_keys, self.decoder.source_values
+        return sum(cache.nbytes for cache in caches)
+
     def begin(self, sources: Sequence[Ids]) -> None:
         """Read the sources. Where there are fewer than there is room for, the others are blank."""
-        B, S = self.decoder.source_mask.shape[0], self.decoder.source_mask.shape[-1]
+        B, S = self.decoder.source_keys.shape[1], self.decoder.source_keys.shape[3]
         pad, more = self.search.pad, B - len(sources)
         rows = [*sources, *[[pad]] * more]
         ids = torch.tensor([[*row, *[pad] * (S - len(row))] for row in rows])        # [B, S]
         mask = torch.tensor([[1] * len(row) + [0] * (S - len(row)) for row in rows])         # [B, S]
-        texts = range(self.seeds.shape[1])
-        device = self.seeds.device
-        self.seeds.copy_(torch.tensor([[_seed(self.search, row, text) for text in texts] for row in rows]))
+        texts, device = range(self.seeds.shape[1]), self.seeds.device
+        if self.search.sample:
+            self.seeds.copy_(torch.tensor([[_seed(self.search, row, text) for text in texts] for row in rows]))
         self.is_blank.copy_(torch.arange(B) >= len(sources))
         for group in self.groups:
             group.restart(self.search)
@@ -166,19 +184,23 @@ class Searcher:
 
     def _token(self) -> None:
         newest = torch.cat([group.newest for group in self.groups], 1)   # [B, K]
-        logits = self.decoder.logits(newest, self.groups[0].length - 1).float()      # [B, K, V]
+        position = self.groups[0].length - 1                             # []
+        logits = self.decoder.logits(newest, position)                   # [B, K, V]
         if not self.alone:
-            self.decoder.reorder(beams.advance_groups(self.groups, logits.log_softmax(-1), self.limits))
+            self.decoder.reorder(beams.advance_groups(self.groups, logits, self.limits), position)
             return
         (state,) = self.groups
-        scores = beams.allowed(logits.flatten(0, 1), state.ids.flatten(0, 1), state.length, self.limits)   # [B · K, V]
+        rows = logits.flatten(0, 1)                                      # [B · K, V]
+        beams.rule_out(rows, state.ids.flatten(0, 1), state.length, self.limits)
         if self.search.sample:
-            scores = beams.sampled(scores, self.seeds.flatten(), state.length, self.search)
-        beams.write_on(state, scores.view_as(logits), self.limits)
+            tokens = beams.sampled(rows.float(), self.seeds.flatten(), state.length, self.search)    # [B · K]
+        else:
+            tokens = beams.greedy(rows)                                  # [B · K]
+        beams.write_on(state, tokens.view_as(newest), self.limits)
 
     def _capture(self) -> None:
         """Capture one token. The warm-up writes a token, so the state is put back."""
-        state = [tensor for group in self.groups for tensor in vars(group).values()]
+        state = [self.decoder.origin, *(tensor for group in self.groups for tensor in vars(group).values())]
         before = [tensor.clone() for tensor in state]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -188,7 +210,7 @@ class Searcher:
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
             self._token()
 
 
