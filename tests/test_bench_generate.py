@@ -33,20 +33,20 @@ def test_engines_are_compared_with_hugging_face_at_the_same_batch():
     stock = [generate.Measured(generate.Row("hf", 2, 4.0), [[[1]], [[2]]])]
     other = [generate.Measured(generate.Row("x", 2, 10.0), [[[1]], [[3]]])]
     (row,) = generate.compared(other, stock)
-    assert (row.to_hf, row.same) == (2.5, 0.5)
+    assert (row.to_hf, row.to_best_hf, row.same) == (2.5, 2.5, 0.5)
     (failed,) = generate.compared([generate.Measured(generate.Row("x", 2, why_not="no"), [])], stock)
     assert failed.same != failed.same
 
 
 def test_an_engine_that_fails_gets_a_line_with_the_reason():
-    text = generate.as_text([generate.Row("hf", 1, 2.0, 20.0, 1.0, 1.0, 0.5), *(generate.Row("x", batch, why_not="no library") for batch in (1, 8))])
-    assert text.splitlines()[1].split() == ["batch", "1:", "Hugging", "Face", "(hf)", "2.00", "20.0", "1.00", "100", "0.50"]
+    text = generate.as_text([generate.Row("hf", 1, 2.0, 20.0, 1.0, 0.8, 1.0, 0.5), *(generate.Row("x", batch, why_not="no library") for batch in (1, 8))])
+    assert text.splitlines()[1].split() == ["batch", "1:", "Hugging", "Face", "(hf)", "2.00", "20.0", "1.00", "0.80", "100", "0.50"]
     assert text.splitlines()[2:] == ["ngramloss, x: no library"]
 
 
 def test_hugging_face_is_always_measured_first():
     assert generate.chosen(["ctranslate2-int8"]) == ["hf", "ctranslate2-int8"]
-    assert generate.chosen([]) == ["hf", "ctranslate2", "ctranslate2-int8"]
+    assert generate.chosen([]) == ["hf", "graph", "ctranslate2", "ctranslate2-int8"]
     with pytest.raises(UserError, match="auto is not an engine of its own"):
         generate.chosen(["auto"])
     with pytest.raises(UserError, match="unknown engine 'fast'"):
@@ -69,7 +69,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_chart(tmp_path, capsys
     files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
     assert main([*TINY, "--batch", "1", "2", "--engines", "ctranslate2", *files]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("bart-tiny, 4 beams, 12 → 8 tokens\n")
+    assert printed.startswith("bart-tiny, 4 beams, 12 → 8 tokens, fp32\n")
     assert [line.split(":")[0] for line in printed.splitlines()[3:]] == ["batch 1", "batch 1", "batch 2", "batch 2"]
     content = json.loads((tmp_path / "a.json").read_text())
     assert content["settings"]["batches"] == [1, 2]

@@ -1,5 +1,6 @@
 """Engines: the same texts as hf where they say so, a sentence where they do not, nothing half-written in the cache."""
 
+import copy
 import errno
 import itertools
 import json
@@ -173,7 +174,7 @@ def test_int8_is_taken_by_name_only_and_says_that_it_differs():
     assert loaded.facts == {"name": "ctranslate2-int8", "precision": "int8"}
     assert told[-1] == "engine ctranslate2-int8: texts may differ from those of hf, because it computes in int8."
     assert [len(texts) for texts in loaded.write(SOURCES)] == [1] * len(SOURCES)
-    assert [engine for engine in engines.ENGINES if engines.ENGINES[engine].automatic] == ["ctranslate2"]
+    assert [(name, engine.automatic) for name, engine in engines.ENGINES.items() if engine.automatic] == [("graph", "cuda"), ("ctranslate2", "cpu")]
 
 
 @pytest.mark.parametrize(("family", "settings", "reason"), [
@@ -192,19 +193,30 @@ def test_what_ctranslate2_cannot_do_is_refused_by_name_and_left_to_hf_by_auto(fa
     assert reason in told[0]
 
 
-def test_on_a_gpu_auto_is_hf():
-    model, told = tiny("bart"), []
+def test_on_a_gpu_auto_is_hf_for_a_family_that_graph_does_not_serve():
+    model, told = tiny("prophetnet"), []
     search = with_settings(model)
 
     class OnGpu:
-        device, config, eval = torch.device("cuda"), model.config, model.eval
+        device, dtype, config, eval = torch.device("cuda"), model.dtype, model.config, model.eval
 
     assert engines.load("auto", OnGpu(), search, say=told.append).name == "hf"
-    assert told == ["engine hf; ctranslate2 is not used: it is chosen only on a CPU."]
+    assert told == ["engine hf; graph is not used: it serves bart, mbart, pegasus, marian, m2m_100, t5, mt5, umt5, not prophetnet."]
+
+
+def test_the_precision_is_that_of_the_weights_and_is_recorded():
+    model, told = copy.deepcopy(tiny("bart")).bfloat16(), []
+    search = with_settings(model)
+    assert engines.load("hf", model, search, say=told.append).facts == {"name": "hf", "precision": "bf16"}
+    assert engines.load("graph", model, search, say=told.append).facts == {"name": "graph", "precision": "bf16"}
+    assert engines.load("auto", model, search, say=told.append).facts == {"name": "hf", "precision": "bf16"}
+    assert "weights in fp32, but generation.precision is another" in told[0]
+    with pytest.raises(UserError, match="the engine ctranslate2 cannot be used: it is made of weights in fp32"):
+        engines.load("ctranslate2", model, search, say=silent)
 
 
 def test_an_unknown_engine_gets_the_nearest_name():
-    with pytest.raises(UserError, match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, ctranslate2, ctranslate2-int8."):
+    with pytest.raises(UserError, match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, graph, ctranslate2, ctranslate2-int8."):
         engines.load("ctranslate", tiny("bart"), with_settings(tiny("bart")), say=silent)
 
 
@@ -524,7 +536,7 @@ def test_samples_are_the_same_whatever_the_batch_and_wherever_the_job_was_stoppe
     (["--temperature", "0.5"], "--temperature and --top-p are options of sampling; add --sample."),
     (["--sample", "--temperature", "0"], "--temperature must be above 0, got 0."),
     (["--sample", "--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
-    (["--engine", "fast"], "generation.engine: must be one of auto, hf, ctranslate2, ctranslate2-int8, got 'fast'."),
+    (["--engine", "fast"], "generation.engine: must be one of auto, hf, graph, ctranslate2, ctranslate2-int8, got 'fast'."),
 ])   # fmt: skip
 def test_options_that_cannot_be_are_a_sentence(run, tmp_path, capsys, arguments, sentence):
     assert generate(run, "--out", tmp_path / "x", *arguments) == 2

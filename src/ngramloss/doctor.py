@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
                    for device, dtype, choice in chosen],
         "backends": dict(BACKENDS),
         "engines": {name: {"ready": not engine.needs, "state": engine.needs or "ready", "version": engine.version,
-                           "precision": engine.precision} for name, engine in ENGINES.items()},
+                           "precision": engine.precision or "fp32, bf16 or fp16"} for name, engine in ENGINES.items()},
         "objectives": {name: _entry(name, OBJECTIVES, lambda name: "ready") for name in OBJECTIVES},
         "metrics": {name: _entry(name, METRICS, _readiness) for name in METRICS},
     }  # fmt: skip

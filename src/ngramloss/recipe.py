@@ -160,8 +160,10 @@ class Generation:
     renormalize: bool = False
     """Make the probabilities of the tokens that a minimum length and repeated n-grams leave sum to 1. Published results
     are without it. It lets ``ctranslate2`` write the same texts as ``hf``."""
-    engine: str = setting("auto", choices=("auto", "hf", "ctranslate2", "ctranslate2-int8"))
+    engine: str = setting("auto", choices=("auto", "hf", "graph", "ctranslate2", "ctranslate2-int8"))
     """What ``ngramloss generate`` searches with; ``auto`` is the fastest engine whose texts are those of ``hf``."""
+    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
+    """Of the weights with which ``ngramloss generate`` computes. 16 bits are faster on a GPU; texts differ slightly."""
 
 
 @dataclass(frozen=True)

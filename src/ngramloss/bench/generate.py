@@ -42,6 +42,8 @@ class Setup:
     cache: str
     """A folder for converted models."""
     trust_remote_code: bool = False
+    precision: str = "fp32"
+    """Of the weights, for Hugging Face and the engines that take the model as it is."""
 
 
 class Row(NamedTuple):
@@ -53,6 +55,8 @@ class Row(NamedTuple):
     tokens_per_second: float = NAN
     to_hf: float = NAN
     """Documents per second, as a multiple of Hugging Face's."""
+    to_best_hf: float = NAN
+    """As a multiple of Hugging Face's at its best batch size."""
     same: float = NAN
     """The share of texts that are Hugging Face's, token for token."""
     gibibytes: float = NAN
@@ -111,9 +115,11 @@ def measure(setup: Setup, names: Sequence[str], *, say: Callable[[str], None]) -
 def compared(found: Sequence[Measured], stock: Sequence[Measured]) -> list[Row]:
     """The rows of an engine with their multiples of Hugging Face's speed, and the share of equal texts."""
     rows = []
+    best = max((reference.docs_per_second for reference, _ in stock if not reference.why_not), default=NAN)
     for (row, texts), (reference, expected) in zip(found, stock, strict=True):
         equal = [text == other for text, other in zip(texts, expected, strict=False)]
         rows.append(row._replace(to_hf=row.docs_per_second / reference.docs_per_second,
+                                 to_best_hf=row.docs_per_second / best,
                                  same=sum(equal) / len(equal) if equal else NAN))
     return rows
 
@@ -123,16 +129,16 @@ def written(setup: Setup, name: str) -> list[Measured]:
     os.environ["NGRAMLOSS_CACHE"] = setup.cache
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
-    model = step.built(setup.model, trust_remote_code=setup.trust_remote_code).eval().to(setup.device)
+    model = step.built(setup.model, trust_remote_code=setup.trust_remote_code).eval()
+    model.to(setup.device, getattr(torch, engines.PRECISIONS[setup.precision]))
     model.generation_config.update(
         num_beams=setup.beams, early_stopping=setup.beams > 1, min_length=setup.length, max_length=setup.length,
         renormalize_logits=True, max_new_tokens=None, min_new_tokens=None,
     )  # fmt: skip
     V = model.get_output_embeddings().weight.shape[0]
     write = engines.load(name, model, search_of(model), say=_silent).write
-    if name != STOCK:   # only Hugging Face needs its model for longer
-        del model
-        gc.collect()
+    del model   # an engine may need it no longer
+    gc.collect()
     return [_measured(setup, name, batch, V, write) for batch in setup.batches]
 
 
@@ -148,15 +154,16 @@ def _measured(setup: Setup, name: str, batch: int, V: int, write: engines.Write)
     def run() -> None:
         texts[:] = write(sources)
 
-    write(sources[:1])   # warm up
+    write(sources[:1] if setup.device == "cpu" else sources)   # warm up; on a GPU, for this number of documents
     with peak_resident(setup.device) as peak:
         spent = seconds(run, setup.device, repeats=setup.repeats)
     tokens = sum(len(best[0]) - 1 for best in texts)   # the start token is not written
-    known = name == STOCK or setup.device == "cpu"   # torch does not see what other libraries have on a GPU
+    # torch does not see what other libraries have on a GPU
+    known = setup.device == "cpu" or engines.ENGINES[name].package != "ctranslate2"
     return Measured(Row(name, batch, batch / spent, tokens / spent, gibibytes=peak() if known else NAN), list(texts))
 
 
-HEADS = ("docs/s", "tokens/s", "× hf", "same texts %", "peak GiB")
+HEADS = ("docs/s", "tokens/s", "× hf", "× best hf", "same texts %", "peak GiB")
 
 
 def as_text(rows: Sequence[Row]) -> str:
@@ -164,8 +171,9 @@ def as_text(rows: Sequence[Row]) -> str:
     table: list[tuple[str, ...]] = [("", *HEADS)]
     for row in rows:
         if not row.why_not:
-            numbers = (row.docs_per_second, row.tokens_per_second, row.to_hf, 100 * row.same, row.gibibytes)
-            table.append((f"batch {row.batch}: {row.what}", *map(fixed, numbers, (2, 1, 2, 0, 2))))
+            numbers = (row.docs_per_second, row.tokens_per_second, row.to_hf, row.to_best_hf, 100 * row.same,
+                       row.gibibytes)
+            table.append((f"batch {row.batch}: {row.what}", *map(fixed, numbers, (2, 1, 2, 2, 0, 2))))
     failed = dict.fromkeys(f"{row.what}: {row.why_not}" for row in rows if row.why_not)
     return "\n".join([*(aligned(table) if len(table) > 1 else []), *failed])
 
@@ -182,5 +190,5 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def settings(setup: Setup) -> dict[str, Any]:
     """The settings that are saved with the measurements."""
-    names = ("model", "batches", "beams", "length", "source", "repeats", "device", "seed")
+    names = ("model", "batches", "beams", "length", "source", "repeats", "device", "seed", "precision")
     return {name: getattr(setup, name) for name in names}

@@ -58,6 +58,7 @@ examples:
   ngramloss bench generate
   ngramloss bench generate --beams 4 --length 62 --source 400 --batch 8 --json generate.json --plot generate.png
   ngramloss bench generate --model path/or/hub-id --engines ctranslate2-int8
+  ngramloss bench generate --beams 6 --source 512 --batch 32 128 --engines graph      # on a GPU
   ngramloss bench generate --model bart-tiny --source 50 --length 20      # quick
 """
 
@@ -186,6 +187,8 @@ def _add_generate(benches: Verbs) -> None:
     generate.add_argument("--source", type=int, default=400, metavar="T", help="document tokens (default: %(default)s)")
     generate.add_argument("--repeats", type=int, default=3, metavar="N",
                           help="times that each batch is written; the median counts (default: %(default)s)")
+    generate.add_argument("--precision", choices=["bf16", "fp16", "fp32"],
+                          help="of the weights of hf and graph (default: bf16 on a GPU, else fp32)")
     generate.add_argument("--seed", type=int, default=0, metavar="N",
                           help="random seed of the documents (default: %(default)s)")
     generate.add_argument("--json", metavar="FILE", help="write settings and all measurements as JSON")
@@ -333,12 +336,14 @@ def _bench_generate(options: argparse.Namespace) -> int:
             model=options.model, batches=tuple(options.batch), beams=options.beams, length=options.length,
             source=options.source, repeats=options.repeats, device=device, seed=options.seed, cache=folder,
             trust_remote_code=options.trust_remote_code,
+            precision=options.precision or ("bf16" if device == "cuda" else "fp32"),
         )  # fmt: skip
         generate.raise_unless_possible(setup)
         machine = child.in_child(head.machine, device)
         if machine.result is None:
             raise RuntimeError(machine.why_not)
-        title = (f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens\n"
+        title = (f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens, "
+                 f"{setup.precision}\n"
                  f"{machine.result}, ctranslate2 {installed('ctranslate2') or 'not installed'}")
         print_result(title)
         rows = generate.measure(setup, names, say=tell)

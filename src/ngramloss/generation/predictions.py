@@ -91,6 +91,7 @@ class Job(NamedTuple):
         task: what the texts are of the documents, "summarisation" or "translation".
         engine: what searches: a name in ``ENGINES``, or ``auto``.
         sampling: how many texts of each document, and whether they are sampled.
+        precision: of the weights.
     """
 
     model: str
@@ -105,6 +106,7 @@ class Job(NamedTuple):
     task: str = TASKS[0]
     engine: str = engines.AUTO
     sampling: Sampling = Sampling()
+    precision: str = "fp32"
 
 
 def job(
@@ -132,7 +134,8 @@ def job(
     else:
         base = own
     if preset is not None:
-        theirs = dataclasses.replace(recipe.load(preset).generation, engine=base.generation.engine)
+        theirs = dataclasses.replace(recipe.load(preset).generation, engine=base.generation.engine,
+                                     precision=base.generation.precision)
         base = dataclasses.replace(base, generation=theirs)
     if data is not None:   # columns and a held-out part are of the run's own data
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
@@ -140,11 +143,12 @@ def job(
     chosen = settings.data
     baseline_writer(model, chosen.name, split)   # raises if the baseline does not work on these data
     keys = [setting.partition("=")[0].strip() for setting in overrides]
-    searched = preset is not None or any(key.startswith("generation.") and key != "generation.engine" for key in keys)
+    only_how = ("generation.engine", "generation.precision")
+    searched = preset is not None or any(key.startswith("generation.") and key not in only_how for key in keys)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
     search = settings.generation if searched else None
     return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code, settings.task,
-               settings.generation.engine, sampling)
+               settings.generation.engine, sampling, settings.generation.precision)
 
 
 def _check_sampling(sampling: Sampling) -> None:
@@ -323,7 +327,8 @@ def _writer(work: Job, run: RunFolder, say: Callable[[str], None]) -> Writer:
         return _baseline(work, baseline)
     own = Path(work.loading.name).is_dir() and work.loading.name != work.model
     model, tokenizer = load_model(
-        work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say
+        work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say,
+        precision=work.precision,
     )  # fmt: skip
     _set_search(model, work)
     search = search_of(model, seed=work.sampling.seed if work.sampling.sample else None)

@@ -14,6 +14,7 @@ from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError
+from ngramloss.generation.engines import PRECISIONS, Write
 from ngramloss.generation.engines.hf import generated
 from ngramloss.recipe import Data, Model
 from ngramloss.run_folder import RunFolder
@@ -30,7 +31,7 @@ class Written(NamedTuple):
 
 def load_model(
     settings: Model, data: Data, *, trained_here: bool, device: str | None = None, trust_remote_code: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None, precision: str = "fp32",
 ) -> tuple[Any, Any]:
     """Load a trained model onto its device, and its tokenizer, both set to the languages of the data.
 
@@ -42,13 +43,14 @@ def load_model(
         device: by default the GPU if there is one.
         trust_remote_code: whether code that comes with the model may run.
         say: called with a line for each setting of the model that is changed.
+        precision: of the weights: a name in ``PRECISIONS``.
     """
     tokenizer, _ = models.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
     model = models.load(settings, tokenizer, trust_remote_code=trust_remote_code)
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.name)
     if trained_here or codes(tokenizer):
         align_start(model, tokenizer, name=settings.name, training=False, say=say)
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, PRECISIONS[precision]))
     return model, tokenizer
 
 
@@ -77,7 +79,7 @@ def of_run(
 
 def summaries(
     model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], *,
-    batch_size: int = 32, progress: Callable[[int], None] | None = None,
+    batch_size: int = 32, progress: Callable[[int], None] | None = None, write: Write | None = None,
 ) -> list[Written]:
     """Generate a summary of each source, in order. Sources of similar length are batched together.
 
@@ -87,13 +89,15 @@ def summaries(
         sources: ids with their special tokens.
         batch_size: sources per batch.
         progress: called with the number of sources done since the last call.
+        write: an engine's function; by default the model's own ``generate``.
     """
     model.eval()
     written = [Written("", 0)] * len(sources)
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        rows = generated(model, [sources[index] for index in indices], tokenizer.pad_token_id)
+        batch = [sources[index] for index in indices]
+        rows = generated(model, batch, tokenizer.pad_token_id) if write is None else [best for best, *_ in write(batch)]
         for index, text, row in zip(indices, decoded(tokenizer, rows), rows, strict=True):
             written[index] = Written(text, _length(row, tokenizer.pad_token_id))
         if progress is not None:

@@ -136,7 +136,7 @@ def _loaded(work: Job, device: str | None, weights: str | None, process: int) ->
                         "have changed, or this process cannot see the folder. Use a folder that all machines share.")
     data, by_line = work.data, has_several_sentences(work)
     model, tokenizer = load_model(work.loading, data, trained_here=work.loading.name != work.model, device=device,
-                                  trust_remote_code=work.trust_remote_code)
+                                  trust_remote_code=work.trust_remote_code, precision=work.precision)
     if work.generation is not None:
         prepare_generation(model, work.generation)
     search, separator = search_of(model), separator_id(tokenizer, data.separator)

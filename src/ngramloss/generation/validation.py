@@ -13,9 +13,11 @@ import torch
 from ngramloss import recipe
 from ngramloss.data.origins import canonical
 from ngramloss.data.sentences import sentences
+from ngramloss.generation import engines
+from ngramloss.generation.engines.settings import search_of
 from ngramloss.generation.predictions import SEVERAL_SENTENCES
 from ngramloss.generation.search import summaries
-from ngramloss.recipe import Recipe
+from ngramloss.recipe import Generation, Recipe
 from ngramloss.training.models import prepare_generation
 
 DELAY = 2.0
@@ -48,10 +50,23 @@ def write_texts(
              disable=not shows_progress) as bar,
     ):
         prepare_generation(model, search)
-        written = summaries(model, tokenizer, sources, batch_size=batch_size, progress=bar.update)
+        written = summaries(model, tokenizer, sources, batch_size=batch_size, progress=bar.update,
+                            write=_engine(model, search))
     if canonical(settings.data.name) not in SEVERAL_SENTENCES:
         return [summary.text for summary in written]
     return ["\n".join(sentences(summary.text, language=settings.data.language)) for summary in written]
+
+
+def _engine(model: Any, search: Generation) -> engines.Write | None:
+    """The engine ``graph`` on a GPU, if it can; otherwise none, which is the model's own ``generate``.
+
+    CTranslate2 would convert and keep the weights of each validation.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if search.engine not in (engines.AUTO, "graph") or model.device.type != "cuda" or isinstance(model, FSDPModule):
+        return None
+    return engines.load(search.engine, model, search_of(model), say=lambda _: None).write
 
 
 @contextmanager

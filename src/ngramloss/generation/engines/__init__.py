@@ -21,6 +21,8 @@ from ngramloss.version import EXTRAS, installed
 
 AUTO = "auto"
 DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Values of ``generation.precision``, and what torch calls them."""
 Write = Callable[[Sequence[Sequence[int]]], list[list[list[int]]]]
 
 
@@ -31,14 +33,14 @@ class Engine(NamedTuple):
         about: a description.
         module: its file, in this folder.
         package: the package that it needs; its version is saved with the predictions.
-        precision: of the matrix products.
+        precision: of the matrix products; empty: that of the model.
         automatic: the type of device on which ``auto`` may choose it where texts are those of ``hf``; empty: nowhere.
     """
 
     about: str
     module: str
     package: str
-    precision: str = "fp32"
+    precision: str = ""
     automatic: str = ""
 
     @property
@@ -61,9 +63,13 @@ class Engine(NamedTuple):
 
 ENGINES = {
     "hf": Engine("the model's own generate, by Hugging Face: the specification", "hf", "transformers"),
+    "graph": Engine(
+        "a beam search wholly on the GPU: several times faster there, the same texts as hf; also groups of beams",
+        "graph", "torch", automatic="cuda",
+    ),
     "ctranslate2": Engine(
         "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings", "ct2", "ctranslate2",
-        automatic="cpu",
+        precision="fp32", automatic="cpu",
     ),
     "ctranslate2-int8": Engine(
         "CTranslate2 with weights in 8 bits: faster still, texts differ slightly", "ct2", "ctranslate2",
@@ -77,12 +83,13 @@ class Loaded(NamedTuple):
     """An engine with its model."""
 
     name: str
+    precision: str
     write: Write
 
     @property
     def facts(self) -> dict[str, str]:
         """What is saved with the predictions. They are not continued with another engine or precision."""
-        return {"name": self.name, "precision": ENGINES[self.name].precision}
+        return {"name": self.name, "precision": self.precision}
 
 
 def raise_if_unknown(name: str) -> None:
@@ -113,42 +120,50 @@ def _named(name: str, model: Any, search: Search, say: Callable[[str], None]) ->
         raise UserError(f"the engine {name} {engine.needs}.")
     if reasons := list(engine.function("unsupported")(model, search)):
         raise UserError(f"the engine {name} cannot be used: {_joined(reasons)}. Use --engine hf.")
-    write = engine.function("load")(model, search, precision=engine.precision, say=say)
-    reasons = list(engine.function("differences")(model, search, precision=engine.precision))
+    precision = _precision(engine, model)
+    write = engine.function("load")(model, search, precision=precision, say=say)
+    reasons = list(engine.function("differences")(model, search, precision=precision))
     if reasons:
         say(f"engine {name}: texts may differ from those of hf, because {_joined(reasons)}.")
-    return Loaded(name, write)
+    return Loaded(name, precision, write)
 
 
 def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded:
     problems: list[str] = []
     for name, engine in ENGINES.items():
-        if not engine.automatic:
+        if engine.automatic != model.device.type:
             continue
-        reasons = _reasons_against(engine, model, search)
+        reasons, precision = _reasons_against(engine, model, search), _precision(engine, model)
         if not reasons:
             try:
-                write = engine.function("load")(model, search, precision=engine.precision, say=say)
+                write = engine.function("load")(model, search, precision=precision, say=say)
             except UserError as problem:
                 reasons = [str(problem).rstrip(".")]
             else:
-                say(f"engine {name} {engine.version}, {engine.precision}: on {DEVICES[engine.automatic]} it is faster "
-                    "than hf, and its texts are the same with these settings.")
-                return Loaded(name, write)
+                same = "with these settings" if precision == "fp32" else f"but for rounding in {precision}"
+                say(f"engine {name} {engine.version}, {precision}: on {DEVICES[engine.automatic]} it is faster than "
+                    f"hf, and its texts are the same {same}.")
+                return Loaded(name, precision, write)
         problems.append(f"{name} is not used: {_joined(reasons)}")
     if problems:
         say(f"engine hf; {'; '.join(problems)}.")
-    return Loaded("hf", ENGINES["hf"].function("load")(model, search, precision="fp32", say=say))
+    return Loaded("hf", _precision(ENGINES["hf"], model), ENGINES["hf"].function("load")(model, search, say=say))
 
 
 def _reasons_against(engine: Engine, model: Any, search: Search) -> list[str]:
     """Why ``auto`` does not choose an engine, as clauses."""
-    if model.device.type != engine.automatic:
-        return [f"it is chosen only on {DEVICES[engine.automatic]}"]
     if engine.needs:
         return [f"it {engine.needs}"]
-    differences = engine.function("differences")(model, search, precision=engine.precision)
+    differences = engine.function("differences")(model, search, precision=_precision(engine, model))
     return [*engine.function("unsupported")(model, search), *differences]
+
+
+def _precision(engine: Engine, model: Any) -> str:
+    """The precision in which an engine computes with a model."""
+    if engine.precision:
+        return engine.precision
+    dtype = str(model.dtype).removeprefix("torch.")
+    return next((name for name, known in PRECISIONS.items() if known == dtype), dtype)
 
 
 def _joined(reasons: Sequence[str]) -> str:

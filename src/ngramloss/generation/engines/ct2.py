@@ -29,6 +29,8 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
     kind = model.config.model_type
     if kind not in FAMILIES or not type(model).__module__.startswith("transformers."):
         yield f"it has no models of the kind {kind!r}, only {', '.join(FAMILIES)}"
+    if str(model.dtype) != "torch.float32":
+        yield "it is made of weights in fp32, but generation.precision is another"
     if search.others:
         yield f"it does not know these generation settings of the model: {', '.join(search.others)}"
     if search.last not in (None, search.end):

@@ -15,7 +15,7 @@ Ids = Sequence[int]
 
 
 def load(
-    model: Any, search: Search, *, precision: str, say: Callable[[str], None]
+    model: Any, search: Search, *, precision: str = "", say: Callable[[str], None]
 ) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()

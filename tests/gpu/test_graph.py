@@ -1,0 +1,101 @@
+"""The engine graph on a GPU: the texts of hf, its memory, and nothing left behind."""
+
+import copy
+import gc
+import random
+
+import models
+import pytest
+import torch
+from searches import SOURCES, silent, tiny, with_settings, written
+
+from ngramloss.bench import step
+from ngramloss.generation import engines
+from ngramloss.generation.decoders import DECODERS, difference
+from ngramloss.generation.engines import graph, hf
+from ngramloss.generation.engines.settings import search_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def settings_drawn(seed):
+    choose = random.Random(seed).choice
+    most = choose([2, 6, 12, 20])
+    end = choose([models.EOS, 0, 3, 5, 7, 10, 12])
+    return {"num_beams": choose([1, 2, 3, 4, 5, 6]), "length_penalty": choose([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": choose([0, 2, 3, 4]),
+            "early_stopping": choose([True, False, "never"]), "renormalize_logits": choose([True, None]), "forced_bos_token_id": choose([None, None, 4]),
+            "max_length": most, "min_length": min(most, choose([0, 3, most // 2])), "eos_token_id": end, "forced_eos_token_id": choose([None, end]),
+            "decoder_start_token_id": choose([end, models.PAD, 3])}   # fmt: skip
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_texts_are_those_of_hf_token_for_token(family):
+    model = copy.deepcopy(tiny(family)).cuda()
+    banned = {"bad_words_ids": [[models.PAD]]} if family == "m2m_100" else {}   # to hf, it shifts the positions after it
+    if difference(model) > 1e-3:
+        pytest.skip("this version of transformers computes a whole text otherwise than token by token")
+    for seed in range(40):
+        search = with_settings(model, **settings_drawn(seed), **banned)
+        assert written(graph, model, search) == written(hf, model, search), settings_drawn(seed)
+
+
+def test_auto_is_graph_and_says_so():
+    model, told = copy.deepcopy(tiny("bart")).cuda(), []
+    assert engines.load("auto", model, with_settings(model, num_beams=2), say=told.append).name == "graph"
+    assert told[0].endswith("on a GPU it is faster than hf, and its texts are the same with these settings.")
+    assert engines.load("auto", model.bfloat16(), with_settings(model, num_beams=2), say=told.append).precision == "bf16"
+    assert told[1].endswith("its texts are the same but for rounding in bf16.")
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_samples_and_groups_are_those_of_a_cpu(family):
+    from dataclasses import replace
+
+    model = tiny(family)
+    ends = {"eos_token_id": 7, "decoder_start_token_id": 7}
+    sampled = with_settings(model, do_sample=True, num_return_sequences=3, top_p=0.9, **ends)
+    groups = replace(with_settings(model, num_beams=4, num_return_sequences=4, **ends), groups=2, diversity=0.7)
+    for search in (sampled, groups):
+        assert written(graph, copy.deepcopy(model).cuda(), search) == written(graph, model, search)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_larger_model_in_every_precision(dtype):
+    """Random weights have hypotheses that differ by less than rounding, so in 16 bits only most texts are equal."""
+    model = step.built("small").eval().cuda().to(dtype)
+    model.generation_config.update(num_beams=4, min_length=20, max_length=40, early_stopping=False, no_repeat_ngram_size=3, max_new_tokens=None)
+    V = model.get_output_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randint(4, V, (length,), generator=generator).tolist() for length in range(5, 105, 2)]
+    found, expected = (written(engine, model, search_of(model), sources) for engine in (graph, hf))
+    equal = sum(one == other for one, other in zip(found, expected, strict=True)) / len(sources)
+    assert equal >= (0.95 if dtype == torch.float32 else 0.5)
+
+
+def test_memory_is_at_most_that_of_hf_and_comes_back():
+    model = step.built("bart-base").eval().cuda().bfloat16()
+    model.generation_config.update(num_beams=6, min_length=30, max_length=30, max_new_tokens=None, min_new_tokens=None)
+    search = search_of(model)
+    sources = torch.randint(4, 50_000, (48, 512), generator=torch.Generator().manual_seed(0)).tolist()
+    peaks, before = {}, torch.cuda.memory_allocated()
+    for name, engine in (("hf", hf), ("graph", graph), ("again", graph)):
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        written(engine, model, search, sources)
+        peaks[name] = torch.cuda.max_memory_reserved()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert peaks["graph"] <= peaks["hf"]
+    assert peaks["again"] <= 1.02 * peaks["graph"]
+    assert torch.cuda.memory_allocated() <= before + 2**25   # cuBLAS keeps its workspaces
+
+
+def test_many_shapes_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(graph, "MOST_SHAPES", 2)
+    model = copy.deepcopy(tiny("bart")).cuda()
+    search = with_settings(model, num_beams=3, eos_token_id=7, decoder_start_token_id=7)
+    write = graph.load(model, search, precision="fp32", say=silent)
+    expected = written(hf, model, search)
+    for count in (1, 6, 1, 20, 40, 6):
+        assert write((SOURCES * 7)[:count]) == (expected * 7)[:count]
