@@ -1,10 +1,12 @@
-"""logits or hidden states, with labels → TokenStats. Knows the vocabulary and the device, not n-grams."""
+"""logits or hidden states, with labels → TokenStats; candidates → CandidateStats. Knows no n-grams."""
 
 from ngramloss.stats.backends import BACKENDS as BACKENDS
 from ngramloss.stats.backends import MEMORY as MEMORY
 from ngramloss.stats.backends import chosen_backend as chosen_backend
 from ngramloss.stats.backends import token_stats_from_hidden as token_stats_from_hidden
 from ngramloss.stats.backends import triton_is_installed as triton_is_installed
+from ngramloss.stats.candidate_stats import CandidateStats as CandidateStats
+from ngramloss.stats.candidate_stats import checked_candidates as checked_candidates
 from ngramloss.stats.labels import IGNORE_INDEX as IGNORE_INDEX
 from ngramloss.stats.labels import legal_labels as legal_labels
 from ngramloss.stats.token_stats import LOGITS_ONLY as LOGITS_ONLY
