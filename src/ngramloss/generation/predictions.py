@@ -6,13 +6,11 @@ import dataclasses
 import json
 import os
 import platform
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import heartbeat, recipe
+from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.languages import AUTO
 from ngramloss.data.multilingual import codes
@@ -21,14 +19,15 @@ from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import appended, fingerprint, read_object, whole_rows, write_whole
-from ngramloss.generation import engines
+from ngramloss.files import fingerprint, write_whole
+from ngramloss.generation import engines, shares
 from ngramloss.generation.baselines import baseline_writer
-from ngramloss.generation.batches import Budget, batches, budget_for
+from ngramloss.generation.batches import Budget, budget_for
 from ngramloss.generation.engines.settings import search_of
 from ngramloss.generation.search import Written, decoded, load_model, model_of_run
+from ngramloss.generation.shares import Output, Progress
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
-from ngramloss.run_folder import NAMES, RunFolder, weight_files
+from ngramloss.run_folder import RunFolder, weight_files
 from ngramloss.version import __version__, installed
 
 SEEN = 500
@@ -175,22 +174,8 @@ def write_predictions(
     Returns:
         The path of the predictions.
     """
-    rank = int(os.environ.get("RANK", 0))
-    if RunFolder(folder.parent).recipe.exists() and folder.name in NAMES:
-        raise UserError(f"{folder} is a part of the run {folder.parent} and would be deleted with it. Choose another "
-                        "--out.")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file, but --out needs a folder. It is created if it does not exist.")
-    run = RunFolder(folder)
-    created = rank == 0 and not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with heartbeat.heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
-            return _write_share(work, run, rank, progress, (lambda _: None) if rank else say)
-    except BaseException:
-        if created and not any(folder.iterdir()):   # the error occurred before anything was written
-            folder.rmdir()
-        raise
+    with shares.claimed(folder) as run:
+        return _write_share(work, run, progress, (lambda _: None) if shares.rank() else say)
 
 
 def read_split(work: Job) -> Split:
@@ -202,122 +187,55 @@ def read_split(work: Job) -> Split:
     )
 
 
+def predictions_in(run: RunFolder) -> Output:
+    """Where the predictions of a folder are."""
+    return Output(run, "predictions", "prediction", run.predictions, run.generation)
+
+
 def _write_share(
-    work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None, say: Callable[[str], None]
+    work: Job, run: RunFolder, progress: Progress | None, say: Callable[[str], None]
 ) -> Path:
     """Write this process's share. The first process also writes the common files and merges the shares."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    split = read_split(work)
+    split, output = read_split(work), predictions_in(run)
     examples = split.examples
-    writer = _writer(work, run, say)
-    settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
-                "documents": len(examples), "preset": work.preset,
-                "versions": _versions(writer.settings)}
-    if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
-        settings["task"] = work.task
-    begun = _was_begun(run, settings)
+    writer = _writer(work, output, say)
+    settings = {**writer.settings, **facts_of(work, split), "versions": versions(writer.settings)}
+    begun = shares.was_begun(output, settings)
     if begun and run.predictions.exists():
         return run.predictions
-    if rank == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
+    if shares.rank() == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
         sources = [example.source for example in examples[:LOOKED_AT]]
         for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
             say(note)
-    if processes == 1:
+    if shares.processes() == 1:
         run.tidy()
-    if rank == 0:
+    if shares.rank() == 0:
         if not begun:
             run.seen.unlink(missing_ok=True)   # of other predictions
         write_whole(run.generation, json.dumps(settings, indent=1))
         rows = ({"id": example.id, "reference": list(example.references) or example.target, "document": example.source}
                 for example in examples)
-        write_whole(run.references, "".join(_line(row) for row in rows))
-    share = run.share(rank)
-    write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # removes a line that a kill truncated
-    done = _done_rows(run)
-    mine = [example for example in examples[rank::processes] if example.id not in done]
-    mine.sort(key=lambda example: len(example.source), reverse=True)   # similar lengths together, longest first
-    with appended(share) as file:
-        for batch, texts in batches(mine, writer.ids, writer.write, writer.budget, say=say):
-            pairs = zip(batch, texts, strict=True)
-            file.write("".join(_line(_row(example.id, written)) for example, written in pairs))
-            file.flush()
-            if progress is not None:
-                progress(len(batch), len(mine))
-    if rank == 0:
+        write_whole(run.references, "".join(map(shares.line, rows)))
+    shares.write_share(output, examples, writer.ids, writer.write, _row, writer.budget, progress=progress, say=say)
+    if shares.rank() == 0:
         if writer.look is not None:
             shown = examples[:SEEN]
-            rows = ({"id": example.id, **forced} for example, forced in zip(shown, writer.look(shown), strict=True))
-            write_whole(run.seen, "".join(_line(row) for row in rows))
-        _merge(run, [example.id for example in examples], processes)
+            seen = ({"id": example.id, **forced} for example, forced in zip(shown, writer.look(shown), strict=True))
+            write_whole(run.seen, "".join(map(shares.line, seen)))
+        shares.finish(output, shares.collected(output, [example.id for example in examples]))
     return run.predictions
 
 
-def _merge(run: RunFolder, ids: Sequence[str], processes: int) -> None:
-    """Wait until every document is done, then write all predictions in order.
-
-    Raises:
-        TimeoutError: another process with documents left gives no sign of life.
-    """
-    listeners = {rank: heartbeat.Listener(run.beat(rank)) for rank in range(1, processes)}
-    while len(done := _done_rows(run)) < len(ids):
-        left = Counter(index % processes for index, key in enumerate(ids) if key not in done)
-        dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
-        if dead and len(_done_rows(run)) < len(ids):   # not done since they were counted
-            count = sum(left[rank] for rank in dead)
-            raise TimeoutError(
-                f"process {', '.join(map(str, dead))} of 0 to {processes - 1} gave no sign of life for "
-                f"{heartbeat.SILENCE:g} seconds and has {count} documents left: it ended, or was never started. Run "
-                "the same command again with all processes; documents that are done are kept."
-            )
-        time.sleep(0.5)
-    write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
-    for path in run.shares():
-        path.unlink()
+def facts_of(work: Job, split: Split) -> dict[str, Any]:
+    """What is saved of a job's data."""
+    facts = {"data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
+             "documents": len(split.examples), "preset": work.preset}
+    if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
+        facts["task"] = work.task
+    return facts
 
 
-def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
-    """Whether this job was started in this folder. Raises if another job's files are there."""
-    if not run.has_predictions:
-        return False
-    if not run.generation.exists() and not run.predictions.exists():
-        return False   # another process started before the first one, which writes the settings
-    try:
-        before = read_object(run.generation)
-    except (OSError, UserError):
-        before = {}
-    if "generation" in before:
-        before["engine"] = engines.engine_of(before)
-    if "model" not in before:
-        raise UserError(f"{run.path} has predictions but no valid {run.generation.name} with their settings. Choose "
-                        "another --out, or delete them.")
-    # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
-    same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
-    left_out = {"versions", "model"} if same_weights else {"versions"}
-    changes = [change for key in settings if key not in left_out
-               for change in _differences(key, before.get(key), settings[key])]
-    if changes:
-        raise UserError(f"{run.path} has predictions made with other settings ({'; '.join(changes)}). Choose another "
-                        "--out, or delete them.")
-    return True
-
-
-def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
-    """What differs in a setting, as ``generation.num_beams: 4 → 8``; of nested settings only those that differ."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in {**before, **now}:
-            yield from _differences(f"{name}.{key}", before.get(key), now.get(key))
-    elif before != now:
-        written = ["not set" if value is None else repr(value) for value in (before, now)]
-        yield f"{name}: {written[0]} → {written[1]}"
-
-
-def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """The rows that are already written, by id."""
-    rows = (row for path in run.shares() for row in whole_rows(path))
-    return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
-
-
-def _writer(work: Job, run: RunFolder, say: Callable[[str], None]) -> Writer:
+def _writer(work: Job, output: Output, say: Callable[[str], None]) -> Writer:
     baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is not None:
         return _baseline(work, baseline)
@@ -327,7 +245,7 @@ def _writer(work: Job, run: RunFolder, say: Callable[[str], None]) -> Writer:
     )  # fmt: skip
     _set_search(model, work)
     search = search_of(model, seed=work.sampling.seed if work.sampling.sample else None)
-    engine = engines.load(_engine(work, run, say), model, search, say=say)
+    engine = engines.load(shares.engine_that_began(output, work.engine, say), model, search, say=say)
     data = work.data
     shape = Shape.of(data)
     separator = separator_id(tokenizer, data.separator)
@@ -388,21 +306,6 @@ def _set_search(model: Any, work: Job) -> None:
         config.update(num_return_sequences=sampling.texts)
 
 
-def _engine(work: Job, run: RunFolder, say: Callable[[str], None]) -> str:
-    """The name of the engine; for ``auto``, the one that began the predictions that are in the folder."""
-    if work.engine != engines.AUTO or not run.has_predictions or not run.generation.exists():
-        return work.engine
-    try:
-        before = read_object(run.generation)
-    except UserError:   # is reported when the settings are compared
-        return work.engine
-    name = engines.engine_of(before)["name"]
-    if name in engines.ENGINES:
-        say(f"engine {name}, which began the predictions in {run.path}.")
-        return name
-    return work.engine
-
-
 def _lines(text: str, language: str) -> str:
     """A text with one sentence per line."""
     return "\n".join(sentences(text, language=language))
@@ -428,11 +331,8 @@ def _row(key: str, written: Sequence[Written]) -> dict[str, Any]:
     return {"id": key, "prediction": best.text, **tokens, **candidates}
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def _versions(settings: Mapping[str, Any]) -> dict[str, str]:
+def versions(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of what a job's texts depend on."""
     engine = [engines.ENGINES[settings["engine"]["name"]].package] if "engine" in settings else []
     others = {name: installed(name) for name in ("torch", "transformers", "tokenizers", *engine)}
     own = {"ngramloss": __version__, "python": platform.python_version()}
