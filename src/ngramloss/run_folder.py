@@ -55,6 +55,8 @@ class RunFolder:
     seen = _Part("seen.jsonl")                   # what the objective sees, for some documents
     document_scores = _Part("scores.jsonl")
     scores = _Part("scores.json")
+    about_candidates = _Part("candidates.json")  # which weights wrote the candidates, with which settings
+    candidates = _Part("candidates.jsonl")       # several texts of each source, and what each scores
 
     def share(self, rank: int) -> Path:
         """The file in which one process collects its predictions."""
