@@ -237,3 +237,31 @@ def eaft(p, labels, alpha=1.0, most=None, unit=LOG_20):
 
 def eaft_released(p, labels, alpha=1.0):
     return eaft(p, labels, alpha, most=20, unit=3)
+
+
+def by_gain(gain, length):
+    """Places of the candidates, the best first; those that tie stay in their order, absent ones are left out."""
+    return sorted((k for k in range(len(gain)) if length[k]), key=lambda k: -gain[k])
+
+
+def rank(logp, length, gain, margin=0.001, alpha=2.0):
+    f = [logp[k] / length[k] ** alpha for k in by_gain(gain, length)]
+    total = 0.0 * sum(logp)
+    for d in range(1, len(f)):
+        hinges = [f[i + d] - f[i] + d * margin for i in range(len(f) - d)]
+        total = total + sum((x for x in hinges if x.item() > 0), 0.0) / len(hinges)
+    return total
+
+
+def risk(logp, length, gain, sharpness=0.005):
+    present = by_gain(gain, length)
+    mass = {k: (sharpness * logp[k]).exp() for k in present}
+    return sum((mass[k] / sum(mass.values()) * (1 - gain[k]) for k in present), 0.0 * sum(logp))
+
+
+def prefer(logp, length, gain, beta=0.1, alpha=0.0, margin=0.0):
+    present = by_gain(gain, length)
+    if len(present) < 2:
+        return 0.0 * sum(logp)
+    best, worst = (logp[k] / length[k] ** alpha for k in (present[0], present[-1]))
+    return (1 + (margin - beta * (best - worst)).exp()).log()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
+    from ngramloss.objectives.term import Part
 
 
 def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -33,6 +34,8 @@ def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Te
     For each part, ``gradient/part``: the norm of its weighted gradient with respect to the logits, as a share of the
     sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
+    Parts that read candidates are left out: their gradient does not pass through these logits.
+
     Example:
         >>> from ngramloss import JointLoss
         >>> logits, labels = torch.zeros(1, 4, 9), torch.tensor([[7, 8, 7, 8]])
@@ -41,6 +44,8 @@ def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Te
         {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
          'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
     """
+    if loss_fn.needs_candidates:
+        loss_fn = loss_fn.without_candidates()
     labels = labels.long()                                               # [B, T]
     with torch.no_grad():
         stats = token_stats(logits, labels)
@@ -92,8 +97,8 @@ def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[
     return {f"gradient/{name}": norm / total.clamp_min(torch.finfo(total.dtype).tiny) for name, norm in norms.items()}
 
 
-def raise_unless_finite(stats: TokenStats, labels: Tensor, values: Mapping[str, Tensor]) -> None:
-    """The check of ``check=True``: name the first position or part that is NaN or infinite."""
+def raise_unless_finite(stats: TokenStats, labels: Tensor, parts: Sequence[Part], values: Tensor) -> None:
+    """The check of ``check=True``: name the first position or part that is NaN or infinite. Values are [parts, …]."""
     broken = (labels != IGNORE_INDEX) & ~stats.lse.isfinite()            # [B, T]
     if broken.any():
         row, position = broken.nonzero()[0].tolist()
@@ -102,9 +107,14 @@ def raise_unless_finite(stats: TokenStats, labels: Tensor, values: Mapping[str, 
             f"{stats.lse[row, position].item()}). Look for an overflow before the head: a learning rate that is too "
             "high, fp16 without loss scaling, or a fully masked attention row."
         )
-    for name, value in values.items():
+    for part, shares in zip(parts, values.unbind(), strict=True):
+        value = shares.sum()                                             # []
         if not value.isfinite():
-            raise ValueError(
-                f"{name} is {value.item()} although every log-sum-exp is finite: some logit is -inf. Do not mask out "
-                "tokens that may be labels; with smoothing, do not mask out any token."
-            )
+            cause = _CAUSES[part.reads]
+            raise ValueError(f"{part.name} is {value.item()} although every log-sum-exp is finite: {cause}")
+
+
+_CAUSES = {
+    "tokens": "some logit is -inf. Do not mask out tokens that may be labels; with smoothing, do not mask out any token.",
+    "candidates": "a candidate's log-probability, length or gain is NaN or infinite.",
+}

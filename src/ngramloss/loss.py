@@ -1,4 +1,4 @@
-"""terms, with logits, hidden states or TokenStats, and labels → a differentiable loss, and its parts."""
+"""terms, with logits, hidden states or TokenStats, labels, and candidates → a differentiable loss, and its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from ngramloss.errors import UserError
 from ngramloss.gpu import replay
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import Part, Term, check_names
-from ngramloss.stats import IGNORE_INDEX, LOGITS_ONLY, TokenStats, token_stats, token_stats_from_hidden
+from ngramloss.stats import (
+    IGNORE_INDEX,
+    LOGITS_ONLY,
+    CandidateStats,
+    TokenStats,
+    checked_candidates,
+    token_stats,
+    token_stats_from_hidden,
+)
 
 Count = int | float | Tensor
 _sent: WeakKeyDictionary[JointLoss, dict[tuple[torch.dtype, torch.device], tuple[tuple[float, ...], Tensor]]]
@@ -29,7 +37,9 @@ class JointLoss(torch.nn.Module):
     tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
     A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the
     loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and
-    adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``.
+    adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
+
+    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``.
 
     Args:
         objective: the written form, such as ``"ce + 0.5*matches(2,3,4)"``, or :class:`Term` objects.
@@ -76,16 +86,19 @@ class JointLoss(torch.nn.Module):
     @overload
     def forward(
         self, logits: Tensor, labels: Tensor, *,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[False] = ...,
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
+        return_parts: Literal[False] = ...,
     ) -> Tensor: ...
     @overload
     def forward(
         self, logits: Tensor, labels: Tensor, *,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[True],
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
+        return_parts: Literal[True],
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def forward(
         self, logits: Tensor, labels: Tensor, *,
-        num_tokens: Count | None = None, num_sequences: Count | None = None, return_parts: bool = False,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
+        return_parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
@@ -94,28 +107,34 @@ class JointLoss(torch.nn.Module):
             labels: reference ids, −100 where they do not count. They are not shifted here.
             num_tokens: the denominator of ``ce`` and other terms per token; by default the number of labels that count.
             num_sequences: the denominator of the other terms; by default the number of rows with such a label.
+            candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
             return_parts: also return each part by name, unweighted and detached.
         """
         stats = token_stats(logits, labels, needs=self.needs, check=self.check)
-        loss, parts = self.from_stats(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)
+        loss, parts = self.from_stats(
+            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates
+        )
         return (loss, parts) if return_parts else loss
 
     @overload
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[False] = ...,
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
+        return_parts: Literal[False] = ...,
     ) -> Tensor: ...
     @overload
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., return_parts: Literal[True],
+        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
+        return_parts: Literal[True],
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
-        num_tokens: Count | None = None, num_sequences: Count | None = None, return_parts: bool = False,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
+        return_parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -128,6 +147,7 @@ class JointLoss(torch.nn.Module):
             softcap: bounds the logits by ``softcap·tanh(logits / softcap)``.
             num_tokens: as in :meth:`forward`.
             num_sequences: as in :meth:`forward`.
+            candidates: as in :meth:`forward`.
             return_parts: as in :meth:`forward`.
         """
         self.refuse_terms_of_logits("from_hidden")
@@ -135,11 +155,14 @@ class JointLoss(torch.nn.Module):
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
             backend=self.backend, memory=self.memory,
         )  # fmt: skip
-        loss, parts = self.from_stats(stats, labels, num_tokens=num_tokens, num_sequences=num_sequences)
+        loss, parts = self.from_stats(
+            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates
+        )
         return (loss, parts) if return_parts else loss
 
     def from_stats(
-        self, stats: TokenStats, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None
+        self, stats: TokenStats, labels: Tensor, *,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss from existing statistics. Also returns the parts, unweighted and detached.
 
@@ -153,32 +176,33 @@ class JointLoss(torch.nn.Module):
             "num_sequences": _count("num_sequences", num_sequences, stats.lse),
         }
         if self.reduction == "none":
-            values = self.row_values(stats, labels, **counts)            # [parts, B]
-        elif not self.check and replay.suits(stats):
+            values = self.row_values(stats, labels, candidates=candidates, **counts)   # [parts, B]
+        elif not self.check and not self.needs_candidates and candidates is None and replay.suits(stats):
             return replay.replayed(self, stats, labels, counts)
         else:
-            values = self.values(stats, labels, **counts)                # [parts]
+            values = self.values(stats, labels, candidates=candidates, **counts)   # [parts]
         parts = zip(self.parts, values.detach().unbind(), strict=True)
         return self.weighted(values), {part.name: value for part, value in parts}
 
     def values(
         self, stats: TokenStats, labels: Tensor, *,
-        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
+        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None, candidates: CandidateStats | None = None,
     ) -> Tensor:
         """Each part's value, unweighted, with its gradient, [parts]. Counts are tensors on the same device, []."""
-        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences)
+        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences, candidates)
         return self._checked(each.sum(-1) / divisor + zero.sum(), stats, labels)   # [parts]
 
     def row_values(
         self, stats: TokenStats, labels: Tensor, *,
-        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
+        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None, candidates: CandidateStats | None = None,
     ) -> Tensor:
         """Each row's share of each part's value, unweighted, with its gradient, [parts, B]: :meth:`values` in rows."""
-        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences)
+        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences, candidates)
         return self._checked(each / divisor.unsqueeze(-1) + zero.sum(-1), stats, labels)   # [parts, B]
 
     def _each_row(
-        self, stats: TokenStats, labels: Tensor, num_tokens: Tensor | None, num_sequences: Tensor | None
+        self, stats: TokenStats, labels: Tensor, num_tokens: Tensor | None, num_sequences: Tensor | None,
+        candidates: CandidateStats | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What each part is of each row, [parts, B]; each part's denominator, [parts]; and zeros that carry NaN."""
         real = labels != IGNORE_INDEX                                    # [B, T]
@@ -187,7 +211,8 @@ class JointLoss(torch.nn.Module):
             "token": _divisor(num_tokens, real, stats.lse.dtype),
             "sequence": _divisor(num_sequences, sequence, stats.lse.dtype),
         }
-        each = torch.stack([replay.fastest(part, stats)(stats, labels) for part in self.parts])   # [parts, B]
+        candidates = self._checked_candidates(candidates, labels)
+        each = torch.stack([_of_rows(part, stats, labels, candidates) for part in self.parts])   # [parts, B]
         divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
         # An objective that reads only matched windows would hide a NaN elsewhere, and a gradient scaler must see it.
         zero = (stats.lse.detach() * 0).where(real, 0.0)                 # [B, T]
@@ -195,11 +220,10 @@ class JointLoss(torch.nn.Module):
 
     def _checked(self, values: Tensor, stats: TokenStats, labels: Tensor) -> Tensor:
         """The values, with a graph for ``backward()`` even if no position was read; raises if ``check`` finds NaN."""
-        if not values.requires_grad:
+        if not values.requires_grad or all(part.reads == "candidates" for part in self.parts):
             values = values + stats.lse[:0].sum()
         if self.check:
-            parts = zip(self.parts, values.unbind(), strict=True)
-            diagnostics.raise_unless_finite(stats, labels, {part.name: value.sum() for part, value in parts})
+            diagnostics.raise_unless_finite(stats, labels, self.parts, values)
         return values
 
     def weighted(self, values: Tensor) -> Tensor:
@@ -246,6 +270,36 @@ class JointLoss(torch.nn.Module):
                 tensor.copy_(torch.tensor(weights))
                 _sent[self][place] = weights, tensor
 
+    @property
+    def needs_candidates(self) -> bool:
+        """Whether a term reads candidates."""
+        return any(part.reads == "candidates" for part in self.parts)
+
+    def without_candidates(self) -> JointLoss:
+        """The terms that do not read candidates, with the same options; ``0*ce`` if none is left. For validation."""
+        terms = [term for term in self.terms if term.reads != "candidates"]
+        rest = JointLoss(terms or "0*ce", check=self.check, backend=self.backend, memory=self.memory,
+                         reduction=self.reduction)
+        rest.progress = self.progress
+        return rest
+
+    def _checked_candidates(self, candidates: CandidateStats | None, labels: Tensor) -> CandidateStats | None:
+        """The candidates, if a term reads them. Raises if they are missing, unwanted or of a wrong shape."""
+        if candidates is None and not self.needs_candidates:
+            return None
+        if candidates is None:
+            name = next(part.name for part in self.parts if part.reads == "candidates")
+            raise UserError(f"{name} reads candidates, and there are none: make them with `ngramloss candidates` and "
+                            "name them with `data.candidates`, or pass candidates=CandidateStats(...) to the loss.")
+        if not self.needs_candidates:
+            raise UserError(f"candidates were given, but no term of {str(self)!r} reads them: add rank, risk or "
+                            "prefer to the objective, or leave the candidates out.")
+        candidates = checked_candidates(candidates)
+        if len(candidates.logp) != len(labels):
+            raise UserError(f"candidates must have one row for each row of the labels: got {len(candidates.logp)} rows "
+                            f"of candidates and {len(labels)} of labels.")
+        return candidates
+
     def refuse_terms_of_logits(self, by: str) -> None:
         """Raise if a term needs all logits of a position at once; ``by`` names what has only the hidden states."""
         if self.needs.isdisjoint(LOGITS_ONLY):
@@ -260,6 +314,15 @@ class JointLoss(torch.nn.Module):
     def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""
         return diagnostics.diagnose(self, logits, labels)
+
+
+def _of_rows(part: Part, stats: TokenStats, labels: Tensor, candidates: CandidateStats | None) -> Tensor:
+    """The part's value of each row, [B]. A part that reads candidates is NaN if any number of one of them is."""
+    if part.reads == "tokens":
+        return replay.fastest(part, stats)(stats, labels)
+    assert candidates is not None
+    broken = candidates.logp.isnan() | candidates.length.isnan() | candidates.gain.isnan()   # [B, K]
+    return (part.function(candidates) + torch.where(broken.any(-1), float("nan"), 0.0)).to(stats.lse.dtype)
 
 
 def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:

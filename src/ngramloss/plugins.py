@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -108,8 +109,21 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
                             f"{type(error).__name__}: {error}. Fix or uninstall that package.") from error
 
 
+@dataclass(frozen=True)
+class LazyFunction:
+    """The function that ``module:name`` refers to, imported when it is first called."""
+
+    path: str
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Import the function and call it."""
+        return load_function(self.path)(*args, **options)
+
+
 def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function itself, or the one that ``module:name`` refers to."""
+    if isinstance(function, LazyFunction):
+        function = function.path
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")

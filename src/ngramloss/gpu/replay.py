@@ -120,8 +120,9 @@ class _Program:
         with torch.enable_grad():
             floats = {name: inputs[name].detach().requires_grad_() for name in names}
             stats = TokenStats(best_token=inputs["best_token"], **floats)
-            counts = {name: inputs.get(name) for name in ("num_tokens", "num_sequences")}
-            values = loss_fn.values(stats, inputs["labels"], **counts)   # [parts]
+            values = loss_fn.values(
+                stats, inputs["labels"], num_tokens=inputs.get("num_tokens"), num_sequences=inputs.get("num_sequences")
+            )                                                            # [parts]
             loss = loss_fn.weighted(values)                              # []
             slopes = torch.autograd.grad(loss, list(floats.values()), materialize_grads=True)
         return [loss.detach(), values.detach(), *slopes]

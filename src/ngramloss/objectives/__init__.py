@@ -1,4 +1,4 @@
-"""TokenStats and labels → one value per sequence. Depends on n-grams, not on the vocabulary, device or model."""
+"""TokenStats and labels, or CandidateStats → one value per sequence. Knows no vocabulary, device or model."""
 
 from ngramloss.objectives.parser import parse as parse
 from ngramloss.objectives.registry import OBJECTIVES as OBJECTIVES

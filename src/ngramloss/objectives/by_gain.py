@@ -16,7 +16,7 @@ class Ranked(NamedTuple):
     """f = logp / length^alpha, with gradient, [B, K]."""
     order: Tensor
     """The place of each candidate in the statistics, [B, K]."""
-    count: Tensor
+    number: Tensor
     """How many candidates a row has, [B]."""
 
 
@@ -27,7 +27,7 @@ def ranked(stats: CandidateStats, *, alpha: float) -> Ranked:
         >>> import torch
         >>> logp, length = torch.tensor([[-4.0, -9.0, -6.0]]), torch.tensor([[2, 3, 0]])
         >>> ranked(CandidateStats(logp, length, torch.tensor([[0.1, 0.7, 0.9]])), alpha=2)
-        Ranked(score=tensor([[-1., -1., 0.]]), order=tensor([[1, 0, 2]]), count=tensor([2]))
+        Ranked(score=tensor([[-1., -1., 0.]]), order=tensor([[1, 0, 2]]), number=tensor([2]))
     """
     given = checked_candidates(stats)
     score = given.logp / given.length.where(given.present, 1.0) ** alpha   # [B, K]

@@ -39,8 +39,8 @@ def prefer(stats: CandidateStats, *, beta: float = 0.1, alpha: float = 0.0, marg
         >>> prefer(CandidateStats(logp, torch.tensor([[3, 3]]), gain), beta=0.5).neg().exp()   # the sigmoid of −1
         tensor([0.2689])
     """
-    score, _, count = ranked(stats, alpha=alpha)                         # [B, K], [B]
+    score, _, number = ranked(stats, alpha=alpha)                        # [B, K], [B]
     place = torch.arange(score.shape[-1], device=score.device)           # [K]
     best = score[:, :1].sum(-1)                                          # [B]
-    worst = score.where(place == count.unsqueeze(-1) - 1, 0.0).sum(-1)   # [B]
-    return -F.logsigmoid(beta * (best - worst) - margin).where(count > 1, 0.0)   # [B]
+    worst = score.where(place == number.unsqueeze(-1) - 1, 0.0).sum(-1)   # [B]
+    return (-F.logsigmoid(beta * (best - worst) - margin)).where(number > 1, 0.0)   # [B]

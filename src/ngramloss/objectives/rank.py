@@ -43,10 +43,10 @@ def rank(stats: CandidateStats, *, margin: float = 0.001, alpha: float = 2.0) ->
 
 def costs(stats: CandidateStats, *, margin: float = 0.001, alpha: float = 2.0) -> Tensor:
     """What the pair of the i-th and j-th best candidate adds, 0 if i ≥ j or one is absent, [B, K, K]."""
-    score, _, count = ranked(stats, alpha=alpha)                         # [B, K], [B]
+    score, _, number = ranked(stats, alpha=alpha)                        # [B, K], [B]
     place = torch.arange(score.shape[-1], device=score.device)           # [K]
     distance = place - place.unsqueeze(-1)                               # [K, K]
     too_high = score.unsqueeze(-2) - score.unsqueeze(-1) + distance.to(score) * margin   # [B, K, K]
-    pairs = (count[:, None, None] - distance).clamp_min(1)               # [B, K, K]
-    pair = (distance > 0) & (place < count[:, None, None])               # [B, K, K]
+    pairs = (number[:, None, None] - distance).clamp_min(1)              # [B, K, K]
+    pair = (distance > 0) & (place < number[:, None, None])              # [B, K, K]
     return (too_high.relu() / pairs).where(pair, 0.0)                    # [B, K, K]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from ngramloss.plugins import Registry, first_doc_line, load_function
+from ngramloss.errors import UserError
+from ngramloss.plugins import LazyFunction, Registry, first_doc_line, load_function
 from ngramloss.settings import Setting
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ class Objective:
     """One formula, and the ways to write it."""
 
     function: str | Formula
-    """A function ``(stats, labels, *, n) → [B]``, or ``module:name``. It has no ``n`` if ``least_n`` is None."""
+    """A function ``(stats, labels, *, n) → [B]``, or ``module:name``. It has no ``n`` if ``least_n`` is None. If it
+    ``reads`` candidates, it is ``(stats) → [B]``. An entry turns ``module:name`` into a function that imports it."""
     variants: Mapping[str, str | Formula] = field(default_factory=dict)
     """Name → another function with the same arguments, written after a colon: ``bag(2):original``."""
     least_n: int | None = 1
@@ -39,11 +42,22 @@ class Objective:
     """Variant → the optional statistics that it reads instead, where they differ."""
     per: Literal["sequence", "token"] = "sequence"
     """Whether the joint loss divides the sum over the batch by the number of sequences or of tokens."""
+    reads: Literal["tokens", "candidates"] = "tokens"
+    """Whether the formula reads TokenStats and labels, or CandidateStats. Candidates have no n."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Variant, or "" for the formula itself → ``module:name`` of a kernel that computes the same on a GPU. A kernel
     takes the arguments of the function; its ``serves(stats, n=n)`` says whether it can be used."""
     about: Mapping[str, str] = field(default_factory=dict)
     """Variant, or "" for the formula itself → a description; by default the first line of the function's docstring."""
+
+    def __post_init__(self) -> None:
+        if self.reads not in ("tokens", "candidates"):
+            raise UserError(f"an objective reads 'tokens' or 'candidates', got {self.reads!r}.")
+        if self.reads == "candidates" and (self.least_n is not None or self.per != "sequence" or self.needs):
+            raise UserError("an objective that reads candidates has no n, no statistics of tokens, and one value a "
+                            "sequence: give least_n=None, and neither `needs` nor per='token'.")
+        object.__setattr__(self, "function", _callable(self.function))
+        object.__setattr__(self, "variants", {name: _callable(function) for name, function in self.variants.items()})
 
     def formula(self, variant: str | None = None) -> Formula:
         """The function; imported if the entry gives ``module:name``."""
@@ -55,10 +69,18 @@ class Objective:
         return written if written is not None else first_doc_line(self.formula(variant))
 
 
+def _callable(function: str | Formula) -> Formula:
+    return LazyFunction(function) if isinstance(function, str) else function
+
+
 MOST_N = 1024
 """The largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient."""
 
 ONE_TOKEN = "a reward for single tokens repeats what cross-entropy does. Use matches(1), or raise n."
+
+_length_exponent = partial(
+    Setting, kind=float, least=0, most=4, help="exponent of the length that divides a log-probability"
+)
 
 _FORMULAS, _KERNELS = "ngramloss.objectives", "ngramloss.gpu.kernels"
 
@@ -163,6 +185,28 @@ _BUILTIN = {
             "": "Cross-entropy in which a position counts more the less certain the model is there.",
             "released": "As eaft, but with the entropy of the 20 most probable tokens. Only from logits.",
         },
+    ),
+    "rank": Objective(
+        f"{_FORMULAS}.rank:rank", least_n=None, reads="candidates",
+        options={
+            "margin": Setting(0.001, least=0, most=1000, help="how much higher a candidate should score than the next"),
+            "alpha": _length_exponent(2.0),
+        },
+        about={"": "BRIO: penalty where a worse candidate scores as high as a better one. Reads candidates."},
+    ),
+    "risk": Objective(
+        f"{_FORMULAS}.risk:risk", least_n=None, reads="candidates",
+        options={"sharpness": Setting(0.005, least=0, most=1000, help="exponent of the candidates' probabilities")},
+        about={"": "Minimum risk training: one minus the expected gain of the candidates. Reads candidates."},
+    ),
+    "prefer": Objective(
+        f"{_FORMULAS}.prefer:prefer", least_n=None, reads="candidates",
+        options={
+            "beta": Setting(0.1, above=0, most=1000, help="how much a difference of scores counts"),
+            "alpha": _length_exponent(0.0),
+            "margin": Setting(0.0, least=0, most=1000, help="by how much beta times the difference should exceed 0"),
+        },
+        about={"": "CPO, SimPO: contrast of the best candidate with the worst one. Reads candidates."},
     ),
 }
 

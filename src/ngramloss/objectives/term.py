@@ -26,13 +26,15 @@ class Part:
 
     name: str
     function: Callable[..., Tensor]
-    """``(stats, labels) → [B]``."""
+    """``(stats, labels) → [B]``, or ``(candidates) → [B]`` if it reads candidates."""
     weight: float
     per: Literal["sequence", "token"]
     kernel: str = ""
     """``module:name`` of a kernel that computes the same on a GPU, if there is one."""
     schedule: Schedule | None = None
     """How the weight depends on the progress of training, if it does."""
+    reads: Literal["tokens", "candidates"] = "tokens"
+    """Whether the function takes TokenStats and labels, or CandidateStats."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ class Term:
                                if value and name in spec.option_needs)}
 
     @property
+    def reads(self) -> Literal["tokens", "candidates"]:
+        """Whether its formula reads TokenStats and labels, or CandidateStats."""
+        return OBJECTIVES.entry(self.name).reads
+
+    @property
     def names(self) -> list[str]:
         """The names of its parts."""
         spec = OBJECTIVES.entry(self.name)
@@ -92,7 +99,8 @@ class Term:
         spec = OBJECTIVES.entry(self.name)
         function = partial(spec.formula(self.variant), **self.options)
         if spec.least_n is None:
-            return [Part(self._unweighted(()), function, self.weight, spec.per, schedule=self.schedule)]
+            name = self._unweighted(())
+            return [Part(name, function, self.weight, spec.per, schedule=self.schedule, reads=spec.reads)]
         if spec.joint:
             joint = partial(function, n=self.n)
             return [Part(self._unweighted(self.n), joint, self.weight, spec.per, schedule=self.schedule)]
