@@ -1,17 +1,31 @@
 """Training on candidates: scored beside the reference, each source read once, however a step is split."""
 
 import copy
+import functools
+import json
+import os
+from pathlib import Path
 
+import datasets
 import models
+import numpy as np
 import pytest
+import test_trainer
 import torch
+from forks import fork_ranks
+from hypothesis import given
+from hypothesis import strategies as st
 from models import DECODER_ONLY, ENCODER_DECODER, batch, tiny
+from test_steps import WithoutGraphs, moved
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ngramloss import JointLoss, attach, compute_loss_func, detach, last_parts
+from ngramloss import JointLoss, NgramTrainer, attach, compute_loss_func, detach, last_parts
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, last_call, logits_of
+from ngramloss.hf.batches import Padder, Steps
+from ngramloss.hf.plan import Grid, Plan, Size, fitted_grid
+from ngramloss.hf.planned import PlannedSteps, _lengths
 from ngramloss.stats import CandidateStats, head
 
 RANK = "ce + 10*rank(margin=0.01,alpha=1) + risk + prefer"
@@ -249,3 +263,209 @@ def test_decoder_inputs_are_made_for_rows_without_labels(family):
     made = decoder_inputs(tiny(family), labels)
     assert_close(made[:1], decoder_inputs(tiny(family), labels[:1]))
     assert made.min() >= 0
+
+
+# Batches and plans
+
+
+def rows(count, seed=1, most=3):
+    """Rows with up to so many candidates; some have none."""
+    source = torch.Generator().manual_seed(seed + 100)
+
+    def number(least, below):
+        return int(torch.randint(least, below, (1,), generator=source))
+
+    made = test_trainer.rows(count, seed=seed)
+    for row in made:
+        K = number(0, most + 1)
+        row["candidates"] = [torch.randint(4, models.V, (number(1, 11),), generator=source).tolist() for _ in range(K)]
+        row["gains"] = torch.rand(K, generator=source).tolist()
+    return made
+
+
+SOME = [
+    {"input_ids": [5, 6, 7], "labels": [8, 9], "candidates": [[4], np.array([6, 7, 2], np.int32)], "gains": [0.25, 0.5]},
+    {"input_ids": [4], "labels": [3, 2], "candidates": [], "gains": np.zeros(0, np.float32)},
+]
+
+
+def test_a_batch_has_candidates_their_decoder_inputs_and_gains():
+    made = Padder(1, moved)(SOME)
+    assert made["labels"].tolist() == [[8, 9, -100], [3, 2, -100]]
+    assert made["candidates"].tolist() == [[[4, -100, -100], [6, 7, 2]], [[-100] * 3] * 2]
+    assert made["candidate_inputs"].tolist()[0] == [[99, 4, 1], [99, 6, 7]]
+    assert made["gains"].tolist() == [[0.25, 0.5], [0, 0]]
+    assert made["gains"].dtype == torch.float32
+    filled = Padder(1, moved)(SOME, Size(3, 4, 6, texts=5))
+    assert filled["candidates"].shape == filled["candidate_inputs"].shape == (3, 4, 6)
+    assert filled["gains"].shape == (3, 4)
+    assert (filled["candidates"] != -100).sum(-1).tolist() == [[1, 3, 0, 0], [0] * 4, [0] * 4]
+
+
+def test_a_batch_without_any_candidate_has_room_for_one_and_others_have_no_key():
+    assert Padder(1, moved)(SOME[1:])["candidates"].tolist() == [[[-100, -100]]]
+    assert Padder(1, moved)([], Size(2, 3, 4, texts=3))["candidates"].shape == (2, 2, 4)
+    assert "candidates" not in Padder(1, moved)([{"input_ids": [4], "labels": [3]}])
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=40),
+       st.integers(1, 50), st.one_of(st.none(), st.integers(1, 900)), st.booleans())
+def test_a_plan_counts_every_text_of_a_source(examples, most_rows, max_tokens, on_grid):
+    sources, targets, texts = (np.array(column) for column in zip(*examples, strict=True))
+    numbers = list(range(len(examples)))
+    grid = fitted_grid(sources, targets, [numbers], texts=max(texts.max(), 2)) if on_grid else None
+    plan = Plan(sources, targets, most_rows, max_tokens, grid, texts)
+    cut = plan.cut(numbers)
+    assert sorted(row for micro in cut for row in micro.rows) == numbers
+    for micro in cut:
+        own = micro.rows
+        room = max(2, texts[own].max())
+        size = micro.size or Size(len(own), sources[own].max(), targets[own].max(), room)
+        assert size.texts >= room
+        assert size.tokens == size.rows * (size.source + size.texts * size.target)
+        assert max_tokens is None or size.tokens <= max_tokens or len(own) == 1
+        assert grid is None or size in plan.sizes(len(examples))
+    assert 0 <= plan.padding([numbers]) < 1
+
+
+def test_more_candidates_make_smaller_micro_batches():
+    sources, targets = np.full(12, 40), np.full(12, 10)
+    sizes = [[len(micro.rows) for micro in Plan(sources, targets, 12, 600, grid, texts).cut(range(12))]
+             for texts, grid in ((None, None), (np.full(12, 17), None), (np.full(12, 17), Grid((40,), (10,), 17)))]
+    assert sizes == [[12], [2] * 6, [2] * 6]
+
+
+def test_a_process_without_rows_has_a_micro_batch_with_candidates():
+    sources, targets, texts = np.array([3, 1]), np.array([3, 2]), np.array([3, 1])
+    for limit in (None, 50):
+        steps = Steps(SOME, Plan(sources, targets, 4, limit, None, texts), Padder(1, moved), counted=np.array([2, 2]), process=2, processes=3)
+        (made,) = steps.__getitems__([0, 1]).batches
+        assert made["candidates"].shape == (1, 1, 1)
+
+
+def test_lengths_are_read_from_rows_that_do_not_know_them():
+    assert [None if column is None else column.tolist() for column in _lengths(SOME)] == [[3, 1], [3, 2], [3, 1], [2, 2]]
+    assert _lengths([{"input_ids": [4], "labels": [3]}]).texts is None
+
+
+# Steps
+
+OBJECTIVE = "ce + matches(2) + 10*rank(margin=0.1,alpha=1) + 0.5*prefer(beta=1)"
+TERMS = ("loss", "ce", "matches(2)", "rank(margin=0.1,alpha=1)", "prefer(beta=1)", "grad_norm")
+
+
+def trained(folder, *, planned=None, data=22, family="bart", **changes):
+    """A training on rows with candidates; validation has none."""
+    torch.manual_seed(0)
+    model = ENCODER_DECODER[family]()
+    trainer = NgramTrainer(
+        model, test_trainer.arguments(folder, **changes), objective=OBJECTIVE, max_tokens=planned,
+        train_dataset=rows(data) if isinstance(data, int) else data, eval_dataset=test_trainer.rows(7, seed=2),
+        data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)),
+    )
+    trainer.train()
+    return trainer
+
+
+def assert_same_training(one, other):
+    weights, log = one if isinstance(one, tuple) else (one.model.state_dict(), one.state.log_history)
+    test_trainer.assert_same_weights(weights, other.model.state_dict())
+    for here, there in zip(log, other.state.log_history, strict=True):
+        for name in (*TERMS, "eval_loss", "eval_ce", "eval_matches(2)"):
+            assert here.get(name) == pytest.approx(there.get(name), abs=2e-4), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Training with batches of 8 in one piece."""
+    return trained(tmp_path_factory.mktemp("whole"), train_sampling_strategy="group_by_length", eval_strategy="epoch")
+
+
+SPLITS = [(4, 2, None), (1, 8, None), (8, 1, 0), (4, 2, 0), (8, 1, 120), (2, 4, 1), (4, 2, 10**6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows_", "accumulate", "planned"), SPLITS)
+def test_any_split_of_a_step_ends_at_the_same_weights(tmp_path, whole, rows_, accumulate, planned):
+    got = trained(tmp_path, planned=planned, per_device_train_batch_size=rows_, gradient_accumulation_steps=accumulate,
+                  train_sampling_strategy="group_by_length", eval_strategy="epoch")
+    assert_same_training(got, whole)
+
+
+@pytest.mark.slow
+def test_the_log_has_every_term_and_validation_those_without_candidates(whole):
+    first, last = whole.state.log_history[0], [line for line in whole.state.log_history if "eval_loss" in line][-1]
+    assert set(TERMS) <= first.keys()
+    assert first["loss"] == pytest.approx(first["ce"] + first["matches(2)"] + 10 * first[TERMS[3]] + 0.5 * first[TERMS[4]], abs=1e-4)
+    assert first[TERMS[3]] > 0
+    assert {"gradient/ce", "matched/2"} <= first.keys()
+    assert last["eval_loss"] == pytest.approx(last["eval_ce"] + last["eval_matches(2)"])
+    assert not any("rank" in name or "prefer" in name for name in last)
+
+
+@pytest.mark.slow
+def test_what_surrounds_a_graph_trains_on_candidates_like_an_eager_step(tmp_path, monkeypatch):
+    settings = {"train_sampling_strategy": "group_by_length", "max_grad_norm": 0.5, "planned": 150}
+    eager = trained(tmp_path / "eager", **settings)
+    monkeypatch.setattr("ngramloss.hf.planned.CapturedStep", WithoutGraphs)
+    monkeypatch.setattr(PlannedSteps, "_raise_unless_capturable", lambda self: None)
+    captured = trained(tmp_path / "captured", **settings)
+    assert captured.planned.captured is not None
+    assert_same_training(captured, eager)
+
+
+@pytest.mark.slow
+def test_evaluation_on_rows_with_candidates_has_their_terms_too(tmp_path):
+    trainer = trained(tmp_path, max_steps=1)
+    with_candidates, without = trainer.evaluate(rows(7, seed=2)), trainer.evaluate()
+    rank = f"eval_{TERMS[3]}"
+    assert with_candidates[rank] > 0
+    assert with_candidates["eval_ce"] == pytest.approx(without["eval_ce"], abs=1e-5)
+    assert with_candidates["eval_loss"] > without["eval_loss"]
+    assert rank not in without
+
+
+@pytest.mark.slow
+def test_columns_with_candidates_are_used(tmp_path):
+    made = trained(tmp_path, data=datasets.Dataset.from_list(rows(8)), max_steps=1)
+    assert made.state.log_history[0][TERMS[3]] > 0
+
+
+@pytest.mark.slow
+def test_generating_from_rows_with_candidates_is_refused(tmp_path):
+    model = test_trainer.tiny()
+    trainer = NgramTrainer(
+        model, test_trainer.arguments(tmp_path, predict_with_generate=True), objective=OBJECTIVE, eval_dataset=rows(4),
+        data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)), compute_metrics=test_trainer.row_count,
+    )
+    with pytest.raises(UserError, match="Leave them out of the rows for evaluation"):
+        trainer.evaluate()
+
+
+WORKER = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import torch
+import test_candidate_training as t
+from torch.distributed.tensor import DTensor
+folder = sys.argv[1]
+trainer = t.trained(folder, **json.loads(sys.argv[2]))
+weights = {{name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in trainer.model.state_dict().items()}}
+if trainer.args.process_index == 0:
+    torch.save(weights, folder + "/weights.pt")
+    json.dump(trainer.state.log_history, open(folder + "/log.json", "w"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [
+    {}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, {"planned": 0}, {"planned": 100},
+    {"fsdp": True, "fsdp_config": {"version": 2}},
+], ids=str)
+def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, settings):
+    """22 rows: the last round of an epoch is filled with repeated rows, whose candidates must count for nothing."""
+    settings = {"per_device_train_batch_size": 4, "train_sampling_strategy": "group_by_length", "eval_strategy": "epoch"} | settings
+    program = WORKER.format(tests=str(Path(__file__).parent))
+    codes, err = fork_ranks(program, [str(tmp_path), json.dumps(settings)], environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert codes == [0, 0], err[-3000:]
+    assert_same_training((torch.load(tmp_path / "weights.pt"), json.loads((tmp_path / "log.json").read_text())), whole)
