@@ -4,6 +4,9 @@ import copy
 import functools
 import json
 import os
+import pickle
+import shutil
+import signal
 from pathlib import Path
 
 import datasets
@@ -11,16 +14,23 @@ import models
 import numpy as np
 import pytest
 import test_trainer
+import tiny_tokenizers
 import torch
-from forks import fork_ranks
+from forks import fork, fork_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from models import DECODER_ONLY, ENCODER_DECODER, batch, tiny
+from safetensors.torch import load_file
+from test_runner import SABOTAGE, TRAIN
 from test_steps import WithoutGraphs, moved
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ngramloss import JointLoss, NgramTrainer, attach, compute_loss_func, detach, last_parts
+from ngramloss import JointLoss, NgramTrainer, attach, cli, compute_loss_func, detach, last_parts, recipe
+from ngramloss.data import Example, candidate_tokens, newswire
+from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
+from ngramloss.data.candidates import Candidates, read_candidates
+from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, last_call, logits_of
 from ngramloss.hf.batches import Padder, Steps
@@ -469,3 +479,246 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, settings):
     codes, err = fork_ranks(program, [str(tmp_path), json.dumps(settings)], environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert codes == [0, 0], err[-3000:]
     assert_same_training((torch.load(tmp_path / "weights.pt"), json.loads((tmp_path / "log.json").read_text())), whole)
+
+
+# Data
+
+EXAMPLES = [Example(name, f"Source {name}. It is here.", f"Reference {name} is here.") for name in ("a", "b", "c", "d")]
+FOUND = Candidates({
+    "a": (("One dog", "One dog ran home quickly, slept there, and was awake until it was dark"), (0.5, 0.25)),
+    "d": (("Rain in the park",), (1.0,)),
+    "elsewhere": (("Wind",), (0.0,)),
+    "c": (("Cats", "Dogs", "Birds and cats and dogs"), (0.1, 0.2, 0.3)),
+}, "f" * 16)
+
+
+def prepared(folder, *, said=(), max_target=64, found=FOUND, tokenizer=None):
+    tokenizer = tiny_tokenizers.ours() if tokenizer is None else tokenizer
+    say = said.append if isinstance(said, list) else lambda _: None
+    return tokenise_candidates(EXAMPLES, "e" * 16, found, tokenizer, Shape(max_target=max_target), cache=folder, say=say)
+
+
+@pytest.mark.parametrize("family", tiny_tokenizers.FAMILIES)
+def test_candidates_are_tokenised_like_targets_and_found_by_id(tmp_path, family):
+    tokenizer = tiny_tokenizers.FAMILIES[family]()
+    made = prepared(tmp_path, tokenizer=tokenizer)
+    for row, example in enumerate(EXAMPLES):
+        texts, gains = FOUND.rows.get(example.id, ((), ()))
+        expected = tokenizer(text_target=list(texts))["input_ids"] if texts else []
+        assert [ids.tolist() for ids in made[row][0]] == expected
+        assert made[row][1].tolist() == pytest.approx(gains)
+    assert made.counts.tolist() == [2, 0, 3, 1]
+    assert made.longest.tolist() == [max((len(ids) for ids in made[row][0]), default=0) for row in range(4)]
+
+
+def test_an_example_comes_with_its_candidates(tmp_path):
+    tokens = tokenise(EXAMPLES, "e" * 16, tiny_tokenizers.ours(), Shape(), cache=tmp_path)
+    made = WithCandidates(tokens, prepared(tmp_path))
+    assert len(made) == 4
+    assert list(made[0]) == ["input_ids", "labels", "candidates", "gains"]
+    assert made[-1]["gains"].tolist() == made[3]["gains"].tolist() == [1.0]
+    with pytest.raises(IndexError):
+        made[4]
+    assert made.texts.tolist() == [3, 1, 4, 2]
+    assert made.lengths.tolist() == tokens.lengths.tolist()
+    assert made.label_lengths.tolist() == [len(tokens[row]["labels"]) for row in range(4)]
+    assert made.target_lengths.tolist() == [max(map(len, [made[row]["labels"], *made[row]["candidates"]])) for row in range(4)]
+    assert made.target_lengths[0] > made.label_lengths[0]
+    again = pickle.loads(pickle.dumps(made))
+    assert [ids.tolist() for ids in again[2]["candidates"]] == [ids.tolist() for ids in made[2]["candidates"]]
+    assert [column.tolist() for column in _lengths(made)] == [
+        column.tolist() for column in (made.lengths, made.target_lengths, made.texts, made.label_lengths)]
+    with pytest.raises(ValueError, match="lengths differ: 4 examples, candidates of 3"):
+        WithCandidates(tokens, tokenise_candidates(EXAMPLES[:3], "x", FOUND, tiny_tokenizers.ours(), Shape(), cache=tmp_path))
+
+
+def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_path):
+    said = []
+    prepared(tmp_path, said=said)
+    assert said == ["1 of 4 training examples have no candidates; only the other terms of the objective train on them."]
+    tokenizer = tiny_tokenizers.ours()
+    lengths = [len(ids) for texts, _ in (FOUND.rows[key] for key in "acd") for ids in tokenizer(text_target=list(texts))["input_ids"]]
+    limit = sorted(lengths)[-2]   # one is as long as the limit, which is not cut
+    for _ in range(2):   # from the cache, too
+        said.clear()
+        made = prepared(tmp_path, said=said, max_target=limit)
+        assert said[1:] == [f"1 of 6 candidates are longer than data.max_target = {limit} tokens and were cut."]
+        assert made.longest.max() == limit
+
+
+def test_the_same_candidates_are_tokenised_once_and_others_apart(tmp_path, monkeypatch):
+    folders = [prepared(tmp_path).folder]
+    monkeypatch.setattr(candidate_tokens, "targets", None)
+    folders.append(prepared(tmp_path).folder)
+    monkeypatch.undo()
+    folders += [prepared(tmp_path, found=FOUND._replace(fingerprint="0" * 16)).folder, prepared(tmp_path, max_target=5).folder]
+    assert folders[0] == folders[1]
+    assert len(set(folders)) == 3
+
+
+@pytest.mark.parametrize("part", [1, 3])
+def test_candidates_in_parts_are_those_in_one_piece(tmp_path, monkeypatch, part):
+    """A part may have no candidate at all."""
+    whole_ = prepared(tmp_path / "whole")
+    monkeypatch.setattr("ngramloss.data.tokens.PART", part)
+    made = prepared(tmp_path / "parts")
+    assert made.counts.tolist() == whole_.counts.tolist()
+    for row in range(4):
+        assert [ids.tolist() for ids in made[row][0]] == [ids.tolist() for ids in whole_[row][0]]
+        assert made[row][1].tolist() == whole_[row][1].tolist()
+
+
+def test_candidates_of_other_data_are_refused(tmp_path):
+    found = FOUND._replace(rows={"7": (("One",), (0.5,))})
+    with pytest.raises(UserError, match="none of the 4 training examples has candidates: their ids are like 'a', those of the candidates like '7'"):
+        prepared(tmp_path, found=found)
+
+
+# Runs
+
+RECIPE = """
+objective = "ce + 10*rank(margin=0.001,alpha=2)"
+[data]
+name = "{data}"
+candidates = "{candidates}"
+max_source = 96
+max_target = 32
+[model]
+name = "scratch"
+width = 16
+encoder_layers = 1
+decoder_layers = 1
+heads = 2
+feed_forward = 32
+vocabulary = 400
+[train]
+max_steps = 24
+batch_size = 4
+accumulate = 2
+learning_rate = 1e-2
+warmup_steps = 4
+log_every = 4
+eval_every = 12
+save_every = 8
+[generation]
+num_beams = 1
+max_length = 32
+"""
+RANK_TERM = "rank(margin=0.001,alpha=2)"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with data, candidates written by hand and a recipe: the better a candidate, the more of the reference it has."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "data").mkdir()
+    for split, count in (("train", 40), ("validation", 8)):
+        items = newswire.items(split, count)
+        write_lines(folder / "data" / f"{split}.jsonl", [{"id": f"{split}-{index}", "document": item.document, "summary": item.summary}
+                                                         for index, item in enumerate(items)])
+    (folder / "compared").mkdir()
+    write_lines(folder / "compared" / "candidates.jsonl", [made_up(index, item) for index, item in enumerate(newswire.items("train", 40)) if index != 7])
+    (folder / "tiny.toml").write_text(RECIPE.format(data=folder / "data", candidates=folder / "compared"))
+    return folder
+
+
+def made_up(index, item):
+    words = item.summary.split()
+    better = [item.summary, " ".join(words[::-1]), " ".join(words[: len(words) // 2] * 2), "zzz " * len(words)]
+    kept = better[: 2 + index % 3]   # two, three or four of them
+    return {"id": f"train-{index}", "candidates": kept[::-1], "gains": [round(1 / (1 + place), 3) for place in range(len(kept))][::-1]}
+
+
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def run_train(place, run, *more, sabotage=None):
+    arguments = ["train", str(place / "tiny.toml"), "--run", str(run), *more]
+    program = (SABOTAGE, [sabotage, *arguments]) if sabotage else (TRAIN, arguments)
+    process = fork(*program, environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    _, err = process.communicate(timeout=300)
+    return process.returncode, err
+
+
+@pytest.fixture(scope="module")
+def finished(place, own_cache):
+    code, err = run_train(place, place / "run")
+    assert code == 0, err[-2000:]
+    return place / "run", err
+
+
+@pytest.mark.slow
+def test_a_run_learns_the_order_of_candidates(place, finished):
+    run, err = finished
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    rank = [line[RANK_TERM] for line in lines if RANK_TERM in line]
+    assert rank[-1] < 0.5 * rank[0]
+    evaluated = [line for line in lines if "eval_ce" in line]
+    assert evaluated
+    assert all(line["eval_loss"] == line["eval_ce"] and f"eval_{RANK_TERM}" not in line for line in evaluated)
+    assert "1 of 40 training examples have no candidates" in err
+    card = (run / "card.md").read_text()
+    fingerprint = read_candidates(place / "compared").fingerprint
+    assert f"candidates of 39 training examples, from `{place / 'compared'}`, fingerprint `{fingerprint}`." in card
+    assert recipe.load(str(run / "recipe.toml")).data.candidates == str(place / "compared")
+
+
+@pytest.mark.slow
+def test_a_run_stopped_and_continued_is_that_of_one_go(place, finished):
+    run = place / "stopped"
+    code, _ = run_train(place, run, sabotage="sealed:8")
+    assert code == -signal.SIGKILL
+    assert not (run / "model").exists()
+    code, err = run_train(place, run)
+    assert code == 0, err[-2000:]
+    assert "continuing" in err
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (run, finished[0]))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.slow
+def test_a_run_is_not_continued_with_other_candidates(place, finished):
+    run = place / "other"
+    shutil.copytree(finished[0], run)
+    shutil.rmtree(run / "model")
+    shutil.rmtree(run / "checkpoints" / "checkpoint-24")
+    file = place / "compared" / "candidates.jsonl"
+    before = file.read_text()
+    file.write_text(before.replace("zzz", "yyy"))
+    code, err = run_train(place, run)
+    file.write_text(before)
+    assert code == 2
+    assert "the candidates have changed since" in err
+    code, err = run_train(place, run)
+    assert code == 0, err[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(("settings", "code", "sentence"), [
+    (["data.candidates="], 2, f"{RANK_TERM} compares candidates, but data.candidates is empty. Make candidates"),
+    (["data.candidates={place}/nowhere.jsonl"], 2, "there is no file"),
+    (["data.candidates={place}/data"], 2, "has no candidates.jsonl"),
+    (["data.candidates={run}/candidates.jsonl"], 2, "data.candidates is in the run's own folder"),
+    (["data.id=none"], 2, "none of the 40 training examples has candidates: their ids are like"),
+    ([f"train.best={RANK_TERM}"], 2, f"train.best: {RANK_TERM} compares candidates, which validation does not have"),
+    (["objective=ce", "train.max_steps=1", "train.warmup_steps=0"], 0, "data.candidates is not used: no term of 'ce' compares candidates."),
+])
+def test_a_run_says_what_is_wrong_with_its_candidates(place, tmp_path, capsys, settings, code, sentence):
+    given = [part for setting in settings for part in ("--set", setting.format(place=place, run=tmp_path / "run"))]
+    assert cli.main(["train", str(place / "tiny.toml"), "--run", str(tmp_path / "run"), *given]) == code
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_the_card_says_what_scored_the_candidates(place, tmp_path):
+    shutil.copytree(place / "compared", tmp_path / "compared")
+    (tmp_path / "compared" / "candidates.json").write_text(json.dumps({"metric": {"name": "rouge", "scores": ["rouge1", "rouge2"]}}))
+    given = [f"data.candidates={tmp_path}/compared/candidates.jsonl", "train.max_steps=1", "train.warmup_steps=0", "data.max_target=6"]
+    assert cli.main(["train", str(place / "tiny.toml"), "--run", str(tmp_path / "run"), *(part for one in given for part in ("--set", one))]) == 0
+    card = (tmp_path / "run" / "card.md").read_text()
+    assert "training examples, scored with `rouge1, rouge2`, from" in card
+    assert "of them were cut." in card
+    assert "data.candidates:" not in card
