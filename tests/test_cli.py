@@ -99,6 +99,9 @@ def test_bench_ngrams_shows_the_curve(capsys):
         (["ngrams", "--longest", "64"], "expected T of at least 128 and a batch of at least 1, got 64 and 4."),
         (["step", "--model", "bart-tiny", "--batch", "0"], "expected a batch of at least 1 and lengths from 1 to 1024, got 0,"),
         (["step", "--model", "bart-tiny", "--target", "2000"], "lengths from 1 to 1024, got 16, 1024 and 2000."),
+        *(([kind, "--objective", "ce + rank"], "rank reads candidates, and bench has none. Leave it out of 'ce + rank'.")
+          for kind in ("head", "step", "train", "ngrams")),
+        (["head", "--objective", "ce", "ce + ce"], "ce is given twice in 'ce + ce'."),
         (["head", "--sizes", "huge"], "unknown size 'huge'. Choose from bart-16, "),
         pytest.param(
             ["step", "--device", "cuda"], "no CUDA device found. Leave --device out",

@@ -1,5 +1,6 @@
 """The page that explains: every figure on it is the library's own."""
 
+import math
 import re
 
 import pytest
@@ -105,6 +106,59 @@ def test_an_objective_of_ones_own_is_explained_by_its_value(monkeypatch):
     assert page.endswith("2·0.5000 = 1.1054")
 
 
+# Objectives that compare candidates
+
+OTHERS = ["we met", "we met in may", "in june"]
+
+
+@pytest.mark.parametrize("written", ["rank", "rank(margin=0.5,alpha=1)", "risk", "risk(sharpness=1)"])
+def test_what_candidates_cost_adds_up_to_the_value(written):
+    block = explain("we met in may", "we met on may", written, others=OTHERS).split("\n\n")[1].splitlines()
+    costs = [float(line.split()[-1]) for line in block[-4:-1]] if "rank" in written else [float(line.split()[-1]) for line in block[2:-1]]
+    assert sum(costs) == pytest.approx(float(block[-1].split()[-1]), abs=3e-4)
+
+
+def test_candidates_are_shown_in_the_order_of_their_gains_with_what_is_compared():
+    page = explain("we met in may", "we met on may", "ce + prefer(beta=1,alpha=1)", [0.9, 0.9, 0.9, 0.9], OTHERS)
+    rows = [line.split() for line in page.splitlines() if line.startswith("      ")]
+    assert [" ".join(row[1:-4]) for row in rows] == ["we met in may", "we met on may", "we met", "in june"]
+    assert [row[-4] for row in rows] == ["1.0000", "0.7500", "0.6667", "0.3333"]
+    f = [(3 * math.log(0.9) + math.log(0.1 / 6)) / 4, math.log(0.9), math.log(0.9), math.log(0.1 / 6)]
+    assert [float(row[-1]) for row in rows] == pytest.approx(f, abs=5e-5)
+    assert [float(row[-3]) for row in rows] == pytest.approx([f[0] * 4, f[1] * 4, f[2] * 2, f[3] * 2], abs=5e-5)
+    value = math.log(1 + math.exp(f[3] - f[0]))
+    assert page.endswith(f"prefer(beta=1,alpha=1) = 1.1026 + {value:.4f} = {1.10260 + value:.4f}")
+
+
+def test_other_outputs_are_given_where_they_are_read_and_nowhere_else(capsys):
+    pair = ["explain", "--reference", "we met in may", "--candidate", "we met on may"]
+    for wrong, sentence in [
+        (["--objective", "ce + rank"], "'ce + rank' compares outputs of a model, and there is only the candidate. Give more with --others."),
+        (["--others", "we met"], "no term of 'matches(2)' compares outputs: add rank, risk or prefer, or leave --others out."),
+        (["--others", "we met", "--compare", "ce", "lcs"], "no term of 'ce' or 'lcs' compares outputs"),
+        (["--others", "a b c d e", "--objective", "rank"], "an output must have from 1 to 4 words, as many as the reference, got 5."),
+        (["--others", " ", "--objective", "rank"], "an output must have from 1 to 4 words, as many as the reference, got 0."),
+    ]:
+        assert main([*pair, *wrong]) == 2
+        assert sentence in capsys.readouterr().err
+    assert main([*pair, "--others", *OTHERS, "--objective", "rank@from(0.5)"]) == 0
+    assert "-0.0000" not in capsys.readouterr().out
+
+
+def test_an_objective_of_ones_own_shows_the_candidates_it_compares(monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "widest", Objective(lambda stats: stats.length.amax(-1).double(), least_n=None, reads="candidates"))
+    page = explain("we met in may", "we met on may", "widest", others=OTHERS)
+    assert "widest = your own objective\n  order  output" in page
+    assert page.endswith("widest = 4.0000")
+
+
+@pytest.mark.parametrize("written", ["rank", "risk(sharpness=1)", "prefer"])
+def test_an_impossible_candidate_is_explained_without_nan(written):
+    page = explain("we met in may", "we met on may", written, [1.0], ["we met at may", "in june"])
+    assert "nan" not in page
+    assert "inf" not in page
+
+
 # Gradients, side by side
 
 
@@ -125,6 +179,21 @@ def test_a_push_is_what_the_loss_loses_when_a_logit_rises(objective, confidence)
             losses.append(loss_fn(logits, sentence.labels).item())
         assert push.by[0] == pytest.approx(-(losses[0] - losses[1]) / (2 * small), abs=1e-6)
         assert push.probability == pytest.approx(sentence.logits[0].softmax(-1)[push.position - 1, index].item())
+
+
+def test_a_push_of_candidates_is_what_the_loss_loses_when_a_logit_rises():
+    objectives = ["ce", "rank(margin=0.5,alpha=1)", "ce + risk(sharpness=1) + prefer"]
+    found, _ = compare_gradients.pushes("a b c", "a b d", objectives, [0.8], ["a", "b c", "a b c"])
+    sentence, _ = read("a b c", "a b d", [0.8], ["a", "b c", "a b c"])
+    for number, objective in enumerate(objectives):
+        loss_fn, small = JointLoss(objective), 1e-5
+        for push, index in zip(found, [0, 1, 2, 3], strict=True):
+            losses = []
+            for sign in (1, -1):
+                logits = sentence.logits.clone()
+                logits[0, push.position - 1, index] += sign * small
+                losses.append(loss_fn(logits, sentence.labels, candidates=sentence.candidates(loss_fn, logits)).item())
+            assert push.by[number] == pytest.approx(-(losses[0] - losses[1]) / (2 * small), abs=1e-6)
 
 
 def test_a_model_that_is_sure_gets_numbers(capsys):

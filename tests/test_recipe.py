@@ -374,6 +374,8 @@ OBJECTIVES = [
     "ce + precision(1)", "0*ce + matches(2)", "bleu(12)", "bleu(1,2)",
     "ce + soft(2)", "ce + soft(2,kappa=1)", "ce + soft(2,1)", "ce + near(2)", "ce + near(2,power=0)", "ce + gated(2)", "dft", "ce + dft",
     "tailr", "tailr(gamma=0.8,min_weight=0.2)", "tailr(gamma=0.82)", "mixce(eta=0.5)", "convex(order=2)", "ce + unlikelihood",
+    "ce + rank", "ce + 10*rank(margin=0.001,alpha=2)", "ce + 10*rank(margin=0.1,alpha=2)", "ce + risk", "ce + risk(sharpness=0.05)",
+    "ce + prefer", "ce + prefer(beta=0.1,alpha=1,margin=0.5)", "rank",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ngramloss.explain import read
+from ngramloss.explain import raise_if_not_compared, read
 from ngramloss.loss import JointLoss
 from ngramloss.tabular import aligned
 
@@ -35,19 +35,21 @@ class Push(NamedTuple):
 
 
 def pushes(
-    reference: str, candidate: str, objectives: Sequence[str], confidence: Sequence[float] = (0.9,)
+    reference: str, candidate: str, objectives: Sequence[str], confidence: Sequence[float] = (0.9,),
+    others: Sequence[str] = (),
 ) -> tuple[list[Push], list[str]]:
     """What each objective does to the words of the pair; also notes about changes to the candidate.
 
     Arguments are as in :func:`ngramloss.explain.explain`.
     """
-    sentence, notes = read(reference, candidate, confidence)
+    losses = [JointLoss(objective) for objective in objectives]
+    raise_if_not_compared(others, losses)
+    sentence, notes = read(reference, candidate, confidence, others)
     slopes: list[Tensor] = []
-    for objective in objectives:
+    for loss_fn in losses:
         logits = sentence.logits.clone().requires_grad_()                # [1, T, V]
-        loss_fn = JointLoss(objective)
         loss_fn.progress = 1.0   # what a schedule leads to
-        loss_fn(logits, sentence.labels).backward()
+        loss_fn(logits, sentence.labels, candidates=sentence.candidates(loss_fn, logits)).backward()
         assert logits.grad is not None
         slopes.append(-logits.grad[0])                                   # [T, V]
     made = []

@@ -115,6 +115,7 @@ def raise_unless_finite(stats: TokenStats, labels: Tensor, parts: Sequence[Part]
 
 
 _CAUSES = {
-    "tokens": "some logit is -inf. Do not mask out tokens that may be labels; with smoothing, do not mask out any token.",
+    "tokens": "some logit is -inf. Do not mask out tokens that may be labels; with smoothing, do not mask out any "
+              "token.",
     "candidates": "a candidate's log-probability, length or gain is NaN or infinite.",
 }

@@ -1,9 +1,11 @@
-"""a reference, a candidate and its confidence → a text that shows how an objective scores them."""
+"""a reference, candidates and a confidence → a text that shows how an objective scores them."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -12,20 +14,24 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import (
+    OBJECTIVES,
     Term,
     bag,
     bleu,
+    by_gain,
     eisl,
     gated,
     matches,
     near,
     ngrams,
     precision,
+    rank,
     rewards,
+    risk,
     soft,
     unlikelihood,
 )
-from ngramloss.stats import TokenStats, token_stats
+from ngramloss.stats import CandidateStats, TokenStats, token_stats
 from ngramloss.tabular import aligned
 
 FILLER = "_"
@@ -46,6 +52,9 @@ class Sentence(NamedTuple):
     stats: TokenStats
     logits: Tensor
     best: Tensor
+    outputs: list[list[str]]
+    """The candidate and the others, which objectives that compare candidates read."""
+    output_ids: list[Tensor]
 
     def candidate_window(self, t: int, n: int) -> str:
         """The candidate's words from position t."""
@@ -55,13 +64,33 @@ class Sentence(NamedTuple):
         """The reference's words from position u."""
         return " ".join(self.reference[u : u + n])
 
+    def candidates(self, loss_fn: JointLoss, logits: Tensor) -> CandidateStats | None:
+        """The outputs under a model with these logits, if the objective reads them.
 
-def explain(reference: str, candidate: str, objective: str, confidence: Sequence[float] = (0.9,)) -> str:
+        A gain is the harmonic mean of the shares of words in common (ROUGE-1 without stemming).
+        """
+        if not loss_fn.needs_candidates:
+            return None
+        if len(self.outputs) == 1:
+            raise UserError(f"{str(loss_fn)!r} compares outputs of a model, and there is only the candidate. Give more "
+                            "with --others.")
+        logp = logits[0].log_softmax(-1).clamp_min(-1e30)                # [T, V]
+        sums = [logp[: len(ids)].gather(-1, ids.unsqueeze(-1)).sum() for ids in self.output_ids]
+        length, gain = zip(*((len(words), _f1(words, self.reference)) for words in self.outputs), strict=True)
+        return CandidateStats(torch.stack(sums)[None], torch.tensor([length]), torch.tensor([gain], dtype=logp.dtype))
+
+
+def explain(
+    reference: str, candidate: str, objective: str, confidence: Sequence[float] = (0.9,), others: Sequence[str] = ()
+) -> str:
     """Show what an objective computes for a sentence pair, window by window.
 
     Words are split at white space. A model has one position for each word of the reference, so a candidate that is too
     short is filled with ``_`` and one that is too long is truncated. The candidate's word at a position has the given
     confidence; the remaining probability is divided evenly among the other words and one unknown word.
+
+    Objectives that compare candidates (``rank``, ``risk``, ``prefer``) read the candidate and ``others``, which are
+    more outputs of the same model, with at most as many words as the reference.
 
     Example:
         >>> print(explain("a b c", "a b d", "matches(2)", [0.5]))
@@ -80,14 +109,20 @@ def explain(reference: str, candidate: str, objective: str, confidence: Sequence
     """
     loss_fn = JointLoss(objective)
     loss_fn.progress = 1.0   # what a schedule leads to
-    sentence, notes = read(reference, candidate, confidence)
-    loss, parts = loss_fn.from_stats(sentence.stats, sentence.labels)
+    raise_if_not_compared(others, [loss_fn])
+    sentence, notes = read(reference, candidate, confidence, others)
+    candidates = sentence.candidates(loss_fn, sentence.logits)
+    loss, parts = loss_fn.from_stats(sentence.stats, sentence.labels, candidates=candidates)
     blocks = [_header(sentence)]
     for term in loss_fn.terms:
-        shown = _BLOCKS.get(term.name, _plain)(sentence, term)
+        if term.reads == "candidates" and candidates is not None:
+            shown = _CANDIDATE_BLOCKS.get(term.name, _plain_candidates)(sentence, term, candidates)
+        else:
+            shown = _BLOCKS.get(term.name, _plain)(sentence, term)
         for part, rows in zip(term.parts, shown, strict=True):
             value = _figure(parts[part.name].item())
-            blocks.append([f"{part.name} = {rows.title}", *_columns(rows.table), f"  value {value}"])
+            tables = [*_columns(rows.table), *(_columns(list(rows.sums)) if rows.sums else [])]
+            blocks.append([f"{part.name} = {rows.title}", *tables, f"  value {value}"])
     weighted = " + ".join(
         _figure(value.item()) if part.weight == 1 else f"{part.weight:g}·{_figure(value.item())}"
         for part, value in zip(loss_fn.parts, parts.values(), strict=True)
@@ -97,12 +132,25 @@ def explain(reference: str, candidate: str, objective: str, confidence: Sequence
     return "\n\n".join("\n".join(block) for block in [*blocks, *([notes] if notes else []), [total]])
 
 
-def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[Sentence, list[str]]:
+def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]) -> None:
+    """Raise if there are other outputs and no objective that compares them."""
+    if others and not any(loss_fn.needs_candidates for loss_fn in objectives):
+        listed = " or ".join(repr(str(loss_fn)) for loss_fn in objectives)
+        raise UserError(f"no term of {listed} compares outputs: add rank, risk or prefer, or leave --others out.")
+
+
+def read(
+    reference: str, candidate: str, confidence: Sequence[float], others: Sequence[str] = ()
+) -> tuple[Sentence, list[str]]:
     """Convert the sentence pair to statistics. Also returns notes about changes to the candidate."""
     wanted, given = reference.split(), candidate.split()
     if not wanted or not given:
         raise UserError(f"the {'candidate' if wanted else 'reference'} has no words. Give a sentence in quotes.")
-    T, notes = len(wanted), []
+    T, notes, outputs = len(wanted), [], [given[: len(wanted)], *(text.split() for text in others)]
+    for words in outputs:
+        if not 1 <= len(words) <= T:
+            raise UserError(f"--others: an output must have from 1 to {T} words, as many as the reference, got "
+                            f"{len(words)}. The model of this example has one position for each word of the reference.")
     if len(given) != T:
         change = "truncated" if len(given) > T else f"filled with {FILLER!r}"
         notes.append(
@@ -113,7 +161,7 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
     sure = list(confidence) * T if len(confidence) == 1 else list(confidence)
     if len(sure) != T:
         raise UserError(f"expected 1 confidence, or {T} (one for each word), got {len(sure)}.")
-    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*wanted, *given[:T]]))}
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys(chain(wanted, *outputs)))}
     V = len(vocabulary) + 1
     for position, given_share in enumerate(sure, 1):
         if not 1 / V < given_share <= 1:
@@ -127,12 +175,15 @@ def read(reference: str, candidate: str, confidence: Sequence[float]) -> tuple[S
     chosen = torch.nn.functional.one_hot(best, V).bool()                 # [1, T, V]
     logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()     # [1, T, V]
     stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp", "entropy", "top_entropy"))
-    return Sentence(wanted, predicted, sure, labels, stats, logits, best), notes
+    output_ids = [torch.tensor([vocabulary[word] for word in words]) for words in outputs]
+    return Sentence(wanted, predicted, sure, labels, stats, logits, best, outputs, output_ids), notes
 
 
 class _Block(NamedTuple):
     title: str
     table: list[list[str]]
+    sums: Sequence[list[str]] = ()
+    """A second table, for what the rows of the first add up to."""
 
 
 def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
@@ -314,6 +365,50 @@ def _unlikelihood(sentence: Sentence, term: Term) -> Iterator[_Block]:
     yield _Block("mean over the words of the reference of −log(1 − p), summed over other words before", table)
 
 
+def _ranked_outputs(sentence: Sentence, candidates: CandidateStats, alpha: float) -> list[list[str]]:
+    score, order, _ = by_gain.ranked(candidates, alpha=alpha)            # [1, K] each
+    table = [["order", "output", "gain", "log p", "words", "f"]]
+    for place, k in enumerate(order[0].tolist()):
+        words, logp, f = sentence.outputs[k], candidates.logp[0, k].item(), score[0, place].item()
+        table.append([str(place + 1), " ".join(words), f"{candidates.gain[0, k]:.4f}", _figure(logp), str(len(words)),
+                      _figure(f)])
+    return table
+
+
+def _rank(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
+    costs = rank.costs(candidates, **term.options)[0]                    # [K, K]
+    sums = [["places apart", "pairs", "costs"]]
+    for d in range(1, len(costs)):
+        sums.append([str(d), str(len(costs) - d), _figure(costs.diagonal(d).sum().item())])
+    table = _ranked_outputs(sentence, candidates, _option(term, "alpha"))
+    title = "sum over d of the mean of max(0, f(worse) − f(better) + d·margin), for outputs d places apart"
+    yield _Block(title, table, sums)
+
+
+def _prefer(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
+    table = _ranked_outputs(sentence, candidates, _option(term, "alpha"))
+    yield _Block("−log σ(beta · (f(first) − f(last)) − margin)", table)
+
+
+def _risk(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
+    share = risk.shares(candidates, **term.options)[0]                   # [K]
+    table = [["order", "output", "gain", "log p", "share", "costs"]]
+    for place, k in enumerate(by_gain.ranked(candidates, alpha=0).order[0].tolist()):
+        gain = candidates.gain[0, k].item()
+        table.append([str(place + 1), " ".join(sentence.outputs[k]), f"{gain:.4f}",
+                      _figure(candidates.logp[0, k].item()), f"{share[k]:.4f}", f"{share[k] * (1 - gain):.4f}"])
+    yield _Block("sum over the outputs of their share of the probability^sharpness, times 1 − gain", table)
+
+
+def _option(term: Term, name: str) -> float:
+    return float(term.options.get(name, OBJECTIVES.entry(term.name).options[name].default))
+
+
+def _f1(words: list[str], reference: list[str]) -> float:
+    common = (Counter(words) & Counter(reference)).total()
+    return 2 * common / (len(words) + len(reference))
+
+
 def _figure(value: float) -> str:
     """Format with four decimals, or with an exponent for very large numbers; never a negative zero."""
     return f"{value + 0.0:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
@@ -322,6 +417,17 @@ def _figure(value: float) -> str:
 def _plain(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for _ in term.parts:
         yield _Block("your own objective", [["its windows are not shown"]])
+
+
+def _plain_candidates(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
+    yield _Block("your own objective", _ranked_outputs(sentence, candidates, alpha=1))
+
+
+_CANDIDATE_BLOCKS: dict[str, Callable[[Sentence, Term, CandidateStats], Iterator[_Block]]] = {
+    "rank": _rank,
+    "risk": _risk,
+    "prefer": _prefer,
+}
 
 
 _BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
@@ -367,5 +473,5 @@ def _columns(table: list[list[str]], names: int = 2) -> list[str]:
     """Lines with aligned columns: the first ``names`` to the left, numbers to the right."""
     if len(table) == 1 and len(table[0]) > 1:
         return ["  the reference is shorter than n, so there are no windows"]
-    left = (0,) if names == 1 else (1,) if table[0][0] == "at" else ()
+    left = (0,) if names == 1 else (1,) if table[0][0] in ("at", "order") else ()
     return [f"  {line}" for line in aligned(table, left)]

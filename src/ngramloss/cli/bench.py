@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import Verbs, add_device, add_trust, chosen_device, output_file, verb
@@ -195,12 +196,25 @@ def _add_generate(benches: Verbs) -> None:
     generate.set_defaults(run_verb=_bench_generate)
 
 
+def _check_objectives(objectives: Sequence[str]) -> None:
+    """Raise if an objective is written wrongly or reads candidates, which the benchmarks do not have."""
+    from ngramloss.objectives.parser import parse
+    from ngramloss.objectives.term import check_names
+
+    for objective in objectives:
+        terms = parse(objective)
+        check_names(terms)
+        for term in terms:
+            if term.reads == "candidates":
+                raise UserError(f"{term.name} reads candidates, and bench has none. Leave it out of {objective!r}.")
+
+
 def _bench_head(options: argparse.Namespace) -> int:
     import torch
 
-    from ngramloss import JointLoss
     from ngramloss.bench import chart, head
 
+    _check_objectives(options.objective or ())   # before anything is timed
     json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
     chart.raise_unless_drawable(plot_file)
     device = chosen_device(options)
@@ -212,8 +226,6 @@ def _bench_head(options: argparse.Namespace) -> int:
     title = f"{head.machine(device)}, {str(dtype).removeprefix('torch.')}"
     print_result(title)
     rows: list[head.Row] = []
-    for objective in options.objective or ():
-        JointLoss(objective)   # raises before anything is timed
     for row in head.measure(sizes, device, dtype, loops=options.loops, objectives=options.objective or ()):
         if not rows or row.size != rows[-1].size:
             print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<54}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/bound':>9}")
@@ -230,6 +242,7 @@ def _bench_head(options: argparse.Namespace) -> int:
 def _bench_step(options: argparse.Namespace) -> int:
     from ngramloss.bench import head, step
 
+    _check_objectives(options.objective or ())
     json_file = output_file(options.json, [])
     device = chosen_device(options)
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
@@ -258,12 +271,11 @@ def _bench_train(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from ngramloss.bench import chart, child
-    from ngramloss.objectives.parser import parse
 
     json_file, plot_file, trace = (output_file(name, [options.data]) for name in
                                    (options.json, options.plot, options.profile))
     chart.raise_unless_drawable(plot_file)
-    parse(options.objective)
+    _check_objectives([options.objective])
     child.start_server()
     device = chosen_device(options)
 
@@ -354,6 +366,7 @@ def _bench_generate(options: argparse.Namespace) -> int:
 def _bench_ngrams(options: argparse.Namespace) -> int:
     from ngramloss.bench import ngrams
 
+    _check_objectives([options.objective])
     device = chosen_device(options)
     for line in ngrams.measure(options.objective, batch=options.batch, longest=options.longest, device=device):
         print_result(line)

@@ -18,6 +18,7 @@ examples:
   ngramloss explain --reference "the cat sat on the mat" --candidate "the cat lay on the mat"
   ngramloss explain --reference "a b a b" --candidate "a b a c" --confidence 0.9 0.8 0.7 0.6
   ngramloss explain --reference "a b c" --candidate "b c a" --objective "ce + 0.5*matches(2) + bag(2):original"
+  ngramloss explain --reference "we met in may" --candidate "we met on may" --others "we met" "in june" --objective rank
   ngramloss explain --reference "the cat sat" --candidate "the cat lay" --compare "ce" "ce + matches(2)" --plot push.png
 """
 
@@ -28,6 +29,8 @@ def add(verbs: Verbs) -> None:
     explain.add_argument("--reference", required=True, metavar="TEXT", help="reference sentence")
     explain.add_argument("--candidate", required=True, metavar="TEXT",
                          help="predicted sentence: the most probable word at each position")
+    explain.add_argument("--others", nargs="+", default=[], metavar="TEXT",
+                         help="other outputs of the model, for objectives that compare them: rank, risk and prefer")
     what = explain.add_mutually_exclusive_group()
     what.add_argument("--objective", default="matches(2)", metavar="OBJECTIVE",
                       help="objective to explain (default: %(default)s)")
@@ -49,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--plot draws what --compare shows. Add --compare with one or more objectives.")
     from ngramloss.explain import explain
 
-    print_result(explain(options.reference, options.candidate, options.objective, options.confidence))
+    print_result(explain(options.reference, options.candidate, options.objective, options.confidence, options.others))
     return 0
 
 
@@ -60,7 +63,7 @@ def _compare(options: argparse.Namespace) -> int:
     plot = output_file(options.plot, [])
     raise_unless_drawable(plot)
     found, notes = compare_gradients.pushes(
-        options.reference, options.candidate, options.compare, options.confidence
+        options.reference, options.candidate, options.compare, options.confidence, options.others
     )
     if plot is not None:
         compare_gradients.plot(found, options.compare, plot)
