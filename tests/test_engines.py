@@ -524,7 +524,7 @@ def test_samples_are_the_same_whatever_the_batch_and_wherever_the_job_was_stoppe
     (["--temperature", "0.5"], "--temperature and --top-p are options of sampling; add --sample."),
     (["--sample", "--temperature", "0"], "--temperature must be above 0, got 0."),
     (["--sample", "--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
-    (["--engine", "fast"], "generation.engine: must be one of auto, hf, ctranslate2, ctranslate2-int8, got 'fast'."),
+    (["--engine", "fast"], "generation.engine: must be one of auto, hf, ctranslate2, ctranslate2-int8, graph, got 'fast'."),
 ])   # fmt: skip
 def test_options_that_cannot_be_are_a_sentence(run, tmp_path, capsys, arguments, sentence):
     assert generate(run, "--out", tmp_path / "x", *arguments) == 2

@@ -163,7 +163,7 @@ class Generation:
     renormalize: bool = False
     """Make the probabilities of the tokens that a minimum length and repeated n-grams leave sum to 1. Published results
     are without it. It lets ``ctranslate2`` write the same texts as ``hf``."""
-    engine: str = setting("auto", choices=("auto", "hf", "ctranslate2", "ctranslate2-int8"))
+    engine: str = setting("auto", choices=("auto", "hf", "ctranslate2", "ctranslate2-int8", "graph"))
     """What ``ngramloss generate`` searches with; ``auto`` is the fastest engine whose texts are those of ``hf``."""
 
 

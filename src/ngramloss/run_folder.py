@@ -58,13 +58,13 @@ class RunFolder:
     about_candidates = _Part("candidates.json")  # which weights wrote the candidates, with which settings
     candidates = _Part("candidates.jsonl")       # several texts of each source, and what each scores
 
-    def share(self, rank: int) -> Path:
-        """The file in which one process collects its predictions."""
-        return self.path / f"predictions.partial-{rank}.jsonl"
+    def share(self, rank: int, noun: str = "predictions") -> Path:
+        """The file in which one process collects its predictions or candidates."""
+        return self.path / f"{noun}.partial-{rank}.jsonl"
 
-    def shares(self) -> list[Path]:
-        """The prediction files of all processes of an unfinished job."""
-        return sorted(self.path.glob("predictions.partial-*.jsonl"))
+    def shares(self, noun: str = "predictions") -> list[Path]:
+        """These files of all processes of an unfinished job."""
+        return sorted(self.path.glob(f"{noun}.partial-*.jsonl"))
 
     def beat(self, rank: int) -> Path:
         """The file that one of several processes touches while it works."""
@@ -104,7 +104,8 @@ class RunFolder:
         ``generation.json``.
         """
         self.tidy()
-        for path in [*self.shares(), *(self.path / name for name in reversed(NAMES))]:
+        shares = [*self.shares(), *self.shares("candidates")]
+        for path in [*shares, *(self.path / name for name in reversed(NAMES))]:
             remove(path)
 
     @contextmanager
@@ -174,7 +175,8 @@ class RunFolder:
 
 NAMES = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _Part))
 _UNFINISHED = re.compile(
-    rf"({'|'.join(map(re.escape, NAMES))}|predictions\.partial-\d+\.jsonl)\.partial-[0-9a-f]{{16}}|process-\d+\.alive"
+    rf"({'|'.join(map(re.escape, NAMES))}|(?:predictions|candidates)\.partial-\d+\.jsonl)\.partial-[0-9a-f]{{16}}"
+    r"|process-\d+\.alive"
 )
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
 from ngramloss.cli.output import print_result, tell
@@ -24,80 +28,122 @@ examples:
   ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
   ngramloss generate runs/mine --engine ctranslate2-int8 --out fast
   ngramloss generate runs/mine --sample --num-return 8 --top-p 0.95 --seed 1 --out samples
+  ngramloss generate runs/mine --set generation.num_beams=8 --groups 4 --num-return 8 --out diverse
+  ngramloss generate runs/mine --set generation.num_beams=8 --rerank probability --out reranked
   ngramloss generate facebook/m2m100_418M --data my/pairs --preset translation --out m2m100 \\
     --set data.source_language=en --set data.target_language=de
 """
 
+DIVERSITY = "what a token's log-probability loses for each beam of an earlier group that takes it"
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{rate_noinv_fmt}, {remaining} left]"
 
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     generate = verb(verbs, "generate", "write summaries or translations of a split", GENERATE, GENERATE_EXAMPLES)
-    generate.add_argument("model", metavar="MODEL", help="a run's folder, a model's folder or hub id, or a baseline")
-    generate.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
-    generate.add_argument("--split", default="test", metavar="SPLIT", help="split to read (default: %(default)s)")
-    generate.add_argument("--preset", choices=["cnndm", "xsum", "translation"],
-                          help="use the search settings of this recipe; those of cnndm and xsum are the paper's")
-    generate.add_argument(
+    add_job(generate, "MODEL", split="test")
+    generate.add_argument("--num-return", type=int, metavar="N",
+                          help="texts of each document: the best of the beams, or samples (default: 1; with --rerank "
+                          "all beams)")
+    generate.add_argument("--groups", type=int, default=1, metavar="N",
+                          help="divide the beams into N groups that avoid each other's tokens (default: %(default)s)")
+    generate.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0 with --groups)")
+    generate.add_argument("--rerank", choices=["probability"],
+                          help="order the texts of a document, and so choose its prediction, by the model's "
+                          "log-probability of the text divided by its length to the power of "
+                          "generation.length_penalty")
+    generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
+    generate.set_defaults(run_verb=run)
+
+
+def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
+    """Add the options of the commands that generate: model, data, engine, samples, folder."""
+    verb.add_argument("model", metavar=model, help="a run's folder, a model's folder or hub id"
+                      + (", or a baseline" if model == "MODEL" else ""))
+    verb.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
+    verb.add_argument("--split", default=split, metavar="SPLIT", help="split to read (default: %(default)s)")
+    verb.add_argument("--preset", choices=["cnndm", "xsum", "translation"],
+                      help="use the search settings of this recipe; those of cnndm and xsum are the paper's")
+    verb.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="change a setting in generation.* or data.*, or task; repeatable",
     )
-    generate.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
-    generate.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
-    generate.add_argument("--engine", metavar="NAME",
-                          help="what searches: auto, hf, ctranslate2 or ctranslate2-int8; same as --set "
-                          "generation.engine=... (default: auto, the fastest whose texts are those of hf)")
-    generate.add_argument("--batch-size", type=int, metavar="N",
-                          help="documents per batch (default: as many as the memory allows)")
-    generate.add_argument("--num-return", type=int, default=1, metavar="N",
-                          help="texts of each document: the best of the beams, or samples (default: %(default)s)")
-    generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
-    generate.add_argument("--temperature", type=float, default=1.0, metavar="X",
-                          help="of the samples; below 1, probable tokens become more probable (default: %(default)s)")
-    generate.add_argument("--top-p", type=float, default=1.0, metavar="P",
-                          help="sample from the most probable tokens, P of the probability (default: %(default)s)")
-    generate.add_argument("--seed", type=int, default=0, metavar="N",
-                          help="random seed of the samples (default: %(default)s)")
-    generate.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
-    add_columns(generate, source="of the sources", target="of the targets")
-    add_trust(generate)
-    generate.set_defaults(run_verb=run)
+    verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
+    verb.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
+    verb.add_argument("--engine", metavar="NAME",
+                      help="what searches: auto, hf, ctranslate2, ctranslate2-int8 or graph; same as --set "
+                      "generation.engine=... (default: auto, the fastest whose texts are those of hf; for groups of "
+                      "beams graph)")
+    verb.add_argument("--batch-size", type=int, metavar="N",
+                      help="documents per batch (default: as many as the memory allows)")
+    verb.add_argument("--temperature", type=float, default=1.0, metavar="X",
+                      help="of the samples; below 1, probable tokens become more probable (default: %(default)s)")
+    verb.add_argument("--top-p", type=float, default=1.0, metavar="P",
+                      help="sample from the most probable tokens, P of the probability (default: %(default)s)")
+    verb.add_argument("--seed", type=int, default=0, metavar="N",
+                      help="random seed of the samples (default: %(default)s)")
+    verb.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
+    add_columns(verb, source="of the sources", target="of the targets")
+    add_trust(verb)
+
+
+def _diversity(options: argparse.Namespace) -> float:
+    """The diversity of groups; 0 without them."""
+    return float(options.diversity if options.diversity is not None else options.groups > 1)
+
+
+def output_folder(options: argparse.Namespace, model: str) -> Path:
+    """Where to write: the folder that was given, or the run's."""
+    from ngramloss.run_folder import RunFolder
+
+    if options.out is None and not RunFolder(Path(options.model)).recipe.exists():
+        raise UserError(f"give an output folder with --out DIR. It may be left out only if {model} is a run's folder.")
+    return Path(options.out or options.model)
+
+
+@contextmanager
+def bar(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A function that shows progress: it takes what is being done, what was done since the last call, and the whole."""
+    from tqdm import tqdm
+
+    bars: dict[str, tqdm[object]] = {}   # created late, so that an error message does not end up behind an empty bar
+
+    def show(what: str, done: int, total: int) -> None:
+        if what not in bars:
+            close()
+            bars[what] = tqdm(unit=f" {unit}", desc=what, total=total, bar_format=BAR)
+        bars[what].update(done)
+
+    def close() -> None:
+        for shown in bars.values():
+            shown.close()
+
+    try:
+        yield show
+    finally:
+        close()
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
-
-    from tqdm import tqdm
-
     from ngramloss.generation import predictions
     from ngramloss.recipe import WORDS
-    from ngramloss.run_folder import RunFolder
 
-    model = options.model
     work = predictions.job(
-        model, data=options.data, split=options.split, preset=options.preset,
-        overrides=[*recipe_settings(options), *([f"generation.engine={options.engine}"] if options.engine else [])],
+        options.model, data=options.data, split=options.split, preset=options.preset, overrides=settings(options),
         limit=options.limit, batch_size=options.batch_size or 0, trust_remote_code=options.trust_remote_code,
         sampling=predictions.Sampling(
-            options.num_return, options.sample, options.temperature, options.top_p, options.seed
+            options.num_return or (0 if options.rerank else 1), options.sample, options.temperature, options.top_p,
+            options.seed, options.groups, _diversity(options), options.rerank or "",
         ),
     )  # fmt: skip
-    if options.out is None and not RunFolder(Path(model)).recipe.exists():
-        raise UserError("give an output folder with --out DIR. It may be left out only if MODEL is a run's folder.")
-    bars: list[tqdm[object]] = []   # created late, so that an error message does not end up behind an empty bar
-
-    def show(done: int, total: int) -> None:
-        words = WORDS[work.task]
-        bars.extend([] if bars else [tqdm(
-            unit=f" {words.sources}", desc=f"writing {words.texts}", total=total, bar_format=BAR)])
-        bars[0].update(done)
-
-    try:
-        path = predictions.write_predictions(work, Path(options.out or model), progress=show, say=tell)
-    finally:
-        for bar in bars:
-            bar.close()
+    folder, words = output_folder(options, "MODEL"), WORDS[work.task]
+    with bar(words.sources) as show:
+        path = predictions.write_predictions(work, folder, progress=partial(show, f"writing {words.texts}"), say=tell)
     print_result(path)
     return 0
+
+
+def settings(options: argparse.Namespace) -> list[str]:
+    """The ``--set`` settings, and the options that are short forms of them."""
+    return [*recipe_settings(options), *([f"generation.engine={options.engine}"] if options.engine else [])]

@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import NoReturn
 
 from ngramloss import escape
-from ngramloss.cli import bench, data, doctor, explain, generate, import_, list_, report, reproduce, score, train
+from ngramloss.cli import (
+    bench,
+    candidates,
+    data,
+    doctor,
+    explain,
+    generate,
+    import_,
+    list_,
+    report,
+    reproduce,
+    score,
+    train,
+)
 from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
 from ngramloss.plugins import load_file
@@ -42,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 LEAST = {"batch_size": 1, "seeds": 1, "samples": 1, "accumulate": 1, "warm_up": 1, "steps": 1,
-         "num_return": 1, "repeats": 1, "beams": 1}   # fmt: skip
+         "num_return": 1, "repeats": 1, "beams": 1, "groups": 1, "count": 2}   # fmt: skip
 """The smallest value of each integer option; 0 for options not listed."""
 MOST = {"batch_size": 2**16, "batch": 2**16, "seeds": 1000, "samples": 10**6, "shuffles": 10**6, "source": 2**20,
         "target": 2**20, "longest": 2**24,
         "accumulate": 2**16, "documents": 10**6, "workers": 1024, "num_return": 2**12,
-        "beams": 2**12, "repeats": 10**4, "length": 2**20}   # fmt: skip
+        "beams": 2**12, "groups": 2**12, "count": 2**12, "repeats": 10**4, "length": 2**20}   # fmt: skip
 """The largest value of each integer option, so that a typing error does not fill the memory; else 2³² − 1."""
 
 
@@ -99,7 +112,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(escape.for_terminal(message))
 
 
-VERBS = (train, generate, score, report, explain, list_, reproduce, import_, data, bench, doctor)
+VERBS = (train, generate, candidates, score, report, explain, list_, reproduce, import_, data, bench, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

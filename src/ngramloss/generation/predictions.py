@@ -6,13 +6,12 @@ import dataclasses
 import json
 import os
 import platform
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import heartbeat, recipe
+from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.languages import AUTO
 from ngramloss.data.multilingual import codes
@@ -21,22 +20,31 @@ from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import appended, fingerprint, read_object, whole_rows, write_whole
-from ngramloss.generation import engines
+from ngramloss.files import fingerprint, read_object, write_whole
+from ngramloss.generation import engines, shares
 from ngramloss.generation.baselines import baseline_writer
-from ngramloss.generation.batches import Budget, batches, budget_for
-from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.batches import Budget, budget_for
+from ngramloss.generation.decoders import DECODERS
+from ngramloss.generation.engines.settings import Search, search_of
 from ngramloss.generation.search import Written, decoded, load_model, model_of_run
+from ngramloss.generation.shares import Output, Progress
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
-from ngramloss.run_folder import NAMES, RunFolder, weight_files
+from ngramloss.run_folder import RunFolder, weight_files
 from ngramloss.version import __version__, installed
 
 SEEN = 500
 """Number of documents for which a run also saves what its objective sees."""
 SEVERAL_SENTENCES = ("cnn_dailymail",)
 """Data sets whose summaries have several sentences: they are written one per line, where ROUGE-Lsum splits."""
+RERANK = ("probability",)
+"""What may order the texts of a document instead of the search."""
+GROUPED = "graph"
+"""The engine that has groups of beams."""
 DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 """Task → the recipe that completes the settings for a model that was trained elsewhere."""
+
+
+WITHOUT_GROUPS = "Without --groups, any engine will do."
 
 
 class Writer(NamedTuple):
@@ -58,14 +66,17 @@ class Writer(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How many texts are written of each document, and whether they are sampled.
+    """How many texts are written of each document, whether they are sampled, and which is the best.
 
     Attributes:
-        texts: of each document.
+        texts: of each document; 0 means as many as there are beams.
         sample: sample tokens instead of searching for the most probable text.
         temperature: below 1, probable tokens become more probable.
         top_p: sample only from the most probable tokens whose probabilities sum to this.
         seed: of the random numbers.
+        groups: of beams that avoid each other's tokens.
+        diversity: what a token's log-probability loses for each beam of an earlier group that takes it.
+        rerank: what orders the texts, one of ``RERANK``; empty: the search.
     """
 
     texts: int = 1
@@ -73,6 +84,9 @@ class Sampling(NamedTuple):
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
+    groups: int = 1
+    diversity: float = 0.0
+    rerank: str = ""
 
 
 class Job(NamedTuple):
@@ -90,7 +104,7 @@ class Job(NamedTuple):
         trust_remote_code: whether code that comes with the model may run.
         task: what the texts are of the documents, "summarisation" or "translation".
         engine: what searches: a name in ``ENGINES``, or ``auto``.
-        sampling: how many texts of each document, and whether they are sampled.
+        sampling: how many texts of each document, whether they are sampled, and which is the best.
     """
 
     model: str
@@ -110,10 +124,10 @@ class Job(NamedTuple):
 def job(
     model: str, *, data: str | None = None, split: str = "test", preset: str | None = None,
     overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 0, trust_remote_code: bool = False,
-    sampling: Sampling = Sampling(),   # noqa: B008
+    sampling: Sampling = Sampling(), verb: str = "generate",   # noqa: B008
 ) -> Job:
     """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings."""
-    _check_sampling(sampling)
+    check_sampling(sampling)
     run = RunFolder(Path(model))
     own: Recipe | None = None
     if run.recipe.is_file():
@@ -123,7 +137,7 @@ def job(
         own = recipe.load(str(run.recipe), objective=False)
     for setting in overrides:
         if not setting.startswith(("generation.", "data.", "task=")):
-            raise UserError(f"generate accepts --set only for generation.*, data.* and task, got {setting!r}.")
+            raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
     if data is None and own is None and preset is None:
         raise UserError("choose the documents with --data, or a --preset.")
     if own is None:   # a model that was trained elsewhere does not expect separators before sentences
@@ -147,8 +161,16 @@ def job(
                settings.generation.engine, sampling)
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def check_sampling(sampling: Sampling) -> None:
     """Raise if the options contradict each other."""
+    if sampling.groups == 1 and sampling.diversity:
+        raise UserError("--diversity is an option of groups of beams; add --groups N.")
+    if sampling.groups > 1 and sampling.sample:
+        raise UserError("--groups are groups of beams, and --sample has no beams. Leave one of them out.")
+    if not (isfinite(sampling.diversity) and sampling.diversity >= 0):
+        raise UserError(f"--diversity must be 0 or more, got {sampling.diversity:g}.")
+    if sampling.rerank and (sampling.texts == 1 or (sampling.sample and not sampling.texts)):
+        raise UserError("--rerank orders several texts of a document; add --num-return N.")
     if not sampling.sample and (sampling.temperature, sampling.top_p) != (1.0, 1.0):
         raise UserError("--temperature and --top-p are options of sampling; add --sample.")
     if not sampling.temperature > 0:
@@ -175,189 +197,204 @@ def write_predictions(
     Returns:
         The path of the predictions.
     """
-    rank = int(os.environ.get("RANK", 0))
-    if RunFolder(folder.parent).recipe.exists() and folder.name in NAMES:
-        raise UserError(f"{folder} is a part of the run {folder.parent} and would be deleted with it. Choose another "
-                        "--out.")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file, but --out needs a folder. It is created if it does not exist.")
-    run = RunFolder(folder)
-    created = rank == 0 and not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with heartbeat.heartbeat(run.beat(rank)) if rank else run.lock(option="--out"):
-            return _write_share(work, run, rank, progress, (lambda _: None) if rank else say)
-    except BaseException:
-        if created and not any(folder.iterdir()):   # the error occurred before anything was written
-            folder.rmdir()
-        raise
+    with shares.claimed(folder) as run:
+        return _write_share(work, run, progress, (lambda _: None) if shares.rank() else say)
 
 
-def read_split(work: Job) -> Split:
-    """Read the documents of a job."""
+def read_split(work: Job, *, held_out: Sequence[str] = ("validation",)) -> Split:
+    """Read the documents of a job.
+
+    Args:
+        work: the job.
+        held_out: the splits that mind ``data.validation_fraction``.
+    """
     return load(
         work.data.name, work.split, **columns_of(work.data, work.task), on_bad_row=work.data.on_bad_row,
         limit=work.limit,
-        validation_fraction=work.data.validation_fraction if work.split == "validation" else 0.0,
+        validation_fraction=work.data.validation_fraction if work.split in held_out else 0.0,
     )
 
 
+def predictions_in(run: RunFolder) -> Output:
+    """Where the predictions of a folder are."""
+    return Output(run, "predictions", "prediction", run.predictions, run.generation)
+
+
 def _write_share(
-    work: Job, run: RunFolder, rank: int, progress: Callable[[int, int], None] | None, say: Callable[[str], None]
+    work: Job, run: RunFolder, progress: Progress | None, say: Callable[[str], None]
 ) -> Path:
     """Write this process's share. The first process also writes the common files and merges the shares."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    split = read_split(work)
+    split, output = read_split(work), predictions_in(run)
     examples = split.examples
-    writer = _writer(work, run, say)
-    settings = {**writer.settings, "data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
-                "documents": len(examples), "preset": work.preset,
-                "versions": _versions(writer.settings)}
-    if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
-        settings["task"] = work.task
-    begun = _was_begun(run, settings)
+    writer = _writer(work, output, say)
+    settings = {**writer.settings, **facts_of(work, split), "versions": versions(writer.settings)}
+    begun = shares.was_begun(output, settings)
     if begun and run.predictions.exists():
         return run.predictions
-    if rank == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
+    if shares.rank() == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
         sources = [example.source for example in examples[:LOOKED_AT]]
         for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
             say(note)
-    if processes == 1:
+    if shares.processes() == 1:
         run.tidy()
-    if rank == 0:
+    if shares.rank() == 0:
         if not begun:
             run.seen.unlink(missing_ok=True)   # of other predictions
         write_whole(run.generation, json.dumps(settings, indent=1))
         rows = ({"id": example.id, "reference": list(example.references) or example.target, "document": example.source}
                 for example in examples)
-        write_whole(run.references, "".join(_line(row) for row in rows))
-    share = run.share(rank)
-    write_whole(share, "".join(_line(row) for row in whole_rows(share)))   # removes a line that a kill truncated
-    done = _done_rows(run)
-    mine = [example for example in examples[rank::processes] if example.id not in done]
-    mine.sort(key=lambda example: len(example.source), reverse=True)   # similar lengths together, longest first
-    with appended(share) as file:
-        for batch, texts in batches(mine, writer.ids, writer.write, writer.budget, say=say):
-            pairs = zip(batch, texts, strict=True)
-            file.write("".join(_line(_row(example.id, written)) for example, written in pairs))
-            file.flush()
-            if progress is not None:
-                progress(len(batch), len(mine))
-    if rank == 0:
+        write_whole(run.references, "".join(map(shares.line, rows)))
+    shares.write_share(output, examples, writer.ids, writer.write, _row, writer.budget, progress=progress, say=say)
+    if shares.rank() == 0:
         if writer.look is not None:
             shown = examples[:SEEN]
-            rows = ({"id": example.id, **forced} for example, forced in zip(shown, writer.look(shown), strict=True))
-            write_whole(run.seen, "".join(_line(row) for row in rows))
-        _merge(run, [example.id for example in examples], processes)
+            seen = ({"id": example.id, **forced} for example, forced in zip(shown, writer.look(shown), strict=True))
+            write_whole(run.seen, "".join(map(shares.line, seen)))
+        shares.finish(output, shares.collected(output, [example.id for example in examples]))
     return run.predictions
 
 
-def _merge(run: RunFolder, ids: Sequence[str], processes: int) -> None:
-    """Wait until every document is done, then write all predictions in order.
-
-    Raises:
-        TimeoutError: another process with documents left gives no sign of life.
-    """
-    listeners = {rank: heartbeat.Listener(run.beat(rank)) for rank in range(1, processes)}
-    while len(done := _done_rows(run)) < len(ids):
-        left = Counter(index % processes for index, key in enumerate(ids) if key not in done)
-        dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
-        if dead and len(_done_rows(run)) < len(ids):   # not done since they were counted
-            count = sum(left[rank] for rank in dead)
-            raise TimeoutError(
-                f"process {', '.join(map(str, dead))} of 0 to {processes - 1} gave no sign of life for "
-                f"{heartbeat.SILENCE:g} seconds and has {count} documents left: it ended, or was never started. Run "
-                "the same command again with all processes; documents that are done are kept."
-            )
-        time.sleep(0.5)
-    write_whole(run.predictions, "".join(_line(done[key]) for key in ids))
-    for path in run.shares():
-        path.unlink()
+def facts_of(work: Job, split: Split) -> dict[str, Any]:
+    """What is saved of a job's data."""
+    facts = {"data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
+             "documents": len(split.examples), "preset": work.preset}
+    if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
+        facts["task"] = work.task
+    return facts
 
 
-def _was_begun(run: RunFolder, settings: Mapping[str, Any]) -> bool:
-    """Whether this job was started in this folder. Raises if another job's files are there."""
-    if not run.has_predictions:
-        return False
-    if not run.generation.exists() and not run.predictions.exists():
-        return False   # another process started before the first one, which writes the settings
-    try:
-        before = read_object(run.generation)
-    except (OSError, UserError):
-        before = {}
-    if "generation" in before:
-        before["engine"] = engines.engine_of(before)
-    if "model" not in before:
-        raise UserError(f"{run.path} has predictions but no valid {run.generation.name} with their settings. Choose "
-                        "another --out, or delete them.")
-    # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
-    same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
-    left_out = {"versions", "model"} if same_weights else {"versions"}
-    changes = [change for key in settings if key not in left_out
-               for change in _differences(key, before.get(key), settings[key])]
-    if changes:
-        raise UserError(f"{run.path} has predictions made with other settings ({'; '.join(changes)}). Choose another "
-                        "--out, or delete them.")
-    return True
-
-
-def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
-    """What differs in a setting, as ``generation.num_beams: 4 → 8``; of nested settings only those that differ."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in {**before, **now}:
-            yield from _differences(f"{name}.{key}", before.get(key), now.get(key))
-    elif before != now:
-        written = ["not set" if value is None else repr(value) for value in (before, now)]
-        yield f"{name}: {written[0]} → {written[1]}"
-
-
-def _done_rows(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """The rows that are already written, by id."""
-    rows = (row for path in run.shares() for row in whole_rows(path))
-    return {row["id"]: row for row in rows if "id" in row and "prediction" in row}
-
-
-def _writer(work: Job, run: RunFolder, say: Callable[[str], None]) -> Writer:
+def _writer(work: Job, output: Output, say: Callable[[str], None]) -> Writer:
     baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is not None:
         return _baseline(work, baseline)
-    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
-    model, tokenizer = load_model(
-        work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say
-    )  # fmt: skip
+    if work.sampling.groups > 1:
+        check_groups(work, WITHOUT_GROUPS)
+    ready = prepare(work, say)
+    model, sampling = ready.model, work.sampling
     _set_search(model, work)
-    search = search_of(model, seed=work.sampling.seed if work.sampling.sample else None)
-    engine = engines.load(_engine(work, run, say), model, search, say=say)
-    data = work.data
-    shape = Shape.of(data)
-    separator = separator_id(tokenizer, data.separator)
+    search = dataclasses.replace(search_of(model, seed=sampling.seed if sampling.sample else None),
+                                 groups=sampling.groups, diversity=sampling.diversity)
+    if sampling.groups > 1:
+        engine = grouped_engine(model, search, WITHOUT_GROUPS, say=say)
+    else:
+        engine = engines.load(shares.engine_that_began(output, work.engine, say), model, search, say=say)
     by_line = has_several_sentences(work)
-
-    def ids(examples: Sequence[Example]) -> list[list[int]]:
-        return source_ids([example.source for example in examples], tokenizer, shape, separator)
 
     def write(examples: Sequence[Example], sources: Sequence[Sequence[int]]) -> list[list[Written]]:
         hypotheses = engine.write(sources)
-        texts = iter(decoded(tokenizer, [row for rows in hypotheses for row in rows]))
-        return [[Written(_lines(next(texts), data.language) if by_line else next(texts), len(row)) for row in rows]
-                for rows in hypotheses]
+        if sampling.rerank:
+            hypotheses = _by_probability(model, search, sources, hypotheses)
+        found = written(ready.tokenizer, hypotheses)
+        return [[_in_lines(one, work.data.language) for one in texts] for texts in found] if by_line else found
 
     def look(examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
         from ngramloss.generation.teacher_forced import forced_predictions
 
         references = [example.target for example in examples]
-        return forced_predictions(model, tokenizer, ids(examples), references, max_target=shape.max_target)
+        longest = work.data.max_target
+        return forced_predictions(model, ready.tokenizer, ready.ids(examples), references, max_target=longest)
+
+    return Writer(write, ready.ids, look if ready.own else None, {
+        **ready.settings, "generation": search_facts(model, search) | ({"rerank": sampling.rerank} if sampling.rerank
+                                                                       else {}),
+        "engine": engine.facts, "sentence_a_line": by_line,
+        **({"seed": sampling.seed} if sampling.sample else {}),
+    }, budget_for(model, search, work.batch_size))  # fmt: skip
+
+
+class Prepared(NamedTuple):
+    """A model that is ready to write, before it is decided how.
+
+    Attributes:
+        model: on its device.
+        tokenizer: the model's own.
+        ids: examples → the ids of their sources.
+        own: whether a run of ours trained it.
+        settings: which model it is, and how it reads.
+    """
+
+    model: Any
+    tokenizer: Any
+    ids: Callable[[Sequence[Example]], list[list[int]]]
+    own: bool
+    settings: dict[str, Any]
+
+
+def prepare(work: Job, say: Callable[[str], None]) -> Prepared:
+    """Load the model of a job."""
+    own = Path(work.loading.name).is_dir() and work.loading.name != work.model
+    model, tokenizer = load_model(
+        work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say
+    )  # fmt: skip
+    shape = Shape.of(work.data)
+    separator = separator_id(tokenizer, work.data.separator)
+
+    def ids(examples: Sequence[Example]) -> list[list[int]]:
+        return source_ids([example.source for example in examples], tokenizer, shape, separator)
 
     weights = weight_files(Path(work.loading.name))
-    named = model.generation_config.to_diff_dict()
-    named.pop("transformers_version", None)
     commit = getattr(model.config, "_commit_hash", None)
-    return Writer(write, ids, look if own else None, {
-        "model": work.model, "weights": fingerprint(weights) if weights else commit, "generation": named,
-        "engine": engine.facts, "shape": dataclasses.asdict(shape), "sentence_a_line": by_line,
-        **({"seed": work.sampling.seed} if work.sampling.sample else {}),
+    return Prepared(model, tokenizer, ids, own, {
+        "model": work.model, "weights": fingerprint(weights) if weights else commit,
+        "shape": dataclasses.asdict(shape),
         **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
-    }, budget_for(model, search, work.batch_size))  # fmt: skip
+    })  # fmt: skip
+
+
+def written(tokenizer: Any, hypotheses: Sequence[Sequence[Sequence[int]]]) -> list[list[Written]]:
+    """The texts of each source, from their ids."""
+    texts = iter(decoded(tokenizer, [row for rows in hypotheses for row in rows]))
+    return [[Written(next(texts), len(row)) for row in rows] for rows in hypotheses]
+
+
+def search_facts(model: Any, search: Search) -> dict[str, Any]:
+    """The search settings that are saved with the texts."""
+    facts: dict[str, Any] = model.generation_config.to_diff_dict()
+    facts.pop("transformers_version", None)
+    groups = {"num_beam_groups": search.groups, "diversity_penalty": search.diversity}
+    return facts | (groups if search.groups > 1 else {})
+
+
+def check_groups(work: Job, instead: str) -> None:
+    """Raise if groups of beams are not possible, as far as can be known before the model is loaded.
+
+    Args:
+        work: the job.
+        instead: what to do, as a sentence.
+    """
+    if work.engine not in (engines.AUTO, GROUPED):
+        raise UserError(f"groups of beams need the engine {GROUPED}, not {work.engine}. Leave --engine out. {instead}")
+    try:
+        kind = read_object(Path(work.loading.name) / "config.json").get("model_type")
+    except (OSError, UserError):   # a model of the hub; a damaged file is reported when it is loaded
+        return
+    if kind not in DECODERS:
+        raise UserError(f"groups of beams need the engine {GROUPED}, which serves {', '.join(DECODERS)}, not {kind}. "
+                        f"{instead}")
+
+
+def grouped_engine(model: Any, search: Search, instead: str, *, say: Callable[[str], None]) -> engines.Loaded:
+    """The engine that has groups of beams. Raises if it cannot search with this model and these settings."""
+    if reasons := list(engines.ENGINES[GROUPED].function("unsupported")(model, search)):
+        raise UserError(f"groups of beams need the engine {GROUPED}, which cannot be used: {'; '.join(reasons)}. "
+                        f"{instead}")
+    return engines.load(GROUPED, model, search, say=say)
+
+
+def _by_probability(
+    model: Any, search: Search, sources: Sequence[Sequence[int]], hypotheses: Sequence[list[list[int]]]
+) -> list[list[list[int]]]:
+    """The texts of each source, that with the highest log-probability by length first."""
+    from ngramloss.generation.teacher_forced import text_logp
+
+    logp = text_logp(model, sources, hypotheses, pad=search.pad)
+
+    ordered = []
+    for rows, sums in zip(hypotheses, logp, strict=True):
+        scores = [value / float(max(len(row) - 1, 1)) ** search.length_penalty
+                  for row, value in zip(rows, sums, strict=True)]
+        ordered.append([rows[number] for number in sorted(range(len(rows)), key=lambda number: -scores[number])])
+    return ordered
 
 
 def _baseline(work: Job, write: Callable[[Sequence[Example]], list[str]]) -> Writer:
@@ -370,42 +407,39 @@ def _baseline(work: Job, write: Callable[[Sequence[Example]], list[str]]) -> Wri
                   Budget(documents=work.batch_size))
 
 
-def _set_search(model: Any, work: Job) -> None:
-    """Put the job's search settings into the model's ``generation_config``."""
+def set_generation(model: Any, work: Job) -> None:
+    """Put the job's generation settings into the model's ``generation_config``, if it has any of its own."""
     from ngramloss.training.models import prepare_generation
 
     if work.generation is not None:
         prepare_generation(model, work.generation)
+
+
+def _set_search(model: Any, work: Job) -> None:
+    """Put the job's search settings into the model's ``generation_config``."""
+    set_generation(model, work)
     sampling, config = work.sampling, model.generation_config
     if sampling.sample:
         config.update(do_sample=True, temperature=sampling.temperature, top_p=sampling.top_p, top_k=0, num_beams=1,
                       early_stopping=False)
-    if sampling.texts > 1:
-        beams = config.num_beams or 1
-        if not sampling.sample and sampling.texts > beams:
-            raise UserError(f"--num-return {sampling.texts} needs as many beams, but the search has {beams}. Use --set "
-                            f"generation.num_beams={sampling.texts}, or --sample.")
-        config.update(num_return_sequences=sampling.texts)
+    beams = config.num_beams or 1
+    if beams % sampling.groups:
+        raise UserError(f"--groups {sampling.groups} needs a multiple of as many beams, but the search has {beams}. "
+                        f"Use --set generation.num_beams={sampling.groups}.")
+    texts = sampling.texts or beams
+    if sampling.rerank and texts == 1:
+        raise UserError("--rerank orders several texts of a document, but the search has 1 beam. Use --set "
+                        "generation.num_beams=4, or --sample --num-return 4.")
+    if texts > 1:
+        if not sampling.sample and texts > beams:
+            raise UserError(f"--num-return {texts} needs as many beams, but the search has {beams}. Use --set "
+                            f"generation.num_beams={texts}, or --sample.")
+        config.update(num_return_sequences=texts)
 
 
-def _engine(work: Job, run: RunFolder, say: Callable[[str], None]) -> str:
-    """The name of the engine; for ``auto``, the one that began the predictions that are in the folder."""
-    if work.engine != engines.AUTO or not run.has_predictions or not run.generation.exists():
-        return work.engine
-    try:
-        before = read_object(run.generation)
-    except UserError:   # is reported when the settings are compared
-        return work.engine
-    name = engines.engine_of(before)["name"]
-    if name in engines.ENGINES:
-        say(f"engine {name}, which began the predictions in {run.path}.")
-        return name
-    return work.engine
-
-
-def _lines(text: str, language: str) -> str:
-    """A text with one sentence per line."""
-    return "\n".join(sentences(text, language=language))
+def _in_lines(summary: Written, language: str) -> Written:
+    """A summary with one sentence per line."""
+    return summary._replace(text="\n".join(sentences(summary.text, language=language)))
 
 
 def has_several_sentences(work: Job) -> bool:
@@ -428,11 +462,8 @@ def _row(key: str, written: Sequence[Written]) -> dict[str, Any]:
     return {"id": key, "prediction": best.text, **tokens, **candidates}
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def _versions(settings: Mapping[str, Any]) -> dict[str, str]:
+def versions(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of what a job's texts depend on."""
     engine = [engines.ENGINES[settings["engine"]["name"]].package] if "engine" in settings else []
     others = {name: installed(name) for name in ("torch", "transformers", "tokenizers", *engine)}
     own = {"ngramloss": __version__, "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""a model, sources and references → what an objective sees: the most probable token per position, its probability."""
+"""a model, sources and texts → probabilities by teacher forcing: what an objective sees, log-probabilities of texts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.hf.batches import Padder
 from ngramloss.stats import IGNORE_INDEX, token_stats
+
+MOST_LOGITS = 2**28
+"""Logits that are computed at a time: 1 GB in fp32."""
 
 
 @torch.inference_mode()
@@ -46,6 +50,49 @@ def forced_predictions(
                 "confidence": _probabilities(stats.best_logp[index][real]),
                 "label_probability": _probabilities(stats.label_logp[index][real]),
             }
+
+
+@torch.inference_mode()
+def text_logp(
+    model: Any, sources: Sequence[Sequence[int]], texts: Sequence[Sequence[Sequence[int]]], *, pad: int
+) -> list[list[float]]:
+    """The log-probability of each text of each source: the sum over its tokens after the start token.
+
+    The encoder runs once for each source, whatever the number of its texts.
+
+    Args:
+        model: a Hugging Face encoder-decoder.
+        sources: ids with their special tokens.
+        texts: the ids of one or more texts of each source, from the start token on.
+        pad: the id that fills batches up.
+    """
+    model.eval()
+    ids = _padded(sources, pad).to(model.device)                         # [B, S]
+    mask = _padded([[1] * len(source) for source in sources], 0).to(model.device)    # [B, S]
+    hidden = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True).last_hidden_state   # [B, S, D]
+    flat = [(owner, row) for owner, rows in enumerate(texts) for row in rows]
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    count = max(1, MOST_LOGITS // (vocabulary * max(len(row) for _, row in flat)))
+    found: list[float] = []
+    for start in range(0, len(flat), count):
+        rows = flat[start : start + count]
+        owners = torch.tensor([owner for owner, _ in rows], device=model.device)     # [N]
+        inputs = _padded([row[:-1] for _, row in rows], pad).to(model.device)        # [N, T]
+        labels = _padded([row[1:] for _, row in rows], IGNORE_INDEX).to(model.device)        # [N, T]
+        logits = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden[owners]), attention_mask=mask[owners],
+            decoder_input_ids=inputs, use_cache=False,
+        ).logits                                                         # [N, T, V]
+        logp = token_stats(logits, labels).label_logp                    # [N, T]
+        found += logp.where(labels != IGNORE_INDEX, 0.0).sum(-1).tolist()
+    sums = iter(found)
+    return [[next(sums) for _ in rows] for rows in texts]
+
+
+def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
+    """Rows as one tensor, filled up on the right, [N, L]."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
 
 
 def _pieces(tokenizer: Any, ids: torch.Tensor) -> list[str]:

@@ -17,7 +17,7 @@ from ngramloss.run_folder import RunFolder
 SEARCH = (
     "num_beams", "length_penalty", "min_length", "max_length", "min_new_tokens", "max_new_tokens", "early_stopping",
     "no_repeat_ngram_size", "repetition_penalty", "num_beam_groups", "diversity_penalty", "do_sample", "temperature",
-    "top_k", "top_p", "typical_p", "min_p", "renormalize_logits", "num_return_sequences",
+    "top_k", "top_p", "typical_p", "min_p", "renormalize_logits", "num_return_sequences", "rerank",
 )  # fmt: skip
 """Settings of a generation_config that change the output."""
 

@@ -69,6 +69,7 @@ ENGINES = {
         "CTranslate2 with weights in 8 bits: faster still, texts differ slightly", "ct2", "ctranslate2",
         precision="int8",
     ),
+    "graph": Engine("beam search in tensors: groups of beams, CUDA graphs on a GPU", "graph", "torch"),
 }  # fmt: skip
 """All engines by name. ``auto`` tries those that are ``automatic``, in this order."""
 

@@ -75,8 +75,8 @@ def _sampled(model: Any, search: Search, sources: Sequence[Ids]) -> list[list[in
     noise = GumbelNoise([(search.seed, number, *source) for source in sources for number in range(search.texts)])
     warpers: list[Any] = [TemperatureLogitsWarper(search.temperature)] if search.temperature != 1 else []
     warpers += [TopPLogitsWarper(search.top_p)] if search.top_p < 1 else []
-    return generated(model, copies, search.pad, do_sample=False, num_return_sequences=1,
-                     logits_processor=LogitsProcessorList([*warpers, noise]))
+    return generated(model, copies, search.pad, do_sample=False, num_beams=1, early_stopping=False,
+                     num_return_sequences=1, logits_processor=LogitsProcessorList([*warpers, noise]))
 
 
 class GumbelNoise:

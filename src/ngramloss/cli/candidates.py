@@ -1,0 +1,122 @@
+"""arguments of ``ngramloss candidates`` → a file of candidates, and a table of what they score."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ngramloss.cli.generate import DIVERSITY, add_job, bar, output_folder, settings
+from ngramloss.cli.options import ALL_METRICS, Verbs, metric_options, verb
+from ngramloss.cli.output import print_result, tell
+
+if TYPE_CHECKING:
+    from ngramloss.generation.candidates import Gains, Summary
+    from ngramloss.generation.predictions import Job
+
+CANDIDATES = """\
+Write several distinct texts of every source of a split, and what each scores: candidates.jsonl, with the settings in
+candidates.json. Training can learn from them which of its own texts are better.
+
+The first text of a source is the one that the search prefers. Texts that are equal are removed, and samples take their
+place. A gain is a score from 0 to 1 against the reference. To continue a stopped job, run the same command again. Under
+torchrun, each process writes a share."""
+
+EXAMPLES = """\
+examples:
+  ngramloss candidates runs/demo-matches234 --limit 100
+  ngramloss candidates facebook/bart-large-cnn --preset cnndm --data cnn_dailymail --out candidates/cnndm
+  ngramloss candidates google/pegasus-xsum --data xsum --beams 128 --groups 16 --diversity 0.1 --out candidates/xsum
+  ngramloss candidates runs/mine --how sample --top-p 0.95 --seed 1 --out samples
+  ngramloss candidates runs/mine --how beams --count 8 --beams 16 --metric rouge2 --out beams
+  ngramloss candidates runs/mine --split validation --metric chrf --set chrf.word_order=2 --out chrf --json
+"""
+
+COLUMNS = {"sources": "sources", "candidates": "a source", "first": "first", "mean": "mean", "best": "best",
+           "worst": "worst"}   # fmt: skip
+"""Part of a summary → the heading of its column."""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the command and its options."""
+    parser = verb(verbs, "candidates", "write several texts of each source, and their scores", CANDIDATES, EXAMPLES)
+    add_job(parser, "RUN_OR_MODEL", split="train")
+    parser.add_argument("--count", type=int, default=16, metavar="N",
+                        help="candidates of each source (default: %(default)s)")
+    parser.add_argument("--how", choices=["groups", "beams", "sample", "mixed"], default="groups",
+                        help="groups of beams that avoid each other's tokens; the best of one beam search; the best of "
+                        "the model's own search, then samples; or half groups, half samples (default: %(default)s)")
+    parser.add_argument("--beams", type=int, metavar="N",
+                        help="beams of the search; of groups with more beams than candidates, every so-many-th is "
+                        "kept, in the order of their scores (default: as many as candidates)")
+    parser.add_argument("--groups", type=int, metavar="N", help="groups of beams (default: as many as candidates)")
+    parser.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0)")
+    parser.add_argument("--metric", metavar="NAME",
+                        help=f"metric of the gains, or one of its scores: {ALL_METRICS} (default: rouge, the mean of "
+                        "ROUGE-1, 2 and Lsum; for translation bleu, sentence BLEU)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run_verb=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from ngramloss.generation import candidates, predictions
+    from ngramloss.recipe import WORDS
+    from ngramloss.run_folder import RunFolder
+
+    given = settings(options)
+    own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task="))]
+    work = predictions.job(
+        options.model, data=options.data, split=options.split, preset=options.preset,
+        overrides=[setting for setting in given if setting not in own], limit=options.limit,
+        batch_size=options.batch_size or 0, trust_remote_code=options.trust_remote_code, verb="candidates",
+    )  # fmt: skip
+    making = candidates.check_making(candidates.Making(
+        options.count, options.how, options.beams or 0, options.groups or 0, options.diversity, options.temperature,
+        options.top_p, options.seed,
+    ), work)  # fmt: skip
+    gains = _gains(work, options.metric, own)
+    folder, words = output_folder(options, "RUN_OR_MODEL"), WORDS[work.task]
+    with bar(words.sources) as show:
+        found = candidates.write_candidates(
+            work, making, gains, folder, progress=partial(show, "writing candidates"),
+            scoring=partial(show, "computing gains"), say=tell,
+        )  # fmt: skip
+    if found is None:
+        return 0
+    if found.fewer:
+        tell(f"{found.fewer:,} of {found.sources:,} sources have fewer than {making.count} candidates, because no more "
+             f"distinct texts were found: {found.missing:,} are missing in all.")
+    path = RunFolder(folder).candidates
+    print_result(json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json
+                 else f"{path}\n{_table(found)}")
+    return 0
+
+
+def _gains(work: Job, name: str | None, options: list[str]) -> Gains:
+    """What makes the gains, from the name of a metric and ``--set METRIC.OPTION=VALUE``."""
+    from ngramloss.errors import UserError
+    from ngramloss.generation.candidates import Gains
+    from ngramloss.generation.predictions import has_several_sentences
+    from ngramloss.metrics import gains
+
+    name = name or gains.BY_TASK[work.task]
+    metric = gains.metric_of(name)
+    for setting in options:
+        if not setting.startswith(f"{metric}."):
+            raise UserError("candidates accepts --set only for generation.*, data.*, task and options of the metric, "
+                            f"{metric}.*, got {setting!r}.")
+    chosen: dict[str, Any] = metric_options(options, [metric]).get(metric, {})
+    gain = gains.gain_of(name, chosen, lines=work.data.language if has_several_sentences(work) else None)
+    return Gains(gain.settings, gain.versions, lambda examples: gains.check_gain(gain, examples),
+                 lambda examples, texts, progress: gains.gains_of(gain, examples, texts, progress=progress))
+
+
+def _table(found: Summary) -> str:
+    from ngramloss.tabular import aligned
+
+    values = found._asdict()
+    cells = [f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if name == "candidates" else f"{value:.4f}"
+             for name, value in ((name, values[name]) for name in COLUMNS)]
+    return "\n".join(aligned([list(COLUMNS.values()), cells], left=()))

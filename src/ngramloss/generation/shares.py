@@ -1,0 +1,208 @@
+"""examples and a function that writes rows → a file of rows by id, in shares of processes, continued if stopped.
+
+Under torchrun each process appends to a file of its own, and the first one collects them. Rows that are done are never
+written again, and rows of another job are never mixed with them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ngramloss import heartbeat
+from ngramloss.data import Example
+from ngramloss.errors import UserError
+from ngramloss.files import appended, read_object, whole_rows, write_whole
+from ngramloss.generation import engines
+from ngramloss.generation.batches import Budget, batches
+from ngramloss.run_folder import NAMES, RunFolder
+
+Text = TypeVar("Text")
+Progress = Callable[[int, int], None]
+
+
+class Output(NamedTuple):
+    """Where the rows of a job go.
+
+    Attributes:
+        run: the folder.
+        noun: what the rows are, ``predictions`` or ``candidates``.
+        key: what a finished row has, besides its id.
+        whole: the file of all rows.
+        about: the file with the settings of the job.
+    """
+
+    run: RunFolder
+    noun: str
+    key: str
+    whole: Path
+    about: Path
+
+    @property
+    def share(self) -> Path:
+        """The file of this process."""
+        return self.run.share(rank(), self.noun)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder has such rows, all or some."""
+        return self.whole.exists() or bool(self.run.shares(self.noun))
+
+
+def rank() -> int:
+    """The number of this process."""
+    return int(os.environ.get("RANK", 0))
+
+
+def processes() -> int:
+    """How many processes share the job."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[RunFolder]:
+    """Create the folder of a job if it does not exist, and lock it. If nothing was written, it is deleted again."""
+    if RunFolder(folder.parent).recipe.exists() and folder.name in NAMES:
+        raise UserError(f"{folder} is a part of the run {folder.parent} and would be deleted with it. Choose another "
+                        "--out.")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, but --out needs a folder. It is created if it does not exist.")
+    run = RunFolder(folder)
+    created = rank() == 0 and not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with heartbeat.heartbeat(run.beat(rank())) if rank() else run.lock(option="--out"):
+            yield run
+    except BaseException:
+        if created and not any(folder.iterdir()):   # the error occurred before anything was written
+            folder.rmdir()
+        raise
+
+
+def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
+    """Whether this job was started in this folder. Raises if another job's rows are there."""
+    if not output.exists:
+        return False
+    if not output.about.exists() and not output.whole.exists():
+        return False   # another process started before the first one, which writes the settings
+    try:
+        before = read_object(output.about)
+    except (OSError, UserError):
+        before = {}
+    if "generation" in before:
+        before["engine"] = engines.engine_of(before)
+    if "model" not in before:
+        raise UserError(f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
+                        "Choose another --out, or delete them.")
+    # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
+    same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
+    left_out = {"versions", "model"} if same_weights else {"versions"}
+    changes = [change for key in settings if key not in left_out
+               for change in _differences(key, before.get(key), settings[key])]
+    if changes:
+        raise UserError(f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). Choose "
+                        "another --out, or delete them.")
+    return True
+
+
+def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
+    """What differs in a setting, as ``generation.num_beams: 4 → 8``; of nested settings only those that differ."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in {**before, **now}:
+            yield from _differences(f"{name}.{key}", before.get(key), now.get(key))
+    elif before != now:
+        written = ["not set" if value is None else repr(value) for value in (before, now)]
+        yield f"{name}: {written[0]} → {written[1]}"
+
+
+def engine_that_began(output: Output, name: str, say: Callable[[str], None]) -> str:
+    """The name of the engine; for ``auto``, the one that began the rows that are in the folder."""
+    if name != engines.AUTO or not output.exists or not output.about.exists():
+        return name
+    try:
+        before = read_object(output.about)
+    except UserError:   # is reported when the settings are compared
+        return name
+    began = engines.engine_of(before)["name"]
+    if began in engines.ENGINES:
+        say(f"engine {began}, which began the {output.noun} in {output.run.path}.")
+        return began
+    return name
+
+
+def write_share(
+    output: Output, examples: Sequence[Example], ids: Callable[[Sequence[Example]], list[list[int]]],
+    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[Text]],
+    row: Callable[[str, Text], Mapping[str, Any]], budget: Budget, *, progress: Progress | None,
+    say: Callable[[str], None],
+) -> None:
+    """Write the rows of this process that are not done yet, batch by batch.
+
+    Args:
+        output: where.
+        examples: of all processes.
+        ids: examples → the ids of their sources.
+        write: examples and their ids → what is written of each.
+        row: an id and what is written of its example → its row.
+        budget: how much one batch may contain.
+        progress: called with the number of documents done since the last call, and the number of all.
+        say: shows a message to the user.
+    """
+    share = output.share
+    write_whole(share, "".join(map(line, whole_rows(share))))   # removes a line that a kill truncated
+    done = done_rows(output)
+    mine = [example for example in examples[rank() :: processes()] if example.id not in done]
+    mine.sort(key=lambda example: len(example.source), reverse=True)   # similar lengths together, longest first
+    with appended(share) as file:
+        for batch, texts in batches(mine, ids, write, budget, say=say):
+            pairs = zip(batch, texts, strict=True)
+            file.write("".join(line(row(example.id, written)) for example, written in pairs))
+            file.flush()
+            if progress is not None:
+                progress(len(batch), len(mine))
+
+
+def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Wait until every document is done, and return all rows in the order of the ids.
+
+    Raises:
+        TimeoutError: another process with documents left gives no sign of life.
+    """
+    count = processes()
+    listeners = {rank: heartbeat.Listener(output.run.beat(rank)) for rank in range(1, count)}
+    while len(done := done_rows(output)) < len(ids):
+        left = Counter(index % count for index, key in enumerate(ids) if key not in done)
+        dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
+        if dead and len(done_rows(output)) < len(ids):   # not done since they were counted
+            missing = sum(left[rank] for rank in dead)
+            raise TimeoutError(
+                f"process {', '.join(map(str, dead))} of 0 to {count - 1} gave no sign of life for "
+                f"{heartbeat.SILENCE:g} seconds and has {missing} documents left: it ended, or was never started. Run "
+                "the same command again with all processes; documents that are done are kept."
+            )
+        time.sleep(0.5)
+    return [done[key] for key in ids]
+
+
+def finish(output: Output, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file of all rows, and delete the shares."""
+    write_whole(output.whole, "".join(map(line, rows)))
+    for path in output.run.shares(output.noun):
+        path.unlink()
+
+
+def done_rows(output: Output) -> dict[str, dict[str, Any]]:
+    """The rows that are already written, by id."""
+    rows = (row for path in output.run.shares(output.noun) for row in whole_rows(path))
+    return {row["id"]: row for row in rows if "id" in row and output.key in row}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row as a line of JSON."""
+    return json.dumps(row, ensure_ascii=False) + "\n"

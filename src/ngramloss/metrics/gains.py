@@ -1,0 +1,205 @@
+"""the name of a metric, and candidates of sources → the gain of each candidate: its score, from 0 to 1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import fsum, isnan
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+from ngramloss.data import Example
+from ngramloss.data.languages import AUTO
+from ngramloss.data.sentences import sentences
+from ngramloss.errors import UserError
+from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
+from ngramloss.metrics.scores import Absent, check_scores
+from ngramloss.plugins import source_hash
+from ngramloss.settings import nearest
+from ngramloss.version import installed
+
+BY_TASK = {"summarisation": "rouge", "translation": "bleu"}
+"""Task → the metric that makes gains unless another is chosen."""
+MEANS = {"rouge": ("rouge1", "rouge2", "rougeLsum")}
+"""Metric → the scores whose mean is the gain. Of other metrics it is one score."""
+IN_PARTS = ("rouge", "bleu", "chrf")
+"""Metrics that score each text on its own and in Python or Rust alone, so that processes can share the texts."""
+PART = 256
+"""Sources that a process scores at a time."""
+IN_PROCESS = 20_000
+"""Fewer texts are scored in this process: to start others takes longer."""
+TRIED = 2
+"""Examples on which a metric is tried before anything is generated."""
+TOLERANCE = 1e-6
+"""How far rounding may take a score beyond 0 or 100."""
+
+
+class Gain(NamedTuple):
+    """What makes the gain of a candidate.
+
+    Attributes:
+        metric: a name in ``METRICS``.
+        scores: the mean of these scores, which have 0 to 100, divided by 100, is the gain.
+        options: of the metric.
+        lines: texts are split into sentences, one per line, before they are scored; the language for the splitter, or
+            None if they are scored as they are.
+    """
+
+    metric: str
+    scores: tuple[str, ...]
+    options: dict[str, Any]
+    lines: str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is saved with the gains."""
+        own = source_hash(METRICS[self.metric].function)
+        options = {name: str(value) for name, value in self.options.items()}
+        return {"name": self.metric, "scores": list(self.scores), "options": options,
+                "sentence_a_line": self.lines is not None, **({"source": own} if own else {})}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the packages that compute it."""
+        found = {package: installed(package) for package in METRICS[self.metric].packages}
+        return {package: version for package, version in found.items() if version is not None}
+
+
+def metric_of(name: str) -> str:
+    """The metric of this name, or the one that has a score of this name. Raises if there is none."""
+    if name in METRICS:
+        METRICS.entry(name)   # raises if the package that adds it has a problem
+        return name
+    owners = score_owners(metric for metric in METRICS if not METRICS.problem(metric))
+    if name not in owners:
+        raise UserError(f"--metric: unknown metric or score {name!r}. {nearest(name, [*METRICS, *owners], 0.6)}Choose "
+                        f"from {', '.join(METRICS)}, or one of their scores.")
+    return owners[name]
+
+
+def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None) -> Gain:
+    """The gain by a metric, or by one score of a metric.
+
+    Args:
+        name: of a metric, such as ``rouge`` or ``chrf``, or of a score, such as ``rouge2``.
+        options: of the metric.
+        lines: as in :class:`Gain`.
+
+    Raises:
+        UserError: there is no such metric or score, it lacks something, or its values are no gains.
+    """
+    metric = metric_of(name)
+    scores = MEANS.get(name) or (name,)
+    if metric == name and not set(scores) <= set(scores_of(metric)):
+        better = [score for score, about in scores_of(metric).items() if about.better == "higher"]
+        which = f"Choose one of its scores: {', '.join(better)}." if better else _OTHER
+        raise UserError(f"--metric {name} is no single score. {which}")
+    for score in scores:
+        if scores_of(metric)[score].better != "higher":
+            raise UserError(f"--metric {name}: higher values of {score} are not better, so it is no gain. {_OTHER}")
+    if needed := METRICS[metric].packages_needed:
+        raise UserError(f"--metric {name} {needed}.")
+    checked = checked_options(metric, options)
+    if lacking := missing_options(metric, checked):
+        given = ", ".join(f"--set {metric}.{option}=…" for option in lacking)
+        raise UserError(f"--metric {name} needs {given}; docs/metrics.md says what to give.")
+    return Gain(metric, scores, checked, lines)
+
+
+_OTHER = "Use rouge, bleu or chrf."
+
+
+def check_gain(gain: Gain, examples: Sequence[Example]) -> None:
+    """Try a metric on a few references. Raises if it has no score for each of them."""
+    tried = examples[:TRIED]
+    gains_of(gain, tried, [[example.target] for example in tried])
+
+
+def gains_of(
+    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], *, processes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[float]]:
+    """The gain of each candidate of each example, 0 to 1.
+
+    Several references are the metric's own affair: ROUGE takes the best of them, BLEU and chrF count n-grams of all.
+
+    Args:
+        gain: the metric.
+        examples: with their references.
+        texts: the candidates of each.
+        processes: how many share the texts; None means one for each processor, if there are many texts.
+        progress: called with the number of examples done since the last call, and the number of all.
+
+    Raises:
+        UserError: the metric lacks something, or a candidate has no score between 0 and 100.
+    """
+    workers = _workers(gain, sum(map(len, texts)), processes)
+    size = PART if gain.metric in IN_PARTS and gain.options.get("tokenize") != AUTO else max(len(texts), 1)
+    starts = range(0, len(texts), size)
+    parts = ((gain, list(examples[start : start + size]), [list(each) for each in texts[start : start + size]])
+             for start in starts)
+    found: list[list[float]] = []
+    for part in _each(parts, workers):
+        found += part
+        if progress is not None:
+            progress(len(part), len(texts))
+    for example, values in zip(examples, found, strict=True):
+        for number, value in enumerate(values, 1):
+            if isnan(value) or not 0 <= value <= 1:
+                what = "no score" if isnan(value) else f"a score of {100 * value:g}, not between 0 and 100,"
+                raise UserError(f"--metric {gain.metric} has {what} for candidate {number} of {example.id!r}. Use "
+                                "another metric.")
+    return found
+
+
+def _workers(gain: Gain, texts: int, processes: int | None) -> int:
+    if gain.metric not in IN_PARTS or not isinstance(METRICS[gain.metric].function, str):
+        return 1   # a plugin's function is not known to other processes
+    if processes is not None:
+        return processes
+    if texts < IN_PROCESS:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+Part = tuple[Gain, list[Example], list[list[str]]]
+
+
+def _each(parts: Iterator[Part], workers: int) -> Iterator[list[list[float]]]:
+    if workers == 1:
+        yield from map(_part, parts)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_part, parts)
+
+
+def _part(part: Part) -> list[list[float]]:
+    """The gains of some examples."""
+    gain, examples, texts = part
+    rows = [(example, text) for example, candidates in zip(examples, texts, strict=True) for text in candidates]
+    given: dict[str, Any] = {
+        "ids": [example.id for example, _ in rows], "documents": [example.source for example, _ in rows],
+        "references": [list(example.references) or [example.target] for example, _ in rows],
+        "predictions": [text if gain.lines is None else "\n".join(sentences(text, language=gain.lines))
+                        for _, text in rows],
+    }
+    metric = METRICS[gain.metric]
+    unwatched = {"progress": lambda _: None} if metric.shows_progress else {}
+    try:
+        scores = metric.load()(*(given[name] for name in metric.reads), **gain.options, **unwatched)
+    except Absent as reason:
+        raise UserError(f"--metric {gain.metric}: {reason}") from None
+    check_scores(gain.metric, scores, list(scores_of(gain.metric)), len(rows))
+    if lacking := [name for name in gain.scores if name not in scores.values]:
+        raise UserError(f"--metric {gain.metric} has no {', '.join(lacking)} of each document with these options. "
+                        f"{_OTHER}")
+    columns = [scores.values[name] for name in gain.scores]
+    means = iter([_unit(fsum(values) / len(columns)) for values in zip(*columns, strict=True)])
+    return [[next(means) for _ in candidates] for candidates in texts]
+
+
+def _unit(score: float) -> float:
+    """A score from 0 to 100 as a gain; rounding is corrected."""
+    value = score / 100
+    return min(max(value, 0.0), 1.0) if -TOLERANCE <= value <= 1 + TOLERANCE else value
