@@ -25,8 +25,9 @@ from test_runner import SABOTAGE, TRAIN
 from test_steps import WithoutGraphs, moved
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Seq2SeqTrainer
 
-from ngramloss import JointLoss, NgramTrainer, attach, cli, compute_loss_func, detach, last_parts, recipe
+from ngramloss import JointLoss, LogParts, NgramTrainer, attach, cli, compute_loss_func, detach, last_parts, recipe
 from ngramloss.data import Example, candidate_tokens, newswire
 from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
 from ngramloss.data.candidates import Candidates, read_candidates
@@ -439,6 +440,23 @@ def test_evaluation_on_rows_with_candidates_has_their_terms_too(tmp_path):
 def test_columns_with_candidates_are_used(tmp_path):
     made = trained(tmp_path, data=datasets.Dataset.from_list(rows(8)), max_steps=1)
     assert made.state.log_history[0][TERMS[3]] > 0
+
+
+@pytest.mark.slow
+def test_a_stock_trainer_trains_on_candidates_and_logs_their_terms(tmp_path):
+    model = attach(test_trainer.tiny(), OBJECTIVE)
+    settings = {"remove_unused_columns": False, "eval_strategy": "epoch", "num_train_epochs": 4}
+    trainer = Seq2SeqTrainer(
+        model, test_trainer.arguments(tmp_path, **settings), train_dataset=rows(16), eval_dataset=test_trainer.rows(7, seed=2),
+        data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)), callbacks=[LogParts()],
+    )
+    with pytest.warns(UserWarning, match="a stock Trainer counts the tokens"):
+        trainer.train()
+    steps = [line for line in trainer.state.log_history if "ce" in line]
+    assert steps[-1][TERMS[3]] < steps[0][TERMS[3]]
+    evaluated = [line for line in trainer.state.log_history if "eval_ce" in line]
+    assert evaluated
+    assert all(f"eval_{TERMS[3]}" not in line and "eval_matches(2)" in line for line in evaluated)
 
 
 @pytest.mark.slow
