@@ -55,6 +55,11 @@ def test_a_term_of_the_objective_comes_before_a_score_of_the_same_name():
     assert chosen("matches").metric == "matches"
 
 
+def test_a_term_that_compares_candidates_has_no_value_in_validation():
+    assert complaint("rank", "objective=ce + rank") == (
+        "train.best: rank compares candidates, which validation does not have. Choose one of loss, ce, or a score of generated texts such as rouge2.")
+
+
 SCORES = "rouge1, rouge2, rougeL, rougeLsum, bleu, chrf, names_right, figures_right"
 
 

@@ -524,7 +524,7 @@ def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch):
         raise RuntimeError("no power")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tokens, "_join", fail)
+        patch.setattr(tokens, "join_parts", fail)
         with pytest.raises(RuntimeError, match="no power"):
             made(tmp_path, MANY)
     (parts,) = (tmp_path / "tokens").iterdir()
@@ -545,12 +545,12 @@ def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch):
 def test_where_folders_cannot_be_locked_the_first_to_finish_wins(tmp_path, monkeypatch):
     first = made(tmp_path / "other", MANY)
 
-    def overtaken(parts, folder):
+    def overtaken(names, parts, folder):
         shutil.copytree(first.folder, tmp_path / "tokens" / first.folder.name)   # another process finished, and tidied
         shutil.rmtree(parts[0].parent.parent)
         raise FileNotFoundError(parts[0])
 
-    monkeypatch.setattr(tokens, "_join", overtaken)
+    monkeypatch.setattr(tokens, "join_parts", overtaken)
     assert content(made(tmp_path, MANY).folder) == content(first.folder)
     assert os.listdir(tmp_path / "tokens") == [first.folder.name]
 

@@ -54,6 +54,9 @@ class Data:
     limit: int = setting(0, least=0)
     """The most training examples; 0 uses all. The built-in corpus can generate more than its default number."""
     validation_limit: int = setting(0, least=0)
+    candidates: str = ""
+    """A file of candidates of the training examples, or a folder with one, as ``ngramloss candidates`` writes it. Terms
+    that compare candidates, such as ``rank``, need it."""
     on_bad_row: str = setting("error", choices=("error", "skip"))
 
 

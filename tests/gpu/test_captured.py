@@ -49,13 +49,23 @@ def trainer(folder, model=None, *, data=96, objective=OBJECTIVE, say=print, kind
     }
     return kind(
         bart() if model is None else model, hf.Seq2SeqTrainingArguments(**settings | changes), objective=objective,
-        train_dataset=rows(data), say=say, **{"max_tokens": 0} | dict(ours),
+        train_dataset=rows(data) if isinstance(data, int) else data, say=say, **{"max_tokens": 0} | dict(ours),
     )
 
 
 def trained(folder, *args, **kwargs):
     made = trainer(folder, *args, **kwargs)
     made.train(resume_from_checkpoint=kwargs.get("resume"))
+    return made
+
+
+def rows_with_candidates(count):
+    """Up to four candidates of each source."""
+    source, made = torch.Generator().manual_seed(9), rows(count)
+    for index, row in enumerate(made):
+        lengths = torch.randint(1, 24, (index % 5,), generator=source).tolist()
+        row["candidates"] = [torch.randint(4, 40, (length,), generator=source).tolist() for length in lengths]
+        row["gains"] = torch.rand(len(lengths), generator=source).tolist()
     return made
 
 
@@ -171,6 +181,22 @@ def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(tmp_path, c
         for name in ("loss", "ce", "matches(2)", "bag(2)", "grad_norm"):
             assert one[name] == pytest.approx(other[name], abs=0.05 if name == "grad_norm" else 0.02), (one["step"], name)
     assert logs[True][-1]["ce"] < logs[True][0]["ce"]
+
+
+def test_captured_steps_compare_candidates_like_eager_ones(tmp_path):
+    objective, rank = "ce + 10*rank(margin=0.1,alpha=1) + risk", "rank(margin=0.1,alpha=1)"
+    logs = {}
+    for capture in (True, False):
+        said = []
+        made = trained(tmp_path / str(capture), max_steps=30, data=rows_with_candidates(200), objective=objective, say=said.append,
+                       ours={"capture": capture})
+        logs[capture] = [line for line in made.state.log_history if "ce" in line]
+        assert (made.planned.captured is not None) is capture, said
+        assert not any("not captured" in line for line in said)
+    for one, other in zip(logs[True], logs[False], strict=True):
+        for name in ("loss", "ce", rank, "risk"):
+            assert one[name] == pytest.approx(other[name], abs=0.05 if name == "loss" else 0.02), (one["step"], name)
+    assert logs[True][-1][rank] < logs[True][0][rank]
 
 
 def test_dropout_differs_from_step_to_step_and_is_the_same_in_a_second_run(tmp_path):

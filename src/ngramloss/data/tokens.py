@@ -119,8 +119,14 @@ def tokenise(
         what.append(installed("sentencex"))   # its rules change from version to version
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
     writer = _PartWriter(examples, tokenizer, shape, progress or (lambda _: None))
-    return Tokens(cached_in_parts(folder, list(writer.parts), writer.fill, _join, made=writer.count_if_found,
-                                  what="token cache", say=say))
+    return Tokens(cached_in_parts(folder, list(writer.parts), writer.fill, partial(join_parts, NAMES),
+                                  made=writer.count_if_found, what="token cache", say=say))
+
+
+def part_rows(count: int) -> dict[str, range]:
+    """The names of the parts of so many examples, and the rows of each."""
+    bounds = [(start, min(start + PART, count)) for start in range(0, count, PART)]
+    return {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
 
 
 class _PartWriter:
@@ -130,8 +136,7 @@ class _PartWriter:
         self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None]
     ) -> None:
         self.examples, self.tokenizer, self.shape, self.progress = examples, tokenizer, shape, progress
-        bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
-        self.parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
+        self.parts = part_rows(len(examples))
         self._filled: set[str] = set()
 
     @cached_property
@@ -177,19 +182,24 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _join(parts: list[Path], folder: Path) -> None:
-    """Write the tokens of all parts into a folder, without holding more than one part in memory."""
-    for name in NAMES:
+def join_parts(names: Sequence[str], parts: list[Path], folder: Path) -> None:
+    """Write the arrays of all parts into a folder, without holding more than one part in memory.
+
+    Each array has a second one beside it, with the ends of its groups.
+    """
+    for name in names:
         total, ends = 0, []
         for part in parts:
             ends.append(np.load(part / f"{name}.ends.npy") + total)
-            total = int(ends[-1][-1])
+            total += len(np.load(part / f"{name}.npy", mmap_mode="r"))
         np.save(folder / f"{name}.ends.npy", np.concatenate(ends))
         with (folder / f"{name}.npy").open("wb") as file:
-            header = {"descr": np.dtype(np.int32).str, "fortran_order": False, "shape": (total,)}
+            dtype = np.load(parts[0] / f"{name}.npy", mmap_mode="r").dtype
+            header = {"descr": dtype.str, "fortran_order": False, "shape": (total,)}
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts:
-                file.write(np.load(part / f"{name}.npy", mmap_mode="r").data)
+                values = np.load(part / f"{name}.npy")
+                file.write(values.data)
 
 
 def sources(

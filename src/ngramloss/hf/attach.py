@@ -24,10 +24,18 @@ from ngramloss.hf.calls import (
     loss_made_elsewhere,
     outputs_are_read,
 )
+from ngramloss.hf.candidates import (
+    CandidateRows,
+    candidate_rows,
+    decoder_that_repeats,
+    repeat_sources,
+    without_candidates,
+)
 from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
+from ngramloss.stats import IGNORE_INDEX, CandidateStats, token_stats, token_stats_from_hidden
 
 ModelT = TypeVar("ModelT", bound=Module)
 
@@ -42,6 +50,14 @@ def attach(
     head's whole input. So with labels, ``outputs.logits`` is ``None``, unless a Hugging Face trainer reads it. If the
     objective cannot run, because a library replaced ``model.forward`` or a trainer computes the loss itself, the call
     raises an error. Attaching again replaces the objective.
+
+    An objective with a term that compares candidates, such as ``rank``, needs an encoder-decoder and two more inputs in
+    training: ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
+    labels is absent. All tokens of a candidate count in its log-probability and its length, special ones too. The
+    encoder runs once for a source. Candidates are further rows of the decoder, which is what other outputs of the
+    decoder show; their logits are computed in blocks, and not kept. Inside ``torch.compile`` of the whole model they
+    are. In evaluation without candidates, the loss and its parts are those of the other terms. A stock Trainer passes
+    such inputs on with ``remove_unused_columns=False``.
 
     Args:
         model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
@@ -63,6 +79,7 @@ def attach(
     head_of(inner, module)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
+    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates else None
     state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift)
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
@@ -74,8 +91,9 @@ def attach(
         inner.__class__ = _attached_class(inner.__class__)
     previous = _state(inner)
     if previous is not None:
-        previous.watch(None)
+        previous.unhook()
     state.watch(module)
+    state.repeat(decoder)
     inner._ngramloss = state
     return model
 
@@ -85,7 +103,7 @@ def detach(model: ModelT) -> ModelT:
     inner = bare(model)
     state = _state(inner)
     if state is not None:
-        state.watch(None)
+        state.unhook()
         del inner._ngramloss
         # FSDP may have added its own class above ours, and Accelerate a forward that calls ours. Without a state our
         # class does nothing, so it may stay.
@@ -121,7 +139,7 @@ def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
-    inputs = {name: value for name, value in inputs.items() if name != "shift_labels"}
+    inputs = {name: value for name, value in without_candidates(inputs).items() if name != "shift_labels"}
     labels = inputs.pop("labels")                                        # [B, T]
     if getattr(bare(model).config, "is_encoder_decoder", False):
         _add_decoder_inputs(bare(model), inputs, labels)
@@ -134,12 +152,14 @@ class _State:
 
     def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool) -> None:
         self.loss = StepLoss(loss_fn)
+        self.rest = loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn
         self.logits = logits
         self.shift = shift
         self.checked: tuple[object, ...] = ()
         self.ran, self.hook = Ran(), HeadHook()
         self.head: Module | None = None
         self.handle: Any = None
+        self.repeating: Any = None
 
     def aligned(self, labels: Tensor) -> Tensor:
         """The labels, aligned with the positions that predict them, [B, T]."""
@@ -157,6 +177,26 @@ class _State:
     def _is_last_hook(self, head: Module) -> bool:
         return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
 
+    def repeat(self, decoder: Module | None) -> None:
+        """Give a decoder that gets candidates each source as often as it needs it."""
+        if decoder is not None:
+            self.repeating = decoder.register_forward_pre_hook(repeat_sources, with_kwargs=True)
+
+    def unhook(self) -> None:
+        """Remove all hooks."""
+        self.watch(None)
+        if self.repeating is not None:
+            self.repeating.remove()
+
+    def objective(self, model: Module, inputs: Mapping[str, Any]) -> JointLoss:
+        """What this call computes: in evaluation without candidates, the terms that need none."""
+        loss_fn, given = self.loss.loss_fn, inputs.get("candidates") is not None
+        if given and not loss_fn.needs_candidates:
+            raise UserError(f"the inputs have candidates, but no term of {str(loss_fn)!r} compares them. Leave them "
+                            "out, or add a term such as rank.")
+        self.rest.progress = loss_fn.progress
+        return loss_fn if given or model.training else self.rest
+
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """Run the model's own forward, with the joint loss instead of its own."""
         _refuse_loss_made_elsewhere(self, labels=True)
@@ -164,22 +204,29 @@ class _State:
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
+        loss_fn = self.objective(model, inputs)
+        candidates = candidate_rows(model, inputs, labels, decoder_inputs)
         _refuse_router_loss(model, inputs)
         if aligned is None:
             aligned = self.aligned(labels)                               # [B, T]
         if getattr(model.config, "is_encoder_decoder", False):
-            _add_decoder_inputs(model, inputs, labels)
+            _add_decoder_inputs(model, inputs, labels, candidates)
         if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
             outputs = forward(model, **inputs, return_dict=True)
-            fields = dict(outputs)
-            score: Any = functools.partial(self.loss.loss_fn, outputs.logits)
-            aligned = aligned.to(outputs.logits.device)                  # [B, T]
+            fields, made, head = dict(outputs), outputs.logits, None     # [B, T, V]
         else:
-            outputs, hidden, head = self._captured(model, forward, inputs)
+            outputs, made, head = self._captured(model, forward, inputs)   # [B, T, D]
             fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
-            score = functools.partial(self.loss.loss_fn.from_hidden, hidden, **head._asdict())
-            aligned = aligned.to(hidden.device)                          # [B, T]
-        loss = self.loss(score, aligned, **counts)
+        compared: CandidateStats | None = None
+        if candidates is not None:
+            made, others = candidates.split(made, labels.shape[-1])                       # [B, T, …], [B·K, T', …]
+            compared = candidates.stats(_label_logp(loss_fn, others, candidates.labels.flatten(0, 1), head))
+        if head is None:
+            fields["logits"] = made
+            score: Any = functools.partial(loss_fn, made, candidates=compared)
+        else:
+            score = functools.partial(loss_fn.from_hidden, made, **head._asdict(), candidates=compared)
+        loss = self.loss(score, aligned.to(made.device), **counts)
         self.ran.note(loss)
         replaced = type(outputs)(**{**fields, "loss": loss})
         if wants_dict is None:
@@ -317,9 +364,27 @@ def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
         )
 
 
+def _label_logp(loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None) -> Tensor:
+    """Log-probabilities of the candidates' labels, [B·K, T]; from hidden states without ever having all logits.
+
+    Args:
+        loss_fn: has the settings of the head's computation.
+        rows: hidden states, or logits if there is no head, [B·K, T, …].
+        labels: ids, −100 where they do not count, [B·K, T].
+        head: the output head.
+    """
+    labels = labels.to(rows.device)                                      # [B·K, T]
+    if head is None:
+        return token_stats(rows, labels, check=loss_fn.check).label_logp
+    return token_stats_from_hidden(
+        rows, labels=labels, **head._asdict(), check=loss_fn.check, backend=loss_fn.backend, memory="lean"
+    ).label_logp
+
+
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     """The ``decoder_input_ids`` that an encoder-decoder derives from labels, [B, T]."""
     model = bare(model)
+    labels = _with_a_label(labels, _pad(model))                          # [B, T]
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
     shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
     ids: Tensor
@@ -335,12 +400,32 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     return ids
 
 
-def _add_decoder_inputs(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
+def _with_a_label(labels: Tensor, pad: int) -> Tensor:
+    """The same labels, with some id first in rows that have none: mBART's function fails for them, [B, T]."""
+    blank = (labels == IGNORE_INDEX).all(-1)                             # [B]
+    first = labels[:, 0].masked_fill(blank, int(pad == 0))               # [B]
+    return torch.cat([first.unsqueeze(-1), labels[:, 1:]], -1)
+
+
+def _pad(model: Any) -> int:
+    """The id that pads the decoder's input."""
+    return int(getattr(model.config, "pad_token_id", None) or 0)
+
+
+def _add_decoder_inputs(
+    model: Any, inputs: dict[str, Any], labels: Tensor, candidates: CandidateRows | None = None
+) -> None:
     """Add the inputs that an encoder-decoder derives from labels, because the labels are not passed to it."""
     if inputs.get("use_cache") is None:
         inputs["use_cache"] = False
-    if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
+    if inputs.get("decoder_inputs_embeds") is not None:
         return
-    ids = inputs["decoder_input_ids"] = decoder_inputs(model, labels)    # [B, T]
+    given = inputs.get("decoder_input_ids")                              # [B, T]
+    if given is not None and candidates is None:
+        return
+    ids = decoder_inputs(model, labels) if given is None else given      # [B, T]
+    if candidates is not None:
+        ids = candidates.beside(ids, _pad(model))                        # [B·(1 + K), T'']
+    inputs["decoder_input_ids"] = ids                                    # [B, T], or with candidates
     if model.config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
         inputs["decoder_attention_mask"] = (ids != model.config.pad_token_id).to(ids.dtype)   # [B, T]

@@ -1,4 +1,4 @@
-"""rows of token ids → padded batches, always with ``decoder_input_ids``; batches made ahead of their use."""
+"""rows of token ids → padded batches, always with decoder inputs; batches made ahead of their use."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ Item = TypeVar("Item")
 class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
+    If rows have ``candidates``, lists of ids, and ``gains``, the batch has ``candidates`` [B, K, T], with −100 where
+    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K].
+
     Args:
         pad: padding id for sources.
-        decoder_inputs: labels [B, T] → the decoder's input, [B, T].
+        decoder_inputs: labels [B, T] → the decoder's input, [B, T]. Some rows may have no labels.
         multiple: where no size is given, lengths are rounded up to a multiple of this.
         always_mask: False leaves out the ``attention_mask`` of a batch without padding, so that attention takes its
             fastest kernel. While a CUDA graph is captured, transformers replaces a missing mask by one of ones, with
@@ -42,20 +45,38 @@ class Padder:
 
         Rows that fill a size up have one source token, which is padding but attended to, and no labels.
         """
-        given = [[row[name] for row in rows] for name in ("input_ids", "labels")]
-        if size is None:
-            longest = [max((len(ids) for ids in column), default=1) for column in given]
-            size = Size(max(len(rows), 1), *(-(-length // self.multiple) * self.multiple for length in longest))
-        ids, mask = _padded(given[0], size.rows, size.source, self.pad)              # [B, S]
-        labels, _ = _padded(given[1], size.rows, size.target, IGNORE_INDEX)          # [B, T]
+        size = size or self._smallest(rows)
+        ids, mask = _padded([row["input_ids"] for row in rows], size.rows, size.source, self.pad)   # [B, S]
+        labels, _ = _padded([row["labels"] for row in rows], size.rows, size.target, IGNORE_INDEX)   # [B, T]
         mask[len(rows) :, 0] = 1
         made = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
-        made["decoder_input_ids"] = torch.full_like(made["labels"], self.pad)   # [B, T]
-        if rows:   # mBART's function fails for a row without labels
-            made["decoder_input_ids"][: len(rows)] = self.decoder_inputs(made["labels"][: len(rows)])
+        made["decoder_input_ids"] = self.decoder_inputs(made["labels"])   # [B, T]
+        if size.texts > 1:
+            made |= self._candidates(rows, size)
         if self.always_mask or not mask.all():
             made["attention_mask"] = torch.from_numpy(mask)              # [B, S]
         return made
+
+    def _smallest(self, rows: Sequence[dict[str, Any]]) -> Size:
+        """The smallest size that holds these rows; if they have candidates, with room for one at least."""
+        texts = [[row["labels"], *row.get("candidates", ())] for row in rows]
+        source = max((len(row["input_ids"]) for row in rows), default=1)
+        target = max((len(ids) for group in texts for ids in group), default=1)
+        most = max((len(group) for group in texts), default=1)
+        source, target = (-(-length // self.multiple) * self.multiple for length in (source, target))
+        return Size(max(len(rows), 1), source, target, max(most, 2) if any("candidates" in row for row in rows) else 1)
+
+    def _candidates(self, rows: Sequence[dict[str, Any]], size: Size) -> Batch:
+        K = size.texts - 1
+        labels = np.full((size.rows, K, size.target), IGNORE_INDEX)      # [B, K, T]
+        gains = np.zeros((size.rows, K), np.float32)                     # [B, K]
+        for index, row in enumerate(rows):
+            texts = row.get("candidates", ())
+            labels[index], _ = _padded(texts, K, size.target, IGNORE_INDEX)
+            gains[index, : len(texts)] = row.get("gains", ())
+        made = torch.from_numpy(labels)                                  # [B, K, T]
+        inputs = self.decoder_inputs(made.flatten(0, 1)).view(made.shape)   # [B, K, T]
+        return {"candidates": made, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
 
 
 def _padded(

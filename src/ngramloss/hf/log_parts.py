@@ -79,7 +79,8 @@ class LogParts(TrainerCallback):
         counts = {"token": real.sum().float(), "sequence": real.any(-1).sum().float()}   # [] each
         given = {"token": call.num_tokens, "sequence": call.num_sequences}
         divisors = {per: count if given[per] is None else given[per] for per, count in counts.items()}
-        sums = {part.name: call.parts[part.name] * divisors[part.per] for part in attached_loss(model).parts}
+        parts = [part for part in attached_loss(model).parts if part.name in call.parts]   # others need candidates
+        sums = {part.name: call.parts[part.name] * divisors[part.per] for part in parts}
         for name, value in (sums | counts).items():
             self._evaluated[name] = self._evaluated.get(name, 0) + value
 
@@ -103,7 +104,7 @@ class LogParts(TrainerCallback):
         if prefix in (None, "train") or not self._evaluated:
             return {}
         sums, self._evaluated = _over_processes(self._evaluated), {}
-        parts = attached_loss(model).parts
+        parts = [part for part in attached_loss(model).parts if part.name in sums]
         return {f"{prefix}_{part.name}": sums[part.name] / max(sums[part.per], 1) for part in parts}
 
 

@@ -68,16 +68,24 @@ class LengthGrouped(Sampler[int]):
 
 
 class Size(NamedTuple):
-    """The size of a micro-batch: its rows, and the length to which its sources and targets are padded."""
+    """The size of a micro-batch.
+
+    Attributes:
+        rows: its sources.
+        source: the length to which sources are padded.
+        target: the length to which targets are padded.
+        texts: targets of each source: the reference, and its candidates.
+    """
 
     rows: int
     source: int
     target: int
+    texts: int = 1
 
     @property
     def tokens(self) -> int:
         """All its positions."""
-        return self.rows * (self.source + self.target)
+        return self.rows * (self.source + self.texts * self.target)
 
 
 class MicroBatch(NamedTuple):
@@ -89,10 +97,11 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """The lengths to which sources and targets are padded, ascending."""
+    """The lengths to which sources and targets are padded, ascending, and the number of targets of each source."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
+    texts: int = 1
 
     def source(self, length: int) -> int:
         """The smallest that holds a source of this length."""
@@ -109,10 +118,11 @@ class Plan:
 
     Attributes:
         sources: source tokens of each example.
-        targets: target tokens of each example.
+        targets: target tokens of each example; with candidates, those of its longest text.
         most_rows: the most rows of a micro-batch.
         max_tokens: the most positions of a micro-batch, padding included; None sets no limit. One row may have more.
         grid: None pads micro-batches only as far as their own rows need.
+        texts: the reference and the candidates of each example; None if there are no candidates.
     """
 
     sources: Lengths
@@ -120,12 +130,15 @@ class Plan:
     most_rows: int
     max_tokens: int | None = None
     grid: Grid | None = None
+    texts: Lengths | None = None
 
     def cut(self, rows: Sequence[int]) -> list[MicroBatch]:
         """The micro-batches of these rows: at least one, even without rows, so that no process is without one."""
+        if self.grid is None and not len(rows):
+            return [MicroBatch([], self._blank)]
         if self.grid is None and self.max_tokens is None:
             pieces = [list(rows[start : start + self.most_rows]) for start in range(0, len(rows), self.most_rows)]
-            return [MicroBatch(piece, None) for piece in pieces or [[]]]
+            return [MicroBatch(piece, None) for piece in pieces]
         ordered = sorted(rows, key=lambda row: -self.sources[row])
         made: list[MicroBatch] = []
         while ordered or not made:
@@ -138,7 +151,7 @@ class Plan:
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
         assert self.grid is not None
-        sizes = [Size(self._rows_at(source, step), source, target)
+        sizes = [Size(self._rows_at(source, step), source, target, self.grid.texts)
                  for source in self.grid.sources for target in self.grid.targets]
         return sorted(sizes, key=lambda size: -size.tokens)
 
@@ -147,38 +160,49 @@ class Plan:
         assert self.grid is not None
         fitting = self.most_rows
         if self.max_tokens is not None:
-            fitting = min(fitting, max(1, self.max_tokens // (self.grid.source(length) + self.grid.targets[-1])))
+            largest = Size(1, self.grid.source(length), self.grid.targets[-1], self.grid.texts)
+            fitting = min(fitting, max(1, self.max_tokens // largest.tokens))
         full = max(self.most_rows, step)
         return -(-full // -(-full // fitting))
 
     def _fitting(self, ordered: Sequence[int]) -> int:
         """How many of these rows, longest first, a micro-batch without a grid can hold."""
         assert self.max_tokens is not None
-        target = 0
+        size = Size(0, int(self.sources[ordered[0]]), 0)
         for count, row in enumerate(ordered):
-            target = max(target, int(self.targets[row]))
-            if count and (count + 1) * (int(self.sources[ordered[0]]) + target) > self.max_tokens:
+            texts = max(size.texts, self._texts([row]))
+            size = Size(count + 1, size.source, max(size.target, int(self.targets[row])), texts)
+            if count and size.tokens > self.max_tokens:
                 return count
-        return max(1, len(ordered))
+        return len(ordered)
 
     def _size(self, piece: Sequence[int], longest: int, rows: int) -> Size | None:
         if self.grid is None:
             return None
         target = int(self.targets[piece].max()) if piece else 1
-        return Size(rows, self.grid.source(longest), self.grid.target(target))
+        return Size(rows, self.grid.source(longest), self.grid.target(target), self.grid.texts)
+
+    @property
+    def _blank(self) -> Size | None:
+        """The size of a micro-batch without rows: with candidates, it says that there are some."""
+        return None if self.texts is None else Size(1, 1, 1, 2)
+
+    def _texts(self, rows: Sequence[int]) -> int:
+        """The most texts of one of these rows; with candidates, room for one at least."""
+        return 1 if self.texts is None else max(int(self.texts[rows].max()), 2)
 
     def padding(self, steps: Sequence[Sequence[int]]) -> float:
-        """The share of positions of these steps that are padding."""
-        real = sum(int(self.sources[row] + self.targets[row]) for rows in steps for row in rows)
+        """The share of positions of these steps that are padding; texts of a source count like the longest of them."""
+        real = sum(self._smallest([row]).tokens for rows in steps for row in rows)
         micro = [batch for rows in steps for batch in self.cut(rows)]
         return 1 - real / sum((batch.size or self._smallest(batch.rows)).tokens for batch in micro)
 
     def _smallest(self, rows: Sequence[int]) -> Size:
-        return Size(len(rows), int(self.sources[rows].max()), int(self.targets[rows].max()))
+        return Size(len(rows), int(self.sources[rows].max()), int(self.targets[rows].max()), self._texts(rows))
 
 
 def fitted_grid(
-    sources: Lengths, targets: Lengths, steps: Sequence[Sequence[int]], *, longest: int | None = None
+    sources: Lengths, targets: Lengths, steps: Sequence[Sequence[int]], *, longest: int | None = None, texts: int = 1
 ) -> Grid:
     """The grid that wastes the fewest positions in these steps and holds every example.
 
@@ -187,6 +211,7 @@ def fitted_grid(
         targets: target tokens of each example.
         steps: rows of the steps of an epoch.
         longest: the most positions that the model has, if it has a limit.
+        texts: the most targets of a source.
     """
     limit = longest or 2**62
     made = []
@@ -194,7 +219,7 @@ def fitted_grid(
         highest = max(int(lengths.max()), 1)
         tops = np.array([int(lengths[list(rows)].max()) for rows in steps] + [highest])
         made.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
-    return Grid(*made)
+    return Grid(made[0], made[1], texts)
 
 
 def bounds(lengths: Lengths, most: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class PlannedSteps:
         trainer = self.trainer
         args, dataset, accelerator = trainer.args, trainer.train_dataset, trainer.accelerator
         step, cuda = trainer.get_total_train_batch_size(args), args.device.type == "cuda"
-        sources, targets, counted = _lengths(dataset)
+        sources, targets, texts, counted = _lengths(dataset)
         grouped = args.train_sampling_strategy == "group_by_length"
         sampler = LengthGrouped(sources, step=step, seed=args.data_seed or args.seed, grouped=grouped)
         batches = BatchSampler(sampler, step, args.dataloader_drop_last)
@@ -75,10 +75,10 @@ class PlannedSteps:
                         always_mask=cuda and not self.not_captured)
         rows = -(-step // accelerator.num_processes)
         if cuda:
-            plan = self._plan_for_gpu(sources, targets, list(batches), rows, padder)
+            plan = self._plan_for_gpu(sources, targets, texts, list(batches), rows, padder)
         else:
             limit = self.max_tokens or None
-            plan = Plan(sources, targets, rows if limit else self.rows, limit)
+            plan = Plan(sources, targets, rows if limit else self.rows, limit, texts=texts)
         steps = Steps(dataset, plan, padder, counted=counted, process=accelerator.process_index,
                       processes=accelerator.num_processes)
         # Rows that are ids already become a batch sooner than it would arrive from another process.
@@ -97,11 +97,14 @@ class PlannedSteps:
         return [step], step.counts.to(device, non_blocking=True)
 
     def _plan_for_gpu(
-        self, sources: Lengths, targets: Lengths, steps: list[list[int]], rows: int, padder: Padder
+        self, sources: Lengths, targets: Lengths, texts: Lengths | None, steps: list[list[int]], rows: int,
+        padder: Padder,
     ) -> Plan:
         positions = getattr(self.trainer.model.config, "max_position_embeddings", None)
-        grid = fitted_grid(sources, targets, steps, longest=positions)
-        plan = Plan(sources, targets, rows, self.max_tokens or _fitting_tokens(self.trainer, grid, rows, padder), grid)
+        most = 1 if texts is None else max(int(texts.max()), 2)
+        grid = fitted_grid(sources, targets, steps, longest=positions, texts=most)
+        limit = self.max_tokens or _fitting_tokens(self.trainer, grid, rows, padder)
+        plan = Plan(sources, targets, rows, limit, grid, texts)
         sizes, shown = plan.sizes(rows), steps[:50]
         self.largest = padder([], sizes[0])
         micro = sum(len(plan.cut(step[:: self.trainer.accelerator.num_processes])) for step in shown) / len(shown)
@@ -212,19 +215,38 @@ def _knows_lengths(dataset: Any) -> bool:
     return hasattr(dataset, "lengths") and hasattr(dataset, "target_lengths")
 
 
-def _lengths(dataset: Any) -> tuple[Lengths, Lengths, Lengths]:
-    """Source tokens, target tokens and labels that count, of each example."""
+class _Lengths(NamedTuple):
+    """Numbers of each example.
+
+    Attributes:
+        sources: source tokens.
+        targets: target tokens; with candidates, those of the longest text.
+        texts: the reference and the candidates; None if no example has candidates.
+        counted: labels of the reference that count.
+    """
+
+    sources: Lengths
+    targets: Lengths
+    texts: Lengths | None
+    counted: Lengths
+
+
+def _lengths(dataset: Any) -> _Lengths:
     if _knows_lengths(dataset):
-        return dataset.lengths, dataset.target_lengths, dataset.target_lengths
+        counted = getattr(dataset, "label_lengths", dataset.target_lengths)
+        return _Lengths(dataset.lengths, dataset.target_lengths, getattr(dataset, "texts", None), counted)
     try:
         rows = [dataset[row] for row in range(len(dataset))]
-        sources, targets = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
+        sources = [len(row["input_ids"]) for row in rows]
+        targets = [max(len(ids) for ids in (row["labels"], *row.get("candidates", ()))) for row in rows]
+        texts = [1 + len(row.get("candidates", ())) for row in rows]
         counted = [int((np.asarray(row["labels"]) != IGNORE_INDEX).sum()) for row in rows]
     except (TypeError, KeyError) as reason:
         raise UserError(
             f"max_tokens needs a data set with a length, whose rows have `input_ids` and `labels` ({reason!r})."
         ) from reason
-    return np.array(sources), np.array(targets), np.array(counted)
+    several = np.array(texts) if any("candidates" in row for row in rows) else None
+    return _Lengths(np.array(sources), np.array(targets), several, np.array(counted))
 
 
 def _pad(trainer: Any) -> int:
@@ -239,7 +261,7 @@ def _pad(trainer: Any) -> int:
 def _fitting_tokens(trainer: Any, grid: Grid, rows: int, padder: Padder) -> int:
     """The most tokens of a micro-batch that fit into the GPU's free memory, found by running one and three rows."""
     device = trainer.args.device
-    longest = Size(1, grid.sources[-1], grid.targets[-1])
+    longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts)
     try:
         peaks = [_peak(trainer, padder([], longest._replace(rows=count))) for count in (1, 1, 3)]
     except torch.cuda.OutOfMemoryError:

@@ -35,7 +35,11 @@ def compute_loss_func(
     Returns:
         A picklable ``(outputs, labels, num_items_in_batch=None) → loss``.
     """
-    return functools.partial(_loss_of_outputs, StepLoss(JointLoss(objective, **options)), shift)
+    loss_fn = JointLoss(objective, **options)
+    if loss_fn.needs_candidates:
+        raise UserError(f"{str(loss_fn)!r} compares candidates, but a compute_loss_func gets only the logits of the "
+                        "reference. Use attach(model, ...) or NgramTrainer, and batches with candidates.")
+    return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift)
 
 
 def is_compute_loss_func(function: Any) -> bool:

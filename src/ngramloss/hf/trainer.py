@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from ngramloss.errors import UserError
-from ngramloss.hf import reduction
+from ngramloss.hf import candidates, reduction
 from ngramloss.hf.attach import aligned_labels, attach, attached_loss, last_parts, logits_of
 from ngramloss.hf.batches import Batch, Step
 from ngramloss.hf.plan import LengthGrouped
@@ -41,6 +41,10 @@ class NgramTrainer(Seq2SeqTrainer):
     batch gives the same gradient. Rows that Accelerate repeats to fill the last round of an epoch do not count, in
     training and in evaluation. The log contains every term, match rates, documents per second and memory. Evaluation
     returns ``eval_loss`` (the objective), ``eval_ce`` and every other term as exact means over the data set.
+
+    For terms that compare candidates, such as ``rank``, training rows have ``candidates``, lists of ids, and ``gains``;
+    planned steps and :class:`Padder` make batches of them. Rows for evaluation may be without; then all of this is of
+    the other terms.
 
     Args:
         model: a Hugging Face model. The objective is attached to it.
@@ -205,6 +209,12 @@ class NgramTrainer(Seq2SeqTrainer):
         outputs["loss"] = outputs["loss"] * self.accelerator.num_processes   # gradients are averaged over processes
         return outputs
 
+    def _set_signature_columns_if_needed(self) -> None:
+        """As stock; the candidates of a data set's rows are not unused columns."""
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        columns += [name for name in candidates.KEYS if name not in columns]
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or not hasattr(dataset, "__len__"):
@@ -237,6 +247,11 @@ class NgramTrainer(Seq2SeqTrainer):
     ) -> tuple[Any, Any, Any]:
         """As stock; also add the terms of the batch to the sums over the data set."""
         self._blank_repeated_rows(inputs, getattr(self.callback_handler.eval_dataloader, "dataset", None))
+        compares = inputs.get("candidates") is not None
+        arguments: Any = self.args
+        if compares and arguments.predict_with_generate and not prediction_loss_only:
+            raise UserError("predict_with_generate cannot generate from rows with candidates. Leave them out of the "
+                            "rows for evaluation.")
         result: tuple[Any, Any, Any] = super().prediction_step(
             model, inputs, prediction_loss_only, ignore_keys, **settings
         )
@@ -244,7 +259,10 @@ class NgramTrainer(Seq2SeqTrainer):
             counts = _counts(self._labels(inputs)).to(self.args.device)  # [2]
             weight = dict(zip(("token", "sequence"), counts.unbind(), strict=True))
             parts = last_parts(model)
-            self._evaluated.add(torch.stack([parts[part.name] * weight[part.per] for part in self._watched.parts]))
+            whole = compares or not self._watched.needs_candidates
+            self._evaluated.loss_fn = self._watched if whole else self._watched.without_candidates()
+            terms = self._evaluated.loss_fn.parts
+            self._evaluated.add(torch.stack([parts[part.name] * weight[part.per] for part in terms]))
             self._evaluated.counts = self._evaluated.counts + counts
         return result
 
@@ -258,11 +276,12 @@ class NgramTrainer(Seq2SeqTrainer):
         output: Any = super().evaluation_loop(
             dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        if self._evaluated.parts is not None:
-            sums, (tokens, sequences) = self._evaluated.totals(self.accelerator, self._watched)
+        if self._evaluated.parts is not None and self._evaluated.loss_fn is not None:
+            terms = self._evaluated.loss_fn.parts
+            sums, (tokens, sequences) = self._evaluated.totals(self.accelerator, self._evaluated.loss_fn)
             per = {"token": max(tokens, 1), "sequence": max(sequences, 1)}
-            means = {part.name: sums[part.name] / per[part.per] for part in self._watched.parts}
-            loss = sum(part.weight * means[part.name] for part in self._watched.parts)
+            means = {part.name: sums[part.name] / per[part.per] for part in terms}
+            loss = sum(part.weight * means[part.name] for part in terms)
             exact = {"loss": loss, **means}
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
         if self.also_evaluated is not None:
@@ -382,6 +401,7 @@ class _Sums:
     def __init__(self, since: int = 0) -> None:
         self.since = since
         self.parts: Tensor | None = None                                 # [parts]
+        self.loss_fn: JointLoss | None = None
         self.counts: Any = 0                                             # [2]
 
     def add(self, parts: Tensor) -> None:

@@ -45,12 +45,18 @@ def is_better(value: float, than: float, *, higher: bool) -> bool:
 def best_of(settings: Recipe) -> Best:
     """What a recipe selects the best checkpoint by.
 
-    A term of the objective is selected by its lowest value. A score of a metric is computed from texts that the model
-    generates; the metric's entry says which values are better. Metrics with a model or a file of their own are refused:
-    it would be loaded beside the model in training, and be read again and again.
+    A term of the objective is selected by its lowest value; one that compares candidates has none in validation. A
+    score of a metric is computed from texts that the model generates; the metric's entry says which values are better.
+    Metrics with a model or a file of their own are refused: it would be loaded beside the model in training, and be
+    read again and again.
     """
     name = settings.train.best
-    terms = list(dict.fromkeys(["loss", "ce", *check_names(parse(settings.objective))]))
+    parsed = parse(settings.objective)
+    compared = [part.name for term in parsed for part in term.parts if part.reads == "candidates"]
+    terms = [term for term in dict.fromkeys(["loss", "ce", *check_names(parsed)]) if term not in compared]
+    if name in compared:
+        raise UserError(f"train.best: {name} compares candidates, which validation does not have. Choose one of "
+                        f"{', '.join(terms)}, or a score of generated texts such as rouge2.")
     if name in terms:
         if settings.train.best_options:
             raise UserError(f"train.best_options: {name} is a term and has no options. Leave them out, or set "

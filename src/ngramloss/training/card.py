@@ -50,6 +50,7 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
           for name, split in prepared["splits"].items()),
         *(["", f"The validation split is {settings.data.validation_fraction:g} of the training split, held out by the "
                "ids of its rows."] if settings.data.validation_fraction else []),
+        *_candidates(prepared.get("candidates")),
         "", "## Deviations from the paper", "", *(f"* {line}" for line in differences),
         "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
         *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
@@ -62,6 +63,16 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
     return "\n".join(lines) + "\n"
 
 
+def _candidates(described: dict[str, Any] | None) -> list[str]:
+    """Which candidates the objective compared."""
+    if described is None:
+        return []
+    scored = f", scored with {as_code(described['metric'])}" if described["metric"] else ""
+    cut = f" {described['cut']:,} of them were cut." if described["cut"] else ""
+    return ["", f"The objective compares {described['texts']:,} candidates of {described['examples']:,} training "
+            f"examples{scored}, from {as_code(described['file'])}, fingerprint `{described['fingerprint']}`.{cut}"]
+
+
 def _direction(settings: Recipe) -> str:
     languages = (settings.data.source_language, settings.data.target_language)
     return f" ({' → '.join(map(as_code, languages))})" if all(languages) else ""
@@ -70,7 +81,8 @@ def _direction(settings: Recipe) -> str:
 def deviations(settings: Recipe, precision: str) -> list[str]:
     """Every setting that differs from the paper, and every choice that the paper does not specify."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
-    silent = ("objective", "task", "model", "train.log_every", "train.keep", "train.report_to", "train.eval_batch_size")
+    silent = ("objective", "task", "model", "data.candidates", "train.log_every", "train.keep", "train.report_to",
+              "train.eval_batch_size")
     lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(silent)]
     given = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
     model = settings.model

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from ngramloss import heartbeat as heart
 from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load
+from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates, tokenise_candidates
+from ngramloss.data.candidates import read_candidates
 from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise
@@ -88,6 +90,7 @@ def train(
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
+    settings = _with_candidates(settings, run, say)
     if settings.train.max_steps:   # otherwise the data decide how many steps there are
         settings.train.raise_unless_warmup_fits(settings.train.max_steps)
     with _locked(run, rank):
@@ -114,6 +117,30 @@ def train(
 
 
 # Before training
+
+
+def _with_candidates(settings: Recipe, run: RunFolder, say: Say) -> Recipe:
+    """The recipe with the whole path of its candidates. Raises if the objective needs candidates and has none."""
+    named, terms = settings.data.candidates, _terms_of_candidates(settings)
+    if terms and not named:
+        raise UserError(
+            f"{terms[0]} compares candidates, but data.candidates is empty. Make candidates of the training split with "
+            "ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER."
+        )
+    if not named:
+        return settings
+    path = Path(named).expanduser().resolve()
+    if path.is_relative_to(run.path.resolve()):
+        raise UserError(f"data.candidates is in the run's own folder {run.path}, where --fresh would delete it. Choose "
+                        "another --run.")
+    if not terms:
+        say(f"data.candidates is not used: no term of {settings.objective!r} compares candidates.")
+    return dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=str(path)))
+
+
+def _terms_of_candidates(settings: Recipe) -> list[str]:
+    """The names of the terms that compare candidates."""
+    return [part.name for term in parse(settings.objective) for part in term.parts if part.reads == "candidates"]
 
 
 @contextmanager
@@ -166,6 +193,8 @@ def _prepare(
     from tqdm.auto import tqdm
 
     data = settings.data
+    path = Path(data.candidates)
+    candidates = read_candidates(path) if _terms_of_candidates(settings) else None
 
     progress_bar = partial(tqdm, unit=f" {recipe.WORDS[settings.task].sources}", leave=False)
 
@@ -200,15 +229,25 @@ def _prepare(
             "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
             "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
         }
+    compared = None
+    if candidates is not None:
+        with progress_bar(total=len(train_split.examples), desc="tokenising candidates") as bar:
+            rows = tokenise_candidates(train_split.examples, train_split.fingerprint, candidates, tokenizer, shape,
+                                       progress=bar.update, say=say)
+        compared = {
+            "file": str(path), "fingerprint": candidates.fingerprint, "examples": int((rows.counts > 0).sum()),
+            "texts": int(rows.counts.sum()), "cut": rows.cut, "tokens": str(rows.folder.resolve()),
+            "metric": _metric_of_candidates(path),
+        }
     code = {"plugins": plugin_sources(parse(settings.objective)), "metrics": _metric_source(settings)}
     for checkpoint, why in saved.broken.items():
         say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
         shutil.rmtree(checkpoint, ignore_errors=True)
     if saved.newest is not None:
-        _raise_unless_same_data(run.path, saved.newest, described)
+        _raise_unless_same_data(run.path, saved.newest, _fingerprints(described, compared))
         _raise_unless_same_code(run.path, saved.newest, code)
     record = {
-        "splits": described, **code, "tokenizer": str(tokenizer_folder or settings.model.name),
+        "splits": described, "candidates": compared, **code, "tokenizer": str(tokenizer_folder or settings.model.name),
         "continue": str(saved.newest) if saved.newest else None, "trust_remote_code": trust_remote_code,
         "machine": {
             "processes": arguments.world_size, "device": _device_name(arguments.device),
@@ -216,6 +255,16 @@ def _prepare(
         },
     }
     return Prepared(record, judged)
+
+
+def _metric_of_candidates(path: Path) -> str:
+    """The scores that the gains are, if the file that ``ngramloss candidates`` writes beside candidates says it."""
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if path not in (folder.path, folder.candidates) or not folder.about_candidates.is_file():
+        return ""
+    metric = read_object(folder.about_candidates, "Make the candidates again.").get("metric")
+    scores = metric.get("scores") if isinstance(metric, dict) else None
+    return ", ".join(map(str, scores)) if isinstance(scores, list) else ""
 
 
 def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Example]:
@@ -236,12 +285,19 @@ def _metric_source(settings: Recipe) -> dict[str, str]:
     return {name: source_hash(METRICS[name].function)} if name and METRICS.origin(name) else {}
 
 
-def _raise_unless_same_data(folder: Path, checkpoint: Path, splits: dict[str, Any]) -> None:
+def _fingerprints(splits: dict[str, Any], candidates: dict[str, Any] | None) -> dict[str, str]:
+    """What a run was trained on → its fingerprint, as each checkpoint has it."""
+    described = splits if candidates is None else {**splits, "candidates": candidates}
+    return {name: content["fingerprint"] for name, content in described.items()}
+
+
+def _raise_unless_same_data(folder: Path, checkpoint: Path, fingerprints: dict[str, str]) -> None:
     before = _saved_with(checkpoint, "data.json")
-    for name, split in splits.items():
-        if before.get(name) != split["fingerprint"]:
+    for name, fingerprint in fingerprints.items():
+        if before.get(name) != fingerprint:
+            what = name if name == "candidates" else f"{name} data"
             raise UserError(
-                f"the {name} data have changed since {folder} was started (fingerprint {split['fingerprint']}, not "
+                f"the {what} have changed since {folder} was started (fingerprint {fingerprint}, not "
                 f"{before.get(name)}). Restore them to continue, or start over with --fresh."
             )
 
@@ -348,9 +404,13 @@ def _run_trainer(
         ended=lambda: patience.ended,
     )
     splits = {name: Tokens(_present(Path(split["tokens"]))) for name, split in prepared["splits"].items()}
+    compared = prepared["candidates"]
+    examples: Any = splits["train"]
+    if compared is not None:
+        examples = WithCandidates(examples, CandidateTokens(_present(Path(compared["tokens"]))))
     trainer = NgramTrainer(
         model, arguments, objective=settings.objective, memory=settings.train.memory,
-        train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
+        train_dataset=examples, eval_dataset=splits.get("validation"), processing_class=tokenizer,
         data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=_multiple(arguments)),
         max_tokens=None if settings.train.fsdp else settings.train.max_tokens, capture=settings.train.capture,
         compile=settings.train.compile, say=say,
@@ -366,7 +426,7 @@ def _run_trainer(
     progress = Progress(trainer.loss_fn, best.name if best.metric else "")
     for callback in (Warmup(settings.train), progress, Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
-    fingerprints = {name: split["fingerprint"] for name, split in prepared["splits"].items()}
+    fingerprints = _fingerprints(prepared["splits"], compared)
     code = {kind: prepared[kind] for kind in ("plugins", "metrics")}
     trainer.also_saved = {"data.json": json.dumps({**fingerprints, **code})}
     if newest is not None:

@@ -1,0 +1,211 @@
+"""examples, their candidates and a tokenizer → cached tokens of the candidates, and examples with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from ngramloss.checksums import cached_in_parts
+from ngramloss.data import Example
+from ngramloss.data.candidates import Candidates
+from ngramloss.data.tokens import CHUNK, Ids, Shape, Tokens, join_parts, part_rows, targets, tokenizer_fingerprint
+from ngramloss.data.word_ids import Encode, word_encoder
+from ngramloss.errors import UserError
+from ngramloss.files import cache_folder
+
+FORMAT = 1
+"""Part of the cache key: increased when the same candidates give other tokens."""
+NAMES = ("ids", "gains", "cut")
+"""Arrays in a folder: ids, with the end of each candidate; gains and whether tokens were cut, with that of each row."""
+
+
+class CandidateTokens:
+    """Tokenised candidates of examples in a folder, read on demand. An example may have none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in NAMES}
+        self._flat = {name: np.asarray(values) for name, values in flat.items()}
+        self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in NAMES}
+
+    def __reduce__(self) -> tuple[type[CandidateTokens], tuple[Path]]:
+        return CandidateTokens, (self.folder,)   # another process reads the files itself
+
+    def __len__(self) -> int:
+        return len(self._ends["gains"])
+
+    def __getitem__(self, row: int) -> tuple[list[Ids], NDArray[np.float32]]:
+        """The ids of each candidate of an example, and the gains."""
+        rows, ends = self._ends["gains"], self._ends["ids"]
+        own = range(int(rows[row - 1]) if row else 0, int(rows[row]))
+        ids = [self._flat["ids"][(ends[index - 1] if index else 0) : ends[index]] for index in own]
+        return ids, self._flat["gains"][own.start : own.stop]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Candidates of each example."""
+        counts: NDArray[np.int64] = np.diff(self._ends["gains"], prepend=0)
+        return counts
+
+    @property
+    def longest(self) -> NDArray[np.int64]:
+        """Tokens of the longest candidate of each example; 0 if it has none."""
+        longest = np.zeros(len(self), np.int64)
+        some = self.counts > 0
+        starts = (self._ends["gains"] - self.counts)[some]
+        if len(starts):
+            longest[some] = np.maximum.reduceat(np.diff(self._ends["ids"], prepend=0), starts)
+        return longest
+
+    @property
+    def cut(self) -> int:
+        """How many candidates lost their end."""
+        return int(self._flat["cut"].sum())
+
+
+class WithCandidates(Dataset[dict[str, Any]]):
+    """Tokenised examples with the tokens of their candidates.
+
+    Rows have ``input_ids``, ``labels``, ``candidates``, a list of ids, and ``gains``, as many numbers.
+    """
+
+    def __init__(self, tokens: Tokens, candidates: CandidateTokens) -> None:
+        if len(tokens) != len(candidates):
+            raise ValueError(f"lengths differ: {len(tokens)} examples, candidates of {len(candidates)}.")
+        self.tokens, self.candidates = tokens, candidates
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        example = self.tokens[row]
+        texts, gains = self.candidates[row % len(self)]
+        return {**example, "candidates": texts, "gains": gains}
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Source tokens of each row."""
+        return self.tokens.lengths
+
+    @property
+    def target_lengths(self) -> NDArray[np.int64]:
+        """Tokens of the longest text of each row: the reference, or a candidate."""
+        return np.maximum(self.tokens.target_lengths, self.candidates.longest)
+
+    @property
+    def label_lengths(self) -> NDArray[np.int64]:
+        """Tokens of the reference of each row."""
+        return self.tokens.target_lengths
+
+    @property
+    def texts(self) -> NDArray[np.int64]:
+        """The reference and the candidates of each row, counted."""
+        return 1 + self.candidates.counts
+
+
+def tokenise_candidates(
+    examples: Sequence[Example], fingerprint: str, candidates: Candidates, tokenizer: Any, shape: Shape, *,
+    cache: Path | None = None, progress: Callable[[int], None] | None = None, say: Callable[[str], None] = print,
+) -> CandidateTokens:
+    """Tokenise the candidates of the examples, or read them from the cache if it has them, undamaged.
+
+    Candidates are found by the ids of the examples. An example without candidates keeps its place, with none.
+
+    Args:
+        examples: in the order of the rows.
+        fingerprint: of the examples' content.
+        candidates: of these examples, and maybe of others.
+        tokenizer: a Hugging Face tokenizer.
+        shape: the settings; only the maximum length of a target matters.
+        cache: folder for prepared data, :func:`cache_folder` by default.
+        progress: called with the number of examples done since the last call.
+        say: shows a message to the user: how many examples have no candidates, how many candidates were cut.
+
+    Raises:
+        UserError: no example has candidates.
+    """
+    found = sum(example.id in candidates.rows for example in examples)
+    if not found:
+        raise UserError(
+            f"none of the {len(examples):,} training examples has candidates: their ids are like {examples[0].id!r}, "
+            f"those of the candidates like {next(iter(candidates.rows))!r}. Make candidates for the training split of "
+            "the same data, or set data.id to the column with the ids."
+        )
+    what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
+    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+    writer = _PartWriter(examples, candidates, tokenizer, shape, progress or (lambda _: None))
+    made = CandidateTokens(cached_in_parts(
+        (cache or cache_folder()) / "candidates" / key, list(writer.parts), writer.fill, partial(join_parts, NAMES),
+        made=writer.count_if_found, what="token cache of candidates", say=say))
+    if missing := len(examples) - found:
+        say(f"{missing:,} of {len(examples):,} training examples have no candidates; only the other terms of the "
+            "objective train on them.")
+    if made.cut:
+        say(f"{made.cut:,} of {int(made.counts.sum()):,} candidates are longer than data.max_target = "
+            f"{shape.max_target} tokens and were cut.")
+    return made
+
+
+class _PartWriter:
+    """Candidates of examples → the tokens of one part in a folder."""
+
+    def __init__(
+        self, examples: Sequence[Example], candidates: Candidates, tokenizer: Any, shape: Shape,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.examples, self.candidates, self.tokenizer = examples, candidates, tokenizer
+        self.shape, self.progress = shape, progress
+        self.parts = part_rows(len(examples))
+        self._filled: set[str] = set()
+
+    @cached_property
+    def _words(self) -> Encode | None:
+        return word_encoder(self.tokenizer)
+
+    def fill(self, part: str, folder: Path) -> None:
+        """Tokenise the candidates of a part and write them into a folder."""
+        self._filled.add(part)
+        ids, cut, gains = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)], [np.zeros(0, np.float32)]
+        lengths: list[int] = []
+        counts: list[int] = []
+        rows = self.parts[part]
+        for start in range(rows.start, rows.stop, CHUNK):
+            chunk = self.examples[start : min(start + CHUNK, rows.stop)]
+            own = [self.candidates.rows.get(example.id, ((), ())) for example in chunk]
+            texts = [text for group, _ in own for text in group]
+            made = targets(texts, self.tokenizer, self.shape, self._words) if texts else []
+            ids.append(np.fromiter(chain.from_iterable(made), dtype=np.int32))
+            cut.append(self._cut(texts, made))
+            gains.append(np.array([gain for _, group in own for gain in group], np.float32))
+            lengths += map(len, made)
+            counts += [len(group) for group, _ in own]
+            self.progress(len(chunk))
+        ends = {"ids": lengths, "gains": counts, "cut": counts}
+        for name, values in (("ids", ids), ("gains", gains), ("cut", cut)):
+            np.save(folder / f"{name}.npy", np.concatenate(values))
+            np.save(folder / f"{name}.ends.npy", np.cumsum(ends[name], dtype=np.int64))
+
+    def _cut(self, texts: Sequence[str], made: Sequence[Sequence[int]]) -> NDArray[np.uint8]:
+        """Which texts lost their end: with room for one more token, they have more."""
+        full = [index for index, ids in enumerate(made) if len(ids) >= self.shape.max_target]
+        cut = np.zeros(len(texts), np.uint8)
+        if full:
+            roomier = replace(self.shape, max_target=self.shape.max_target + 1)
+            longer = targets([texts[index] for index in full], self.tokenizer, roomier, self._words)
+            cut[full] = [len(ids) > self.shape.max_target for ids in longer]
+        return cut
+
+    def count_if_found(self, part: str) -> None:
+        """Count the examples of a part that was there."""
+        if part not in self._filled:
+            self.progress(len(self.parts[part]))

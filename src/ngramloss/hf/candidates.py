@@ -1,0 +1,141 @@
+"""candidates of each source → rows of the decoder beside the reference's, and from their scores CandidateStats."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module
+
+from ngramloss.errors import UserError
+from ngramloss.stats import IGNORE_INDEX, CandidateStats
+
+KEYS = ("candidates", "candidate_inputs", "gains")
+"""What a batch with candidates has besides the inputs of a model."""
+FOR_ONE_TEXT = ("decoder_attention_mask", "decoder_inputs_embeds", "decoder_position_ids")
+"""Inputs of a decoder that are not known for the candidates."""
+
+NOT_CAUSAL = ("prophetnet",)
+"""Models whose predictions depend on what follows, in transformers' implementation."""
+
+
+class CandidateRows(NamedTuple):
+    """The candidates of a batch: K texts for each source, of which some may be absent.
+
+    In the decoder, row b·(1 + K) is the reference of source b, and the K rows after it are its candidates.
+    """
+
+    labels: Tensor
+    """Ids, −100 where they do not count. A candidate without ids is absent, [B, K, T']."""
+    inputs: Tensor
+    """What the decoder reads to predict them, [B, K, T']."""
+    gains: Tensor
+    """What each candidate scores against the reference, [B, K]."""
+
+    def beside(self, references: Tensor, pad: int) -> Tensor:
+        """The decoder's input with a row for each text; ``references`` are the rows of the references, [B, T].
+
+        Returns:
+            [B·(1 + K), T''], of which T'' is the longer one of T and T'.
+        """
+        length = max(references.shape[-1], self.inputs.shape[-1])
+        texts = (references.unsqueeze(1), self.inputs)                   # [B, 1, T], [B, K, T']
+        filled = [F.pad(ids, (0, length - ids.shape[-1]), value=pad) for ids in texts]
+        return torch.cat(filled, 1).flatten(0, 1)                        # [B·(1 + K), T'']
+
+    def split(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """What the model computed for each row, hidden states or logits, [B·(1 + K), T'', …].
+
+        Args:
+            rows: of all texts.
+            length: T, the length of the references.
+
+        Returns:
+            Those of the references, [B, T, …], and of the candidates, [B·K, T', …].
+        """
+        texts = rows.unflatten(0, (-1, 1 + self.labels.shape[1]))        # [B, 1 + K, T'', …]
+        return texts[:, 0, :length], texts[:, 1:, : self.labels.shape[-1]].flatten(0, 1)
+
+    def stats(self, label_logp: Tensor) -> CandidateStats:
+        """Sums over the tokens of each candidate, in fp32 or better.
+
+        Every label counts, in the log-probability and in the length: also the end token, and the start token where a
+        tokenizer writes one, as BART's does. BRIO's code does not predict that one.
+
+        Args:
+            label_logp: log-probabilities of the labels, 0 where none counts, [B·K, T'].
+        """
+        labels = self.labels.to(label_logp.device)                       # [B, K, T']
+        logp = label_logp.view(labels.shape).sum(-1)                     # [B, K]
+        return CandidateStats(logp, (labels != IGNORE_INDEX).sum(-1), self.gains.to(logp.device))
+
+
+def candidate_rows(
+    model: Any, inputs: dict[str, Any], references: Tensor, decoder_inputs: Callable[[Any, Tensor], Tensor]
+) -> CandidateRows | None:
+    """Take the candidates out of a model's inputs; None if it has none.
+
+    Args:
+        model: an encoder-decoder.
+        inputs: of its forward. The keys of candidates are removed.
+        references: labels, [B, T].
+        decoder_inputs: (model, labels [N, T]) → the decoder's input, [N, T]. Called if the inputs have none.
+    """
+    labels, ready, gains = (inputs.pop(name, None) for name in KEYS)     # [B, K, T'], [B, K, T'], [B, K]
+    if labels is None:
+        if ready is not None or gains is not None:
+            raise UserError("`gains` and `candidate_inputs` belong to `candidates`, which are missing.")
+        return None
+    if labels.ndim != 3 or len(labels) != len(references):
+        raise UserError(f"candidates must be label ids [B, K, T] with B = {len(references)}, -100 where they do not "
+                        f"count, got a tensor of shape {list(labels.shape)}.")
+    if gains is None or gains.shape != labels.shape[:2]:
+        actual = "none" if gains is None else f"a tensor of shape {list(gains.shape)}"
+        raise UserError(f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
+                        f"reference, got {actual}.")
+    if given := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
+        raise UserError(f"{given[0]} is not known for the candidates, which become rows of the decoder like the "
+                        "reference. Leave it out: padding at the end needs none.")
+    own = inputs.get("decoder_input_ids")                                # [B, T]
+    if own is not None and own.shape != references.shape:
+        raise UserError(f"decoder_input_ids and labels must have one shape, got {list(own.shape)} and "
+                        f"{list(references.shape)}.")
+    if ready is None:
+        ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)   # [B, K, T']
+    return CandidateRows(labels, ready, gains)
+
+
+def without_candidates(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch without its candidates."""
+    return {name: value for name, value in inputs.items() if name not in KEYS}
+
+
+def decoder_that_repeats(model: Any) -> Module:
+    """The decoder of a model, which can get several rows for each source. Raises if the model has none."""
+    name = type(model).__name__
+    if not getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(f"candidates need an encoder-decoder, which reads a source once for all of them; {name} is "
+                        "not one. Leave out the terms that compare candidates.")
+    if model.config.model_type in NOT_CAUSAL:
+        raise UserError(f"{name} gives a text another probability if padding follows it, so candidates of different "
+                        "lengths cannot be compared. Leave out the terms that compare candidates.")
+    decoder = model.get_decoder()
+    if not isinstance(decoder, Module) or "encoder_hidden_states" not in inspect.signature(decoder.forward).parameters:
+        raise UserError(f"the decoder of {name}, {type(decoder).__name__}, takes no `encoder_hidden_states`, so a "
+                        "source cannot be given to several candidates. Leave out the terms that compare candidates.")
+    return decoder
+
+
+def repeat_sources(decoder: Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """The forward pre-hook on a decoder: if it gets several rows for each source, repeat what the encoder returned."""
+    hidden, ids = kwargs.get("encoder_hidden_states"), kwargs.get("input_ids")   # [B, S, D], [B·(1 + K), T]
+    if hidden is None or ids is None or hidden.shape[0] == ids.shape[0]:
+        return None
+    times = ids.shape[0] // hidden.shape[0]
+    names = ("encoder_hidden_states", "encoder_attention_mask")
+    given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+    return args, {**kwargs, **{name: value.repeat_interleave(times, 0) for name, value in given.items()}}
