@@ -29,8 +29,8 @@ def complaint(name, *overrides):
 # What comes with the package
 
 
-def test_five_recipes_come_with_the_package_and_load():
-    assert recipe.builtin() == ["cnndm", "demo", "newswire", "translation", "xsum"]
+def test_the_recipes_that_come_with_the_package_load():
+    assert recipe.builtin() == ["brio-cnndm", "brio-xsum", "cnndm", "demo", "newswire", "translation", "xsum"]
     assert [recipe.load(name).name for name in recipe.builtin()] == recipe.builtin()
 
 
@@ -52,6 +52,30 @@ def test_the_papers_recipes_write_summaries_as_the_paper_does():
     cnndm, xsum = recipe.load("cnndm").generation, recipe.load("xsum").generation
     assert cnndm == Generation(num_beams=4, length_penalty=2.0, min_length=56, max_length=142, no_repeat_ngram_size=0)
     assert xsum == Generation(num_beams=6, length_penalty=1.0, min_length=11, max_length=62, no_repeat_ngram_size=0)
+
+
+@pytest.mark.parametrize(("name", "objective", "rows", "lengths"), [
+    ("brio-cnndm", "0.1*ce(smoothing=0.1) + 10*rank(margin=0.001,alpha=2)", (1, 8), (1024, 120)),
+    ("brio-xsum", "0.1*ce(smoothing=0.1) + 0.1*rank(margin=0.1,alpha=0.6)", (2, 4), (512, 80)),
+])
+def test_brios_recipes_have_its_authors_settings(name, objective, rows, lengths):
+    """The rate follows max_lr · min(s^-0.5, s · warmup^-1.5) with max_lr = 2e-3 and a warm-up of 10,000 steps."""
+    import torch
+    from transformers import get_scheduler
+
+    brio = recipe.load(name)
+    train, data = brio.train, brio.data
+    assert (brio.objective, (train.batch_size, train.accumulate), (data.max_source, data.max_target)) == (objective, rows, lengths)
+    assert (train.clip, train.weight_decay, data.separator) == (0.0, 0.0, "none")
+    optimiser = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], train.learning_rate)
+    schedule = get_scheduler(train.schedule, optimiser, train.warmup_steps, 50_000)
+    rates = {}
+    for step in range(1, 30_001):
+        optimiser.step()
+        schedule.step()
+        rates[step] = schedule.get_last_lr()[0]
+    for step in (1, 100, 9_999, 10_000, 10_001, 30_000):
+        assert rates[step] == pytest.approx(2e-3 * min(step**-0.5, step * 10_000**-1.5))
 
 
 def test_the_demo_trains_a_small_model_from_scratch_on_the_built_in_corpus():

@@ -63,6 +63,18 @@ examples:
   ngramloss bench generate --model bart-tiny --source 50 --length 20      # quick
 """
 
+CANDIDATES = """\
+Time a training step that compares candidates of each source, as `rank` does, beside a plain step and its encoder. The
+encoder reads a source once, and each candidate is one more text of the decoder, so the parts are the encoder once and
+the rest of the plain step for each text. On a GPU, forward and backward are a CUDA graph."""
+
+CANDIDATES_EXAMPLES = """\
+examples:
+  ngramloss bench candidates
+  ngramloss bench candidates --count 4 --batch 8 --source 1024 --target 128 --json candidates.json
+  ngramloss bench candidates --model bart-tiny --count 2 --batch 2 --source 20 --target 10      # quick
+"""
+
 NGRAMS = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It grows like T log T, not T²."
 
 NGRAMS_EXAMPLES = """\
@@ -121,6 +133,7 @@ def add(verbs: Verbs) -> None:
 
     _add_train(benches)
     _add_generate(benches)
+    _add_candidates(benches)
 
     ngrams = verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES)
     ngrams.add_argument("--objective", default="matches(2,3,4)", metavar="OBJECTIVE",
@@ -210,6 +223,25 @@ def _check_objectives(objectives: Sequence[str]) -> None:
         for term in terms:
             if term.reads == "candidates":
                 raise UserError(f"{term.name} reads candidates, and bench has none. Leave it out of {objective!r}.")
+
+
+def _add_candidates(benches: Verbs) -> None:
+    candidates = verb(benches, "candidates", "a step that compares candidates", CANDIDATES, CANDIDATES_EXAMPLES)
+    candidates.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
+    candidates.add_argument("--objective", default="ce + 10*rank(margin=0.001,alpha=2)", metavar="OBJECTIVE",
+                            help="with a term that compares candidates (default: %(default)s)")
+    candidates.add_argument("--count", type=int, default=16, metavar="K",
+                            help="candidates of each source (default: %(default)s)")
+    candidates.add_argument("--batch", type=int, default=16, metavar="B", help="sources (default: %(default)s)")
+    candidates.add_argument("--source", type=int, default=512, metavar="T", help="source tokens (default: %(default)s)")
+    candidates.add_argument("--target", type=int, default=64, metavar="T",
+                            help="tokens of each text (default: %(default)s)")
+    candidates.add_argument("--precision", choices=["bf16", "fp16", "fp32"],
+                            help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)")
+    candidates.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
+    add_trust(candidates)
+    add_device(candidates)
+    candidates.set_defaults(run_verb=_bench_candidates)
 
 
 def _bench_head(options: argparse.Namespace) -> int:
@@ -366,6 +398,31 @@ def _bench_generate(options: argparse.Namespace) -> int:
     if plot_file:
         generate.plot(rows, plot_file, title)
     return int(all(row.why_not for row in rows))
+
+
+def _bench_candidates(options: argparse.Namespace) -> int:
+    from ngramloss import JointLoss
+    from ngramloss.bench import candidates, head
+
+    if not JointLoss(options.objective).needs_candidates:
+        raise UserError(f"no term of {options.objective!r} compares candidates. Add one, such as rank.")
+    json_file = output_file(options.json, [])
+    device = chosen_device(options)
+    precision = options.precision or ("bf16" if device == "cuda" else "fp32")
+    title = (f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}, "
+             f"{head.machine(device)}")
+    print_result(f"{title}\n{'':<54}{'docs/s':>9}{'ms':>9}{'GiB':>8}{'/ parts':>9}")
+    rows = []
+    for row in candidates.measure(
+        options.model, options.objective, count=options.count, batch=options.batch, source=options.source,
+        target=options.target, precision=precision, device=device, trust_remote_code=options.trust_remote_code,
+    ):  # fmt: skip
+        rows.append(row)
+        to_parts = f"{row.to_parts:>9.2f}" if row.to_parts == row.to_parts else ""
+        print_result(f"{row.what:<54}{row.docs_per_second:>9.1f}{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{to_parts}")
+    if json_file:
+        _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
+    return 0
 
 
 def _bench_ngrams(options: argparse.Namespace) -> int:
