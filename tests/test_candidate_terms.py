@@ -111,6 +111,7 @@ def test_absent_candidates_and_other_rows_change_nothing(name, options, stats):
     torch.testing.assert_close(torch.cat(rows), function(stats, **options))
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize(("length", "rank", "risk"), [([0, 0], 0, 0), ([4, 0], 0, 0.75), ([0, 4], 0, 0.5)])
 def test_one_candidate_or_none_gives_the_stated_value_and_no_gradient(length, rank, risk):
     stats = candidates([[-3.0, -4.0]], [length], [[0.25, 0.5]])
@@ -118,7 +119,8 @@ def test_one_candidate_or_none_gives_the_stated_value_and_no_gradient(length, ra
     for name, value in (("rank", rank), ("prefer", rank), ("risk", risk)):
         computed = OBJECTIVES[name].function(stats)
         assert computed.item() == value
-        assert not torch.autograd.grad(computed.sum(), stats.logp)[0].any()
+        with torch.autograd.detect_anomaly(check_nan=True):   # raises if a step of the backward pass gives NaN
+            assert not torch.autograd.grad(OBJECTIVES[name].function(stats).sum(), stats.logp)[0].any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -215,6 +217,10 @@ def test_candidates_are_computed_in_fp32_or_better(name, options, dtype):
     exact = OBJECTIVES[name].function(rounded._replace(logp=rounded.logp.double()), **options)
     assert computed.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(computed.double(), exact, rtol=1e-6, atol=1e-6)   # that of fp32
+
+
+def test_the_margin_is_exact_in_fp64():
+    assert OBJECTIVES["rank"].function(candidates([[0.0, 0.0]], [[1, 1]], [[0.9, 0.1]]), margin=0.1).item() == 0.1
 
 
 def test_gains_that_differ_only_in_fp64_are_not_ties():
