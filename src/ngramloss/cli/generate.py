@@ -62,7 +62,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
                       + (", or a baseline" if model == "MODEL" else ""))
     verb.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
     verb.add_argument("--split", default=split, metavar="SPLIT", help="split to read (default: %(default)s)")
-    verb.add_argument("--preset", choices=["cnndm", "xsum", "translation"],
+    verb.add_argument("--preset", choices=["cnndm", "xsum", "translation", "brio-cnndm", "brio-xsum"],
                       help="use the search settings of this recipe; those of cnndm and xsum are the paper's")
     verb.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
