@@ -154,6 +154,8 @@ def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_fi
         assert len(set(row["candidates"])) == len(row["candidates"]) == len(row["gains"]) == len(row["tokens"]) == 4
         assert row["tokens"][0] == other["tokens"]
         assert all(4 <= tokens <= 8 for tokens in row["tokens"])
+    ours, theirs = (json.loads((tmp_path / name).read_text())["generation"] for name in ("c/candidates.json", "g/generation.json"))
+    assert {"num_return_sequences": 1, "do_sample": False, **theirs} == ours, "the same settings, too"
     assert not list((tmp_path / "c").glob("*partial*"))
     assert not (tmp_path / "c" / "references.jsonl").exists()
     head, *lines = capsys.readouterr().out.splitlines()
