@@ -392,6 +392,8 @@ def test_processes_share_the_sources(run, tmp_path):
     (["--how", "beams", "--beams", "4"], "--beams 4 are fewer than --count 16."),
     (["--beams", "24"], "--beams 24 must be a multiple of the 16 groups."),
     (["--beams", "24", "--groups", "8"], "--beams 24 must be a multiple of the 16 candidates of the search."),
+    (["--groups", "1"], "one group is a plain beam search, which has no diversity. Use --how beams, or more groups."),
+    (["--how", "mixed", "--count", "2", "--diversity", "1"], "one group is a plain beam search"),
     (["--diversity", "-1"], "--diversity must be 0 or more, got -1."),
     (["--diversity", "nan"], "--diversity must be 0 or more, got nan."),
     (["--temperature", "0"], "--temperature must be above 0, got 0."),
