@@ -559,6 +559,17 @@ def test_reranking_orders_the_texts_by_the_models_own_probability_by_length(run,
     assert moved
 
 
+@pytest.mark.parametrize("alpha", [-1.0, 2.0])
+def test_the_length_of_a_text_counts_the_tokens_after_its_start_token(alpha):
+    model = tiny("bart")
+    search = with_settings(model, length_penalty=alpha)
+    texts = [[2, first, *more] for first in range(4, 13) for more in ([], *([second] for second in range(4, 13)))]
+    (found,) = predictions._by_probability(model, search, [SOURCES[0]], [texts])
+    scores = [logp_one_by_one(model, SOURCES[0], text) / (len(text) - 1) ** alpha for text in found]
+    assert sorted(found) == sorted(texts)
+    assert all(better >= worse - 1e-4 for better, worse in zip(scores, scores[1:], strict=False))
+
+
 def test_reranking_and_groups_are_part_of_the_signature(run, tmp_path, capsys):
     arguments = [run, "--limit", 2, "--set", "generation.num_beams=4"]
     generated(tmp_path, *arguments, "--groups", 2, "--diversity", 0.5, "--rerank", "probability")
