@@ -154,6 +154,8 @@ def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_fi
         assert len(set(row["candidates"])) == len(row["candidates"]) == len(row["gains"]) == len(row["tokens"]) == 4
         assert row["tokens"][0] == other["tokens"]
         assert all(4 <= tokens <= 8 for tokens in row["tokens"])
+    ours, theirs = (json.loads((tmp_path / name).read_text())["generation"] for name in ("c/candidates.json", "g/generation.json"))
+    assert {"num_return_sequences": 1, "do_sample": False, **theirs} == ours, "the same settings, too"
     assert not list((tmp_path / "c").glob("*partial*"))
     assert not (tmp_path / "c" / "references.jsonl").exists()
     head, *lines = capsys.readouterr().out.splitlines()
@@ -390,6 +392,8 @@ def test_processes_share_the_sources(run, tmp_path):
     (["--how", "beams", "--beams", "4"], "--beams 4 are fewer than --count 16."),
     (["--beams", "24"], "--beams 24 must be a multiple of the 16 groups."),
     (["--beams", "24", "--groups", "8"], "--beams 24 must be a multiple of the 16 candidates of the search."),
+    (["--groups", "1"], "one group is a plain beam search, which has no diversity. Use --how beams, or more groups."),
+    (["--how", "mixed", "--count", "2", "--diversity", "1"], "one group is a plain beam search"),
     (["--diversity", "-1"], "--diversity must be 0 or more, got -1."),
     (["--diversity", "nan"], "--diversity must be 0 or more, got nan."),
     (["--temperature", "0"], "--temperature must be above 0, got 0."),
@@ -553,6 +557,17 @@ def test_reranking_orders_the_texts_by_the_models_own_probability_by_length(run,
         assert sorted(row["candidates"]) == sorted(before["candidates"])
         moved += row["candidates"] != before["candidates"]
     assert moved
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 2.0])
+def test_the_length_of_a_text_counts_the_tokens_after_its_start_token(alpha):
+    model = tiny("bart")
+    search = with_settings(model, length_penalty=alpha)
+    texts = [[2, first, *more] for first in range(4, 13) for more in ([], *([second] for second in range(4, 13)))]
+    (found,) = predictions._by_probability(model, search, [SOURCES[0]], [texts])
+    scores = [logp_one_by_one(model, SOURCES[0], text) / (len(text) - 1) ** alpha for text in found]
+    assert sorted(found) == sorted(texts)
+    assert all(better >= worse - 1e-4 for better, worse in zip(scores, scores[1:], strict=False))
 
 
 def test_reranking_and_groups_are_part_of_the_signature(run, tmp_path, capsys):
