@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.docs, pytest.mark.usefixtures("own_cache")]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDE = ["start", "adopt", "choose", "train", "generate", "score", "reproduce", "scaling", "add_objective", "add_metric"]
+GUIDE = ["start", "adopt", "choose", "train", "generate", "candidates", "score", "reproduce", "scaling", "add_objective", "add_metric"]
 REFERENCE = ["objectives", "metrics", "performance", "results", "compared_systems", "log"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
@@ -88,8 +88,8 @@ def smaller(arguments, tiny_model):
     verb, limit = arguments[0], [] if "--limit" in arguments else FEW
     if verb == "train" and "--show" not in arguments:
         return [*arguments, *settings(*TINY, *_local(arguments))]
-    if verb == "generate":
-        return [*arguments, *limit]
+    if verb in ("generate", "candidates"):
+        return [*arguments, *(FEW if verb == "candidates" else limit)]
     if arguments[:2] == ["reproduce", "table1"]:
         return [*arguments, *limit]
     if verb == "reproduce":

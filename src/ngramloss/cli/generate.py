@@ -66,7 +66,8 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
                       help="use the search settings of this recipe; those of cnndm and xsum are the paper's")
     verb.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="change a setting in generation.* or data.*, or task; repeatable",
+        help="change a setting in generation.* or data.*, or task"
+        + ("" if model == "MODEL" else ", or an option of the metric") + "; repeatable",
     )
     verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     verb.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")

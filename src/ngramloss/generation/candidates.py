@@ -148,6 +148,8 @@ def check_making(making: Making, work: Job) -> Making:
         return making
     beams = beams or searched
     groups = making.groups or searched
+    if groups == 1 and (making.groups or making.diversity is not None):
+        raise UserError("one group is a plain beam search, which has no diversity. Use --how beams, or more groups.")
     for name, number in (("groups", groups), ("candidates of the search", searched)):
         if beams % number:
             raise UserError(f"--beams {beams} must be a multiple of the {number} {name}.")

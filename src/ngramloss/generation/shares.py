@@ -176,7 +176,10 @@ def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:
     """
     count = processes()
     listeners = {rank: heartbeat.Listener(output.run.beat(rank)) for rank in range(1, count)}
-    while len(done := done_rows(output)) < len(ids):
+    while True:
+        began = time.monotonic()
+        if len(done := done_rows(output)) >= len(ids):
+            break
         left = Counter(index % count for index, key in enumerate(ids) if key not in done)
         dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
         if dead and len(done_rows(output)) < len(ids):   # not done since they were counted
@@ -186,7 +189,7 @@ def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:
                 f"{heartbeat.SILENCE:g} seconds and has {missing} documents left: it ended, or was never started. Run "
                 "the same command again with all processes; documents that are done are kept."
             )
-        time.sleep(0.5)
+        time.sleep(max(0.5, 5 * (time.monotonic() - began)))   # large files take long to read
     return [done[key] for key in ids]
 
 
