@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from itertools import pairwise
 
 import models
 import pytest
@@ -567,7 +568,7 @@ def test_the_length_of_a_text_counts_the_tokens_after_its_start_token(alpha):
     (found,) = predictions._by_probability(model, search, [SOURCES[0]], [texts])
     scores = [logp_one_by_one(model, SOURCES[0], text) / (len(text) - 1) ** alpha for text in found]
     assert sorted(found) == sorted(texts)
-    assert all(better >= worse - 1e-4 for better, worse in zip(scores, scores[1:], strict=False))
+    assert all(better >= worse - 1e-4 for better, worse in pairwise(scores))
 
 
 def test_reranking_and_groups_are_part_of_the_signature(run, tmp_path, capsys):

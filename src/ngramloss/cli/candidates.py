@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if found.fewer:
         tell(f"{found.fewer:,} of {found.sources:,} sources have fewer than {making.count} candidates, because no more "
-             f"distinct texts were found: {found.missing:,} are missing in all.")
+             f"distinct texts were found: {found.missing:,} are missing in all. A higher --temperature finds more.")
     path = RunFolder(folder).candidates
     print_result(json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json
                  else f"{path}\n{_table(found)}")

@@ -83,8 +83,7 @@ def text_logp(
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden[owners]), attention_mask=mask[owners],
             decoder_input_ids=inputs, use_cache=False,
         ).logits                                                         # [N, T, V]
-        logp = token_stats(logits, labels).label_logp                    # [N, T]
-        found += logp.where(labels != IGNORE_INDEX, 0.0).sum(-1).tolist()
+        found += token_stats(logits, labels).label_logp.sum(-1).tolist()   # 0 where there is no label
     sums = iter(found)
     return [[next(sums) for _ in rows] for rows in texts]
 
