@@ -332,6 +332,12 @@ def test_a_batch_has_candidates_their_decoder_inputs_and_gains():
     assert (filled["candidates"] != -100).sum(-1).tolist() == [[1, 3, 0, 0], [0] * 4, [0] * 4]
 
 
+def test_candidates_without_as_many_gains_are_refused():
+    for gains in ([0.5], []):
+        with pytest.raises(UserError, match=f"a row has 2 candidates and {len(gains)} gains"):
+            Padder(1, moved)([SOME[0] | {"gains": gains}])
+
+
 def test_a_batch_without_any_candidate_has_room_for_one_and_others_have_no_key():
     assert Padder(1, moved)(SOME[1:])["candidates"].tolist() == [[[-100, -100]]]
     assert Padder(1, moved)([], Size(2, 3, 4, texts=3))["candidates"].shape == (2, 2, 4)
