@@ -230,7 +230,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * ("compile" in way)) for way in WAYS])
 def test_it_computes_the_same_with(way):
     model, inputs, compared = attach(tiny("bart"), RANK), batch("bart"), candidates()
     expected = model(**inputs, **compared).loss
