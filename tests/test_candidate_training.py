@@ -12,6 +12,7 @@ from pathlib import Path
 import datasets
 import models
 import numpy as np
+import peft
 import pytest
 import test_trainer
 import tiny_tokenizers
@@ -209,18 +210,36 @@ def test_a_model_attached_again_or_detached_repeats_nothing():
     assert model.get_decoder()._forward_pre_hooks
 
 
-@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"compile": True}], ids=str)
-def test_it_computes_the_same_with(changes):
+def compiled_in_place(model):
+    for body in (model.get_encoder(), model.get_decoder()):
+        body.compile(dynamic=True, backend="aot_eager")
+    return model
+
+
+def checkpointed(model):
+    model.gradient_checkpointing_enable()
+    return model
+
+
+WAYS = {
+    "gradient checkpointing": checkpointed,
+    "compiled bodies": compiled_in_place,
+    "torch.compile": functools.partial(torch.compile, backend="aot_eager"),
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "an adapter": lambda model: attach(peft.get_peft_model(detach(model), peft.LoraConfig(target_modules=["q_proj"])), RANK),
+}
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * ("compile" in way)) for way in WAYS])
+def test_it_computes_the_same_with(way):
     model, inputs, compared = attach(tiny("bart"), RANK), batch("bart"), candidates()
     expected = model(**inputs, **compared).loss
-    if "compile" in changes:
-        for body in (model.get_encoder(), model.get_decoder()):
-            body.compile(dynamic=True, backend="aot_eager")
-    else:
-        model.gradient_checkpointing_enable()
-    loss = model(**inputs, **compared).loss
+    made = WAYS[way](model)
+    loss = made(**inputs, **compared).loss
     loss.backward()
     assert_close(loss, expected)
+    with torch.no_grad():
+        assert_close(made.eval()(**inputs).loss, attach(tiny("bart"), "ce").eval()(**inputs).loss)
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [
@@ -313,6 +332,12 @@ def test_a_batch_has_candidates_their_decoder_inputs_and_gains():
     assert (filled["candidates"] != -100).sum(-1).tolist() == [[1, 3, 0, 0], [0] * 4, [0] * 4]
 
 
+def test_candidates_without_as_many_gains_are_refused():
+    for gains in ([0.5], []):
+        with pytest.raises(UserError, match=f"a row has 2 candidates and {len(gains)} gains"):
+            Padder(1, moved)([SOME[0] | {"gains": gains}])
+
+
 def test_a_batch_without_any_candidate_has_room_for_one_and_others_have_no_key():
     assert Padder(1, moved)(SOME[1:])["candidates"].tolist() == [[[-100, -100]]]
     assert Padder(1, moved)([], Size(2, 3, 4, texts=3))["candidates"].shape == (2, 2, 4)
@@ -344,6 +369,8 @@ def test_more_candidates_make_smaller_micro_batches():
     sizes = [[len(micro.rows) for micro in Plan(sources, targets, 12, 600, grid, texts).cut(range(12))]
              for texts, grid in ((None, None), (np.full(12, 17), None), (np.full(12, 17), Grid((40,), (10,), 17)))]
     assert sizes == [[12], [2] * 6, [2] * 6]
+    none = Plan(sources[:2], targets[:2], 12, 119, texts=np.ones(2, np.int64))   # a batch has room for one all the same
+    assert [len(micro.rows) for micro in none.cut([0, 1])] == [1, 1]
 
 
 def test_a_process_without_rows_has_a_micro_batch_with_candidates():

@@ -219,7 +219,7 @@ class _State:
             fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
         compared: CandidateStats | None = None
         if candidates is not None:
-            made, others = candidates.split(made, labels.shape[-1])                       # [B, T, …], [B·K, T', …]
+            made, others = candidates.split(made, labels.shape[-1])      # [B, T, …], [B·K, T', …]
             compared = candidates.stats(_label_logp(loss_fn, others, candidates.labels.flatten(0, 1), head))
         if head is None:
             fields["logits"] = made

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ngramloss.errors import UserError
 from ngramloss.hf.plan import Lengths, Plan, Size
 from ngramloss.stats import IGNORE_INDEX
 
@@ -71,9 +72,11 @@ class Padder:
         labels = np.full((size.rows, K, size.target), IGNORE_INDEX)      # [B, K, T]
         gains = np.zeros((size.rows, K), np.float32)                     # [B, K]
         for index, row in enumerate(rows):
-            texts = row.get("candidates", ())
+            texts, scores = row.get("candidates", ()), row.get("gains", ())
+            if len(texts) != len(scores):
+                raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(scores)} gains.")
             labels[index], _ = _padded(texts, K, size.target, IGNORE_INDEX)
-            gains[index, : len(texts)] = row.get("gains", ())
+            gains[index, : len(texts)] = scores
         made = torch.from_numpy(labels)                                  # [B, K, T]
         inputs = self.decoder_inputs(made.flatten(0, 1)).view(made.shape)   # [B, K, T]
         return {"candidates": made, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
