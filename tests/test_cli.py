@@ -86,6 +86,22 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(more, message, capsys):
     assert captured.out == ""
 
 
+def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
+    tiny = "--model bart-tiny --count 2 --batch 2 --source 16 --target 8 --device cpu".split()
+    assert main(["bench", "candidates", *tiny, "--json", str(tmp_path / "a.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[2:]] == ["ce", "the encoder alone", "ce + 10*rank(margin=0.001,alpha=2), 2 candidates"]
+    plain, encoder, found = json.loads((tmp_path / "a.json").read_text())["rows"]
+    parts = encoder["milliseconds"] + 3 * (plain["milliseconds"] - encoder["milliseconds"])
+    assert found["to_parts"] == pytest.approx(found["milliseconds"] / parts)
+    assert plain["to_parts"] is None
+    for change, sentence in ((["--objective", "ce"], "no term of 'ce' compares candidates. Add one, such as rank."),
+                             (["--source", "2000"], "bart-tiny has 1,024 positions, but 2,000 tokens were asked for."),
+                             (["--target", "0"], "expected numbers of at least 1, got 2, 2, 16 and 0.")):   # fmt: skip
+        assert main(["bench", "candidates", *tiny, *change]) == 2
+        assert sentence in capsys.readouterr().err
+
+
 def test_bench_ngrams_shows_the_curve(capsys):
     assert main(["bench", "ngrams", "--longest", "1024", "--batch", "1", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -106,6 +106,8 @@ def smaller(arguments, tiny_model):
     if arguments[:2] == ["bench", "generate"]:
         tiny = "--model bart-tiny --batch 2 --source 16 --length 8 --repeats 1 --device cpu"
         return [*arguments, *tiny.split()]
+    if arguments[:2] == ["bench", "candidates"]:
+        return [*arguments, *"--model bart-tiny --count 2 --batch 2 --source 16 --target 8 --device cpu".split()]
     if arguments[:2] == ["bench", "ngrams"]:
         return [*arguments, "--longest", "128", "--device", "cpu"]
     return arguments
