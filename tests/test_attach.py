@@ -17,6 +17,7 @@ from models import BART, BERT, DECODER_ONLY, ENCODER_DECODER, FAMILIES, LLAMA, P
 from torch.testing import assert_close
 
 from ngramloss import JointLoss
+from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, detach, last_parts
 from ngramloss.hf.heads import head_module
 from ngramloss.hf.step_loss import compute_loss_func, shifted
@@ -708,3 +709,14 @@ def test_attach_needs_torch_alone():
     program = "import sys; sys.modules['transformers'] = None; import ngramloss.hf.attach; print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
+
+
+def test_a_decoder_that_sees_later_tokens_is_refused():
+    """As UMT5's in transformers 5.17."""
+    model = tiny("umt5")
+    attention = model.get_decoder().block[0].layer[0].SelfAttention
+    if attention.is_causal:
+        detach(attach(model, "ce"))
+    attention.is_causal = False
+    with pytest.raises(UserError, match="lets the decoder of UMT5 see later tokens"):
+        attach(model, "ce")

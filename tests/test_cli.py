@@ -87,7 +87,7 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(more, message, capsys):
 
 
 def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
-    tiny = "--model bart-tiny --count 2 --batch 2 --source 16 --target 8 --device cpu".split()
+    tiny = ["--model", "bart-tiny", "--count", "2", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]
     assert main(["bench", "candidates", *tiny, "--json", str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == ["ce", "the encoder alone", "ce + 10*rank(margin=0.001,alpha=2), 2 candidates"]

@@ -107,7 +107,7 @@ def smaller(arguments, tiny_model):
         tiny = "--model bart-tiny --batch 2 --source 16 --length 8 --repeats 1 --device cpu"
         return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "candidates"]:
-        return [*arguments, *"--model bart-tiny --count 2 --batch 2 --source 16 --target 8 --device cpu".split()]
+        return [*arguments, *["--model", "bart-tiny", "--count", "2", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]]
     if arguments[:2] == ["bench", "ngrams"]:
         return [*arguments, "--longest", "128", "--device", "cpu"]
     return arguments

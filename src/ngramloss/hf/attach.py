@@ -77,6 +77,7 @@ def attach(
     inner = bare(model)
     module = head_module(inner)
     head_of(inner, module)
+    _refuse_decoder_that_looks_ahead(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
     decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates else None
@@ -347,6 +348,15 @@ def _refuse_loss_made_elsewhere(state: _State, *, labels: bool) -> None:
             f"the trainer's {name} computes the loss from the logits, so the attached objective "
             f"{str(state.loss.loss_fn)!r} would not run. Remove {name}, {instead}."
         )
+
+
+def _refuse_decoder_that_looks_ahead(model: Any) -> None:
+    """Refuse UMT5 of some versions of transformers: every position sees the label that it should predict."""
+    if getattr(model.config, "model_type", "") != "umt5" or not model.config.is_encoder_decoder:
+        return
+    if not getattr(model.get_decoder().block[0].layer[0].SelfAttention, "is_causal", True):
+        raise UserError("this version of transformers lets the decoder of UMT5 see later tokens, so it would learn to "
+                        "copy its labels. Update transformers to 5.18 or newer.")
 
 
 def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
