@@ -297,7 +297,7 @@ def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
     assert (first["device"], first["dtype"], first["backend"]) == ("cpu", "float32", chosen_backend(torch.device("cpu"), torch.float32).backend)
     assert known["backends"] == BACKENDS
     assert known["engines"].keys() == set(ENGINES)
-    assert known["engines"]["hf"] == {"ready": True, "state": "ready", "version": version("transformers"), "precision": "fp32"}
+    assert known["engines"]["hf"] == {"ready": True, "state": "ready", "version": version("transformers"), "precision": "fp32, bf16 or fp16"}
     assert known["objectives"]["ce"] == {"ready": True, "state": "ready", "origin": None}
     assert known["metrics"]["bleu"] == {"ready": False, "state": "needs the package sacrebleu: pip install 'ngramloss[score]'", "origin": None}
     assert known["metrics"].keys() == set(METRICS)
@@ -331,7 +331,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, translation, xsum. Did you mean 'demo'?\n"),
+        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'demo'?\n"),
         (["demo", "--set", "train.seed"], "error: --set takes key=value, got 'train.seed'; for example --set train.batch_size=8.\n"),
         (["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
          "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),

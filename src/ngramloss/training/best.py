@@ -52,7 +52,7 @@ def best_of(settings: Recipe) -> Best:
     """
     name = settings.train.best
     parsed = parse(settings.objective)
-    compared = [part.name for term in parsed for part in term.parts if part.reads == "candidates"]
+    compared = [term_name for term in parsed if term.reads == "candidates" for term_name in term.names]
     terms = [term for term in dict.fromkeys(["loss", "ce", *check_names(parsed)]) if term not in compared]
     if name in compared:
         raise UserError(f"train.best: {name} compares candidates, which validation does not have. Choose one of "

@@ -140,7 +140,7 @@ def _with_candidates(settings: Recipe, run: RunFolder, say: Say) -> Recipe:
 
 def _terms_of_candidates(settings: Recipe) -> list[str]:
     """The names of the terms that compare candidates."""
-    return [part.name for term in parse(settings.objective) for part in term.parts if part.reads == "candidates"]
+    return [name for term in parse(settings.objective) if term.reads == "candidates" for name in term.names]
 
 
 @contextmanager
