@@ -60,6 +60,12 @@ def test_a_term_that_compares_candidates_has_no_value_in_validation():
         "train.best: rank compares candidates, which validation does not have. Choose one of loss, ce, or a score of generated texts such as rouge2.")
 
 
+def test_without_terms_that_compare_candidates_there_may_be_no_loss_to_choose_by():
+    for objective in ("rank", "0*ce + 10*rank(alpha=1)"):
+        assert "validation has no loss. Choose ce" in complaint("loss", f"objective={objective}")
+    assert chosen("loss", "objective=0.1*ce + rank").name == "loss"
+
+
 SCORES = "rouge1, rouge2, rougeL, rougeLsum, bleu, chrf, names_right, figures_right"
 
 

@@ -464,6 +464,17 @@ def test_evaluation_on_rows_with_candidates_has_their_terms_too(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_evaluation_on_rows_with_and_without_candidates_is_refused(tmp_path, first):
+    trainer = trained(tmp_path, max_steps=1)
+    kinds = [rows(4, seed=2), test_trainer.rows(4, seed=2)]
+    mixed = [*kinds[not first], *kinds[first]]
+    trainer.args.per_device_eval_batch_size = 4
+    with pytest.raises(UserError, match="some rows for evaluation have candidates and others have none"):
+        trainer.evaluate(mixed)
+
+
+@pytest.mark.slow
 def test_columns_with_candidates_are_used(tmp_path):
     made = trained(tmp_path, data=datasets.Dataset.from_list(rows(8)), max_steps=1)
     assert made.state.log_history[0][TERMS[3]] > 0

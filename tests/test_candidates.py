@@ -457,12 +457,40 @@ def test_processes_share_the_texts_and_change_nothing():
     assert alone[8][1] == pytest.approx(sum(values[name][0] for name in ("rouge1", "rouge2", "rougeLsum")) / 300)
 
 
+def test_letters_that_the_metric_does_not_read_are_told():
+    examples = [Example("1", "文", "今天天气很好"), Example("2", "文", "明天也很好")]
+    (note,) = check_gain(gain_of("rouge", {}), examples)
+    assert "the default rules read only a–z and 0–9" in note
+    assert check_gain(gain_of("rouge", {"tokens": "auto"}), examples) == []
+    assert check_gain(gain_of("rouge", {}), EXAMPLES) == []
+
+
+def test_if_most_candidates_gain_the_same_the_end_says_so(run, own_data, tmp_path, capsys):
+    arguments = [run, "--data", own_data, "--count", 4, "--how", "sample"]
+    made(tmp_path / "a", *arguments)
+    assert "all gain the same" not in capsys.readouterr().err
+    lines = (own_data / "train.jsonl").read_text().splitlines()
+    (tmp_path / "other").mkdir()
+    unlike = [json.dumps({**json.loads(line), "target": "§", "references": ["§"], "summary": "§"}) for line in lines]
+    (tmp_path / "other" / "train.jsonl").write_text("\n".join(unlike) + "\n")
+    made(tmp_path / "b", *[tmp_path / "other" if word == own_data else word for word in arguments])
+    assert "4 of 4 sources have candidates that all gain the same" in capsys.readouterr().err
+
+
+def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsys, monkeypatch):
+    from ngramloss.generation import predictions
+
+    monkeypatch.setattr(predictions, "NOT_CAUSAL", ("mbart", "bart"))
+    assert cli.main(["generate", str(run), "--limit", "2", "--out", str(tmp_path / "x"), "--set", "generation.num_beams=2", "--rerank", "probability"]) == 2
+    assert "gives a text another probability if padding follows it" in capsys.readouterr().err
+
+
 def test_sentences_are_put_on_lines_where_the_data_set_has_several():
     example, text = Example("1", "x", "The dog ran home and a cat sat on the mat."), "And a cat sat on the mat. The dog ran home."
     whole, split = (gains_of(gain_of("rougeLsum", {}, lines=lines), [example], [[text]])[0][0] for lines in (None, "auto"))
     assert split == pytest.approx(1)
     assert whole < 1
-    assert gain_of("rouge", {}, lines="auto").settings["sentence_a_line"] is True
+    assert gain_of("rouge", {}, lines="auto").settings["sentence_a_line"] == "auto"
 
 
 @pytest.mark.parametrize(("scores", "sentence"), [

@@ -204,6 +204,27 @@ def test_on_a_gpu_auto_is_hf_for_a_family_that_graph_does_not_serve():
     assert told == ["engine hf; graph is not used: it serves bart, mbart, pegasus, marian, m2m_100, t5, mt5, umt5, not prophetnet."]
 
 
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"encoder_no_repeat_ngram_size": 1}, "encoder_no_repeat_ngram_size"), ({"remove_invalid_values": True}, "remove_invalid_values"),
+])
+def test_a_setting_that_is_1_or_true_counts_unless_that_is_its_default(changes, reason):
+    model = copy.deepcopy(tiny("bart"))
+    model.generation_config.update(repetition_penalty=1.0, typical_p=1.0, epsilon_cutoff=0.0)
+    assert search_of(model).others == ()
+    model.generation_config.update(**changes)
+    assert search_of(model).others == (reason,)
+
+
+def test_graph_says_that_the_model_has_too_few_positions():
+    from ngramloss.generation.engines import graph
+
+    model = tiny("bart")
+    positions = model.config.max_position_embeddings
+    assert list(graph.unsupported(model, with_settings(model, max_length=positions))) == []
+    (reason,) = graph.unsupported(model, with_settings(model, max_length=positions + 1))
+    assert reason == f"texts may have {positions + 1:,} tokens, but the model has {positions:,} positions"
+
+
 def test_the_precision_is_that_of_the_weights_and_is_recorded():
     model, told = copy.deepcopy(tiny("bart")).bfloat16(), []
     search = with_settings(model)

@@ -308,14 +308,14 @@ def test_a_base_must_be_a_name(tmp_path, base):
 def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
     path = written(tmp_path, 'base = "xsun"')
     with pytest.raises(FileNotFoundError, match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
-                       r"cnndm, demo, newswire, translation, xsum. Did you mean 'xsum'\?"):
+                       r"brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'xsum'\?"):
         recipe.load(path)
 
 
 def test_an_unknown_recipe_is_told_with_the_nearest():
-    with pytest.raises(FileNotFoundError, match=r"no recipe 'demmo': neither a file nor one of cnndm, demo, newswire, translation, xsum. Did you mean 'demo'\?"):
+    with pytest.raises(FileNotFoundError, match=r"no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'demo'\?"):
         recipe.load("demmo")
-    with pytest.raises(FileNotFoundError, match=r"one of cnndm, demo, newswire, translation, xsum\.$"):
+    with pytest.raises(FileNotFoundError, match=r"one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum\.$"):
         recipe.load("qqqq.toml")
 
 

@@ -88,6 +88,9 @@ def run(options: argparse.Namespace) -> int:
     if found.fewer:
         tell(f"{found.fewer:,} of {found.sources:,} sources have fewer than {making.count} candidates, because no more "
              f"distinct texts were found: {found.missing:,} are missing in all. A higher --temperature finds more.")
+    if 2 * found.ties > found.sources:
+        tell(f"{found.ties:,} of {found.sources:,} sources have candidates that all gain the same, so there is no "
+             "order to learn. Another --metric, or an option of it, may tell them apart.")
     path = RunFolder(folder).candidates
     print_result(json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json
                  else f"{path}\n{_table(found)}")

@@ -280,7 +280,8 @@ def advance_groups(groups: Sequence[Beams], logits: Tensor, given: Limits) -> Te
     """Add a token to each beam of each group, one group after another.
 
     A group is a search of its own. A token loses ``diversity`` of its log-probability for each beam of the groups
-    before that has just taken it: Vijayakumar et al. (2018), *Diverse Beam Search*. One group is plain beam search.
+    before that has just taken it: Vijayakumar et al. (2018), *Diverse Beam Search*. One group is plain beam search. A
+    group that is done goes on, and its tokens still count, though its further texts are not kept.
 
     Args:
         groups: the states of G groups; changed in place.

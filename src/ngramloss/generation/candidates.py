@@ -92,13 +92,13 @@ class Gains(NamedTuple):
     Attributes:
         settings: everything that could change them.
         versions: of the packages that compute them.
-        check: raises if gains of such examples cannot be computed.
+        check: raises if gains of such examples cannot be computed; returns sentences to tell the user.
         compute: examples, the candidates of each and a function that is told of progress → the gains of each, 0 to 1.
     """
 
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
-    check: Callable[[Sequence[Example]], None]
+    check: Callable[[Sequence[Example]], Sequence[str]]
     compute: Callable[[Sequence[Example], Sequence[Sequence[str]], Progress | None], list[list[float]]]
 
 
@@ -112,6 +112,7 @@ class Summary(NamedTuple):
         mean: the gain of all candidates.
         worst: the gain of the worst candidate.
         first: the gain of the first candidate, which the search prefers.
+        ties: sources of which all candidates have the same gain, so that nothing can be learned from them.
         fewer: sources with fewer candidates than were asked for.
         missing: candidates that they lack in all.
     """
@@ -122,6 +123,7 @@ class Summary(NamedTuple):
     mean: float
     worst: float
     first: float
+    ties: int
     fewer: int
     missing: int
 
@@ -199,7 +201,8 @@ def _write(
 ) -> None:
     split = read_split(work, held_out=("train", "validation"))
     examples = split.examples
-    gains.check(examples)
+    for note in gains.check(examples):
+        say(note)
     ready = prepare(work, say)
     model = ready.model
     set_generation(model, work)
@@ -313,5 +316,6 @@ def summary(path: Path, count: int) -> Summary:
     return Summary(
         len(rows), mean([len(values) for values in gains]), mean([max(values) for values in gains]),
         mean([mean(values) for values in gains]), mean([min(values) for values in gains]),
-        mean([values[0] for values in gains]), len(lacks), sum(lacks),
+        mean([values[0] for values in gains]), sum(len(set(values)) == 1 for values in gains if len(values) > 1),
+        len(lacks), sum(lacks),
     )  # fmt: skip

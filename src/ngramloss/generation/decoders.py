@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from inspect import unwrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,34 @@ MULTIPLE = 64
 """On a GPU the head's rows are filled up to a multiple of this, or matrix products take several times as long."""
 
 
+class PaddedHead(NamedTuple):
+    """The output head of a model, with more rows than the vocabulary has.
+
+    Attributes:
+        weight: [V', D].
+        bias: [V']; None if it is 0.
+        scale: multiplies the hidden states.
+        vocabulary: the rows that count, V.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: float
+    vocabulary: int
+
+
+@torch.no_grad()
+def padded_head(model: Any) -> PaddedHead:
+    """The head of a model; on a GPU a copy that is filled up, if it needs to be."""
+    head = head_of(model, head_module(model))
+    V = head.weight.shape[0]
+    more = -V % MULTIPLE if head.weight.device.type == "cuda" else 0
+    weight = pad(head.weight, (0, 0, 0, more)) if more else head.weight  # [V', D]
+    has_bias = head.bias is not None and bool(head.bias.any())
+    bias = pad(head.bias, (0, more)).to(weight) if head.bias is not None and has_bias else None  # [V']
+    return PaddedHead(weight, bias, head.scale, V)
+
+
 class Decoder:
     """The decoder of a model.
 
@@ -33,14 +61,17 @@ class Decoder:
         beams: texts of each source, K.
         source_length: tokens of a source with padding, S.
         text_length: the greatest length of a text, L.
+        head: the model's head.
     """
 
     heads: int
     width: int
     """Of a head."""
 
-    def __init__(self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int) -> None:
-        self.model, self.decoder = model, model.get_decoder()
+    def __init__(
+        self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int, head: PaddedHead
+    ) -> None:
+        self.model, self.decoder, self.head = model, model.get_decoder(), head
         self.beams, self.text_length = beams, text_length
         layers, dtype, device = len(self.layers()), model.dtype, model.device
         texts = layers, sources * beams, self.heads, text_length, self.width
@@ -52,23 +83,12 @@ class Decoder:
         self.own = torch.arange(beams, device=device).view(1, -1, 1).expand(sources, -1, text_length)    # [B, K, L]
         self.origin = self.own.clone()                                   # [B, K, L]
         self.has_kernels = device.type == "cuda" and triton_is_installed()
-        self._take_head()
-
-    def _take_head(self) -> None:
-        with torch.no_grad():
-            head = head_of(self.model, head_module(self.model))
-            V, on_gpu = head.weight.shape[0], head.weight.device.type == "cuda"
-            more = -V % MULTIPLE if on_gpu else 0
-            self.vocabulary, self.head_scale = V, head.scale
-            self.head_weight = pad(head.weight, (0, 0, 0, more)) if more else head.weight    # [V', D]
-            self.head_bias = None
-            if head.bias is not None and bool(head.bias.any()):
-                self.head_bias = pad(head.bias, (0, more)).to(head.weight)   # [V']
 
     def _head(self, hidden: Tensor) -> Tensor:
         """Logits, [B, K, V]."""
-        hidden = hidden if self.head_scale == 1 else hidden * self.head_scale
-        return linear(hidden, self.head_weight, self.head_bias)[..., : self.vocabulary]
+        head = self.head
+        hidden = hidden if head.scale == 1 else hidden * head.scale
+        return linear(hidden, head.weight, head.bias)[..., : head.vocabulary]
 
     def read(self, ids: Tensor, mask: Tensor) -> None:
         """Encode the sources: ids and mask, [B, S] each, with padding on the right."""
@@ -166,7 +186,7 @@ class Decoder:
 class BartDecoder(Decoder):
     """BART and its relatives: mBART, Pegasus, Marian, M2M100. They differ in positions and in where they normalise."""
 
-    def __init__(self, model: Any, **sizes: int) -> None:
+    def __init__(self, model: Any, **sizes: Any) -> None:
         attention = model.get_decoder().layers[0].self_attn
         self.heads, self.width = attention.num_heads, attention.head_dim
         super().__init__(model, **sizes)
@@ -243,7 +263,7 @@ class BartDecoder(Decoder):
 class T5Decoder(Decoder):
     """T5 and mT5: attention with a bias by distance, nothing else for positions."""
 
-    def __init__(self, model: Any, **sizes: int) -> None:
+    def __init__(self, model: Any, **sizes: Any) -> None:
         attention = model.get_decoder().block[0].layer[0].SelfAttention
         self.heads, self.width = attention.n_heads, attention.key_value_proj_dim
         super().__init__(model, **sizes)
@@ -322,7 +342,9 @@ def difference(model: Any) -> float:
     model.eval()
     own = type(model).forward   # not what a trainer put in its place: it may compute in another precision
     expected = own(model, input_ids=source, attention_mask=mask, decoder_input_ids=target).logits    # [B, T, V]
-    decoder = DECODERS[model.config.model_type](model, sources=B, beams=1, source_length=S, text_length=T)
+    decoder = DECODERS[model.config.model_type](
+        model, sources=B, beams=1, source_length=S, text_length=T, head=padded_head(model)
+    )
     decoder.read(source, mask)
     steps = [decoder.logits(target[:, [t]], torch.tensor(t, device=model.device)) for t in range(T)]
     model.train(training)

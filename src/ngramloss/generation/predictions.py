@@ -28,6 +28,7 @@ from ngramloss.generation.decoders import DECODERS
 from ngramloss.generation.engines.settings import Search, search_of
 from ngramloss.generation.search import Written, decoded, load_model, model_of_run
 from ngramloss.generation.shares import Output, Progress
+from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import RunFolder, weight_files
 from ngramloss.version import __version__, installed
@@ -275,6 +276,9 @@ def _writer(work: Job, output: Output, say: Callable[[str], None]) -> Writer:
         check_groups(work, WITHOUT_GROUPS)
     ready = prepare(work, say)
     model, sampling = ready.model, work.sampling
+    if sampling.rerank and model.config.model_type in NOT_CAUSAL:
+        raise UserError(f"--rerank cannot order texts of {type(model).__name__}, which gives a text another "
+                        "probability if padding follows it. Leave it out.")
     _set_search(model, work)
     search = dataclasses.replace(search_of(model, seed=sampling.seed if sampling.sample else None),
                                  groups=sampling.groups, diversity=sampling.diversity)

@@ -66,7 +66,8 @@ def _engine(model: Any, search: Generation) -> engines.Write | None:
 
     if search.engine not in (engines.AUTO, "graph") or model.device.type != "cuda" or isinstance(model, FSDPModule):
         return None
-    return engines.load(search.engine, model, search_of(model), say=lambda _: None).write
+    loaded = engines.load(engines.AUTO, model, search_of(model), say=lambda _: None)
+    return loaded.write if loaded.name == "graph" else None
 
 
 @contextmanager

@@ -260,6 +260,10 @@ class NgramTrainer(Seq2SeqTrainer):
             weight = dict(zip(("token", "sequence"), counts.unbind(), strict=True))
             parts = last_parts(model)
             whole = compares or not self._watched.needs_candidates
+            before = self._evaluated.loss_fn
+            if before is not None and self._watched.needs_candidates and before.needs_candidates != compares:
+                raise UserError("some rows for evaluation have candidates and others have none, so the terms that "
+                                "compare them have no mean. Give all rows candidates, or none.")
             self._evaluated.loss_fn = self._watched if whole else self._watched.without_candidates()
             terms = self._evaluated.loss_fn.parts
             self._evaluated.add(torch.stack([parts[part.name] * weight[part.per] for part in terms]))

@@ -31,6 +31,8 @@ IN_PROCESS = 20_000
 """Fewer texts are scored in this process: to start others takes longer."""
 TRIED = 2
 """Examples on which a metric is tried before anything is generated."""
+READ = 100
+"""Examples whose references are looked at, whether the metric reads their letters."""
 TOLERANCE = 1e-6
 """How far rounding may take a score beyond 0 or 100."""
 
@@ -57,7 +59,7 @@ class Gain(NamedTuple):
         own = source_hash(METRICS[self.metric].function)
         options = {name: str(value) for name, value in self.options.items()}
         return {"name": self.metric, "scores": list(self.scores), "options": options,
-                "sentence_a_line": self.lines is not None, **({"source": own} if own else {})}
+                "sentence_a_line": self.lines or False, **({"source": own} if own else {})}
 
     @property
     def versions(self) -> dict[str, str]:
@@ -110,10 +112,19 @@ def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None) 
 _OTHER = "Use rouge, bleu or chrf."
 
 
-def check_gain(gain: Gain, examples: Sequence[Example]) -> None:
-    """Try a metric on a few references. Raises if it has no score for each of them."""
+def check_gain(gain: Gain, examples: Sequence[Example]) -> list[str]:
+    """Try a metric on a few references. Raises if it has no score for each of them.
+
+    Returns:
+        Sentences about texts that the metric does not read well with its options.
+    """
     tried = examples[:TRIED]
     gains_of(gain, tried, [[example.target] for example in tried])
+    read = examples[:READ]
+    targets = [example.target for example in read]
+    texts = {"ids": [example.id for example in read], "documents": [example.source for example in read],
+             "references": [list(example.references) or [example.target] for example in read], "predictions": targets}
+    return METRICS[gain.metric].notes_on(texts, gain.options)
 
 
 def gains_of(

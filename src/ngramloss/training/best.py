@@ -57,6 +57,9 @@ def best_of(settings: Recipe) -> Best:
     if name in compared:
         raise UserError(f"train.best: {name} compares candidates, which validation does not have. Choose one of "
                         f"{', '.join(terms)}, or a score of generated texts such as rouge2.")
+    if name == "loss" and compared and not any(term.weight for term in parsed if term.reads != "candidates"):
+        raise UserError("train.best: without the terms that compare candidates, validation has no loss. Choose ce, or "
+                        "a score of generated texts such as rouge2.")
     if name in terms:
         if settings.train.best_options:
             raise UserError(f"train.best_options: {name} is a term and has no options. Leave them out, or set "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation import beams
-from ngramloss.generation.decoders import DECODERS, TOLERANCES, difference
+from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, padded_head
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.engines.settings import Search
 
@@ -34,6 +34,9 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
     kind = model.config.model_type
     if kind not in DECODERS:
         yield f"it serves {', '.join(DECODERS)}, not {kind}"
+    positions = None if kind == "m2m_100" else getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and search.max_length > positions:
+        yield f"texts may have {search.max_length:,} tokens, but the model has {positions:,} positions"
     if search.sample and search.seed is None:
         yield "the model's own settings sample, but --sample was not given"
     if search.sample and search.num_beams > 1:
@@ -66,7 +69,8 @@ def load(
     on_gpu = model.device.type == "cuda"
     room = _room_on_gpu if on_gpu else _room
     most_bytes = MOST_MEMORY * torch.cuda.mem_get_info(model.device)[1] if on_gpu else float("inf")
-    new = partial(Searcher, model, search, pool=torch.cuda.graph_pool_handle() if on_gpu else None)
+    pool = torch.cuda.graph_pool_handle() if on_gpu else None
+    new = partial(Searcher, model, search, head=padded_head(model), pool=pool)
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
         length = room(len(sources), max(map(len, sources)))[1]
@@ -115,15 +119,19 @@ class Searcher:
         search: its settings.
         sources: the number of sources, B.
         length: tokens of a source with padding, S.
+        head: the model's head, if it is at hand.
         pool: the memory of the graph. Graphs that never run at the same time share it.
     """
 
-    def __init__(self, model: Any, search: Search, sources: int, length: int, *, pool: Any = None) -> None:
+    def __init__(
+        self, model: Any, search: Search, sources: int, length: int, *, head: PaddedHead | None = None, pool: Any = None
+    ) -> None:
         device, self.search, self.pool = model.device, search, pool
         self.alone = search.sample or search.num_beams == 1
         K = search.texts if self.alone else search.num_beams
         self.decoder = DECODERS[model.config.model_type](
-            model, sources=sources, beams=K, source_length=length, text_length=search.max_length
+            model, sources=sources, beams=K, source_length=length, text_length=search.max_length,
+            head=head or padded_head(model),
         )
         self.groups = [beams.Beams.begin(sources, K // search.groups, search, device) for _ in range(search.groups)]
         self.limits = beams.limits(search, device)

@@ -14,8 +14,6 @@ KNOWN = {
     "_from_model_config",
 }  # fmt: skip
 """Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
-NEUTRAL = (None, False, 0, 1)
-"""Values with which any other setting does nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,8 @@ def search_of(model: Any, *, seed: int | None = None) -> Search:
     pads = [token for token in (config.pad_token_id, model.config.pad_token_id, 0) if token is not None]
     words = config.bad_words_ids or []
     banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in ends)
-    others = [name for name, chosen in given.items() if name not in KNOWN and chosen not in NEUTRAL]
+    others = [name for name, chosen in given.items()
+              if name not in KNOWN and chosen not in (None, False) and chosen != defaults.get(name, 0)]
     others += ["eos_token_id"] * (len(ends) != 1)
     others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
     others += ["decoder_start_token_id"] * (not isinstance(start, int))
