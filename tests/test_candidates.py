@@ -450,7 +450,7 @@ TEXTS = [[f"the cat {number} sat", "a dog sat on the mat", ""][: 1 + number % 3]
 def test_processes_share_the_texts_and_change_nothing():
     gain, told = gain_of("rouge", {}), []
     alone = gains_of(gain, EXAMPLES, TEXTS, processes=1, progress=lambda *done: told.append(done))
-    assert told == [(256, 600), (256, 600), (88, 600)]
+    assert told == [(0, 600), (256, 600), (256, 600), (88, 600)]
     assert gains_of(gain, EXAMPLES, TEXTS, processes=2) == alone
     assert [len(values) for values in alone] == [len(texts) for texts in TEXTS]
     values = rouge_scores([["the cat 8 sat on the mat"]], ["a dog sat on the mat"]).values
@@ -478,8 +478,6 @@ def test_if_most_candidates_gain_the_same_the_end_says_so(run, own_data, tmp_pat
 
 
 def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsys, monkeypatch):
-    from ngramloss.generation import predictions
-
     monkeypatch.setattr(predictions, "NOT_CAUSAL", ("mbart", "bart"))
     assert cli.main(["generate", str(run), "--limit", "2", "--out", str(tmp_path / "x"), "--set", "generation.num_beams=2", "--rerank", "probability"]) == 2
     assert "gives a text another probability if padding follows it" in capsys.readouterr().err
@@ -629,3 +627,11 @@ def test_samples_can_be_reranked(run, tmp_path):
     ordered = generated(tmp_path / "b", run, "--limit", 3, "--sample", "--num-return", 4, "--rerank", "probability")
     assert [sorted(row["candidates"]) for row in ordered] == [sorted(row["candidates"]) for row in drawn]
     assert ordered != drawn
+
+
+def test_progress_begins_before_the_first_batch_so_that_its_time_counts(run, tmp_path):
+    told = []
+    predictions.write_predictions(predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done))
+    assert told == [(0, 3), (2, 3), (1, 3)]
+    predictions.write_predictions(predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done))
+    assert len(told) == 3

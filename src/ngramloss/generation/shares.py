@@ -151,7 +151,8 @@ def write_share(
         write: examples and their ids → what is written of each.
         row: an id and what is written of its example → its row.
         budget: how much one batch may contain.
-        progress: called with the number of documents done since the last call, and the number of all.
+        progress: called with the number of documents done since the last call, and the number of all; first with 0,
+            before the first batch, so that its time counts.
         say: shows a message to the user.
     """
     share = output.share
@@ -159,6 +160,8 @@ def write_share(
     done = done_rows(output)
     mine = [example for example in examples[rank() :: processes()] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)   # similar lengths together, longest first
+    if progress is not None and mine:
+        progress(0, len(mine))
     with appended(share) as file:
         for batch, texts in batches(mine, ids, write, budget, say=say):
             pairs = zip(batch, texts, strict=True)

@@ -140,7 +140,7 @@ def gains_of(
         examples: with their references.
         texts: the candidates of each.
         processes: how many share the texts; None means one for each processor, if there are many texts.
-        progress: called with the number of examples done since the last call, and the number of all.
+        progress: called with the number of examples done since the last call, and the number of all; first with 0.
 
     Raises:
         UserError: the metric lacks something, or a candidate has no score between 0 and 100.
@@ -151,6 +151,8 @@ def gains_of(
     parts = ((gain, list(examples[start : start + size]), [list(each) for each in texts[start : start + size]])
              for start in starts)
     found: list[list[float]] = []
+    if progress is not None:
+        progress(0, len(texts))
     for part in _each(parts, workers):
         found += part
         if progress is not None:
