@@ -167,9 +167,8 @@ def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_p
     program = (
         "import os, sys, time; from pathlib import Path; from ngramloss.files import lock_folder\n"
         "with lock_folder(Path(sys.argv[1]), wait=False):\n"
-        "    child = os.fork()\n"
-        "    if child == 0: time.sleep(60)\n"
-        "    print(child, flush=True); time.sleep(60)"
+        "    if os.fork() == 0: print(os.getpid(), flush=True)\n"   # the child has dropped the lock before it gets here
+        "    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     child = int(process.stdout.readline())
