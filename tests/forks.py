@@ -86,6 +86,25 @@ def fork_ranks(program, arguments, *, environment, count=2, one_device=False):
     return [rank.returncode for rank in ranks], "".join(rank.communicate()[1] for rank in ranks)
 
 
+def killed_at_third_call(module, name):
+    """A program that runs a command of ours, and kills itself when a function is called for the third time."""
+    return f"""
+import os, signal, sys
+from importlib import import_module
+from ngramloss import cli
+module, count = import_module({module!r}), 0
+whole = module.{name}
+def some(*args, **kwargs):
+    global count
+    count += 1
+    if count == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(*args, **kwargs)
+module.{name} = some
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 @functools.cache
 def _server():
     process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

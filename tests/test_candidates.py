@@ -8,7 +8,7 @@ from itertools import pairwise
 import models
 import pytest
 import torch
-from forks import fork, fork_ranks
+from forks import fork, fork_ranks, killed_at_third_call
 from searches import SOURCES, tiny, with_settings
 
 from ngramloss import METRICS, Metric, Scores, cli
@@ -323,20 +323,7 @@ def test_a_held_out_part_of_the_training_split_gets_no_candidates(run, tmp_path)
 # Stopped, continued, shared
 
 
-STOP = """
-import os, signal, sys
-from ngramloss import cli
-from ngramloss.generation import predictions
-whole, count = predictions.decoded, 0
-def some(*args, **kwargs):
-    global count
-    count += 1
-    if count == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(*args, **kwargs)
-predictions.decoded = some
-sys.exit(cli.main(sys.argv[1:]))
-"""
+STOP = killed_at_third_call("ngramloss.generation.predictions", "decoded")
 STOP_SCORING = """
 import os, signal, sys
 from ngramloss import cli

@@ -13,7 +13,7 @@ import models
 import pytest
 import tiny_tokenizers
 import torch
-from forks import fork
+from forks import fork, killed_at_third_call
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from searches import SOURCES, silent, tiny, with_settings, written
@@ -570,20 +570,7 @@ def test_a_baseline_does_not_sample(tmp_path, capsys):
     assert "lead-3 is a baseline, which writes one text of each document and samples nothing." in capsys.readouterr().err
 
 
-STOP = """
-import os, signal, sys
-from ngramloss import cli
-from ngramloss.generation.engines import ct2
-whole, count = ct2._translate, 0
-def some(*args, **kwargs):
-    global count
-    count += 1
-    if count == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(*args, **kwargs)
-ct2._translate = some
-sys.exit(cli.main(sys.argv[1:]))
-"""
+STOP = killed_at_third_call("ngramloss.generation.engines.ct2", "_translate")
 
 
 @pytest.mark.slow

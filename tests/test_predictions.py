@@ -6,7 +6,7 @@ import shutil
 import signal
 
 import pytest
-from forks import fork, fork_ranks
+from forks import fork, fork_ranks, killed_at_third_call
 
 from ngramloss import cli
 from ngramloss.data import newswire
@@ -101,20 +101,7 @@ def test_lead_3_is_a_generator(tmp_path):
         assert row["prediction"] == "\n".join(sentences(item.document)[:3])
 
 
-STOP = """
-import os, signal, sys
-from ngramloss import cli
-from ngramloss.generation import predictions
-whole, count = predictions.decoded, 0
-def some(*args, **kwargs):
-    global count
-    count += 1
-    if count == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(*args, **kwargs)
-predictions.decoded = some
-sys.exit(cli.main(sys.argv[1:]))
-"""
+STOP = killed_at_third_call("ngramloss.generation.predictions", "decoded")
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ngramloss.checksums import cached_in_parts
 from ngramloss.data import Example
 from ngramloss.data.candidates import Candidates
-from ngramloss.data.tokens import CHUNK, Ids, Shape, Tokens, join_parts, part_rows, targets, tokenizer_fingerprint
-from ngramloss.data.word_ids import Encode, word_encoder
+from ngramloss.data.tokens import Ids, PartWriter, Shape, Tokens, targets, tokenizer_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.files import cache_folder
 
@@ -143,10 +140,9 @@ def tokenise_candidates(
         )
     what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    writer = _PartWriter(examples, candidates, tokenizer, shape, progress or (lambda _: None))
-    made = CandidateTokens(cached_in_parts(
-        (cache or cache_folder()) / "candidates" / key, list(writer.parts), writer.fill, partial(join_parts, NAMES),
-        made=writer.count_if_found, what="token cache of candidates", say=say))
+    writer = _PartWriter(examples, tokenizer, shape, progress, candidates)
+    folder = (cache or cache_folder()) / "candidates" / key
+    made = CandidateTokens(writer.cached(folder, what="token cache of candidates", say=say))
     if missing := len(examples) - found:
         say(f"{missing:,} of {len(examples):,} training examples have no candidates; only the other terms of the "
             "objective train on them.")
@@ -156,40 +152,32 @@ def tokenise_candidates(
     return made
 
 
-class _PartWriter:
-    """Candidates of examples → the tokens of one part in a folder."""
+class _PartWriter(PartWriter):
+    """Examples → the tokens of their candidates."""
+
+    names = NAMES
 
     def __init__(
-        self, examples: Sequence[Example], candidates: Candidates, tokenizer: Any, shape: Shape,
-        progress: Callable[[int], None],
+        self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None] | None,
+        candidates: Candidates,
     ) -> None:
-        self.examples, self.candidates, self.tokenizer = examples, candidates, tokenizer
-        self.shape, self.progress = shape, progress
-        self.parts = part_rows(len(examples))
-        self._filled: set[str] = set()
-
-    @cached_property
-    def _words(self) -> Encode | None:
-        return word_encoder(self.tokenizer)
+        super().__init__(examples, tokenizer, shape, progress)
+        self.candidates = candidates
 
     def fill(self, part: str, folder: Path) -> None:
         """Tokenise the candidates of a part and write them into a folder."""
-        self._filled.add(part)
         ids, cut, gains = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)], [np.zeros(0, np.float32)]
         lengths: list[int] = []
         counts: list[int] = []
-        rows = self.parts[part]
-        for start in range(rows.start, rows.stop, CHUNK):
-            chunk = self.examples[start : min(start + CHUNK, rows.stop)]
+        for chunk in self.chunks(part):
             own = [self.candidates.rows.get(example.id, ((), ())) for example in chunk]
             texts = [text for group, _ in own for text in group]
-            made = targets(texts, self.tokenizer, self.shape, self._words) if texts else []
+            made = targets(texts, self.tokenizer, self.shape, self.words) if texts else []
             ids.append(np.fromiter(chain.from_iterable(made), dtype=np.int32))
             cut.append(self._cut(texts, made))
             gains.append(np.array([gain for _, group in own for gain in group], np.float32))
             lengths += map(len, made)
             counts += [len(group) for group, _ in own]
-            self.progress(len(chunk))
         ends = {"ids": lengths, "gains": counts, "cut": counts}
         for name, values in (("ids", ids), ("gains", gains), ("cut", cut)):
             np.save(folder / f"{name}.npy", np.concatenate(values))
@@ -201,11 +189,6 @@ class _PartWriter:
         cut = np.zeros(len(texts), np.uint8)
         if full:
             roomier = replace(self.shape, max_target=self.shape.max_target + 1)
-            longer = targets([texts[index] for index in full], self.tokenizer, roomier, self._words)
+            longer = targets([texts[index] for index in full], self.tokenizer, roomier, self.words)
             cut[full] = [len(ids) > self.shape.max_target for ids in longer]
         return cut
-
-    def count_if_found(self, part: str) -> None:
-        """Count the examples of a part that was there."""
-        if part not in self._filled:
-            self.progress(len(self.parts[part]))

@@ -118,56 +118,81 @@ def tokenise(
     if shape.splitter == "sentencex" and shape.separator != "none":
         what.append(installed("sentencex"))   # its rules change from version to version
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    writer = _PartWriter(examples, tokenizer, shape, progress or (lambda _: None))
-    return Tokens(cached_in_parts(folder, list(writer.parts), writer.fill, partial(join_parts, NAMES),
-                                  made=writer.count_if_found, what="token cache", say=say))
+    return Tokens(_PartWriter(examples, tokenizer, shape, progress).cached(folder, what="token cache", say=say))
 
 
-def part_rows(count: int) -> dict[str, range]:
-    """The names of the parts of so many examples, and the rows of each."""
-    bounds = [(start, min(start + PART, count)) for start in range(0, count, PART)]
-    return {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
+class PartWriter:
+    """Examples → arrays in a cache folder, written part by part.
 
+    Args:
+        examples: all of them.
+        tokenizer: a Hugging Face tokenizer.
+        shape: the settings.
+        progress: called with the number of examples done since the last call.
+    """
 
-class _PartWriter:
-    """Examples → the tokens of one part in a folder."""
+    names: Sequence[str]
+    """Of the arrays. Each has a second one beside it, with the ends of its groups."""
 
     def __init__(
-        self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None]
+        self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None] | None
     ) -> None:
-        self.examples, self.tokenizer, self.shape, self.progress = examples, tokenizer, shape, progress
-        self.parts = part_rows(len(examples))
+        self.examples, self.tokenizer, self.shape = examples, tokenizer, shape
+        self.progress = progress or (lambda _: None)
+        bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
+        self.parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
         self._filled: set[str] = set()
 
-    @cached_property
-    def _words(self) -> Encode | None:
-        return word_encoder(self.tokenizer)
+    def cached(self, folder: Path, *, what: str, say: Callable[[str], None]) -> Path:
+        """The folder with the arrays of all parts, written unless it is there, undamaged."""
+        return cached_in_parts(folder, list(self.parts), self.fill, partial(join_parts, self.names),
+                               made=self._count_if_found, what=what, say=say)
 
     def fill(self, part: str, folder: Path) -> None:
-        """Tokenise a part and write it into a folder."""
+        """Write the arrays of a part into a folder."""
+        raise NotImplementedError
+
+    @cached_property
+    def words(self) -> Encode | None:
+        """Gives the same ids as the tokenizer, faster."""
+        return word_encoder(self.tokenizer)
+
+    def chunks(self, part: str) -> Iterator[Sequence[Example]]:
+        """The examples of a part, some at a time. Counts them when the next ones are asked for."""
         self._filled.add(part)
-        separator = separator_id(self.tokenizer, self.shape.separator)
-        pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}   # arrays: lists would need ten times the memory
-        lengths: dict[str, list[int]] = {name: [] for name in NAMES}
         rows = self.parts[part]
         for start in range(rows.start, rows.stop, CHUNK):
             chunk = self.examples[start : min(start + CHUNK, rows.stop)]
-            texts = [example.source for example in chunk]
-            with _without_collector():
-                inputs = sources(texts, self.tokenizer, self.shape, separator, self._words)
-                labels = targets([example.target for example in chunk], self.tokenizer, self.shape, self._words)
-                for name, ids in zip(NAMES, (inputs, labels), strict=True):
-                    pieces[name].append(np.fromiter(chain.from_iterable(ids), dtype=np.int32))
-                    lengths[name] += map(len, ids)
+            yield chunk
             self.progress(len(chunk))
-        for name in NAMES:
-            np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
-            np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
-    def count_if_found(self, part: str) -> None:
+    def _count_if_found(self, part: str) -> None:
         """Count the examples of a part that was there."""
         if part not in self._filled:
             self.progress(len(self.parts[part]))
+
+
+class _PartWriter(PartWriter):
+    """Examples → the tokens of their sources and targets."""
+
+    names = NAMES
+
+    def fill(self, part: str, folder: Path) -> None:
+        """Tokenise a part and write it into a folder."""
+        separator = separator_id(self.tokenizer, self.shape.separator)
+        pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}   # arrays: lists would need ten times the memory
+        lengths: dict[str, list[int]] = {name: [] for name in NAMES}
+        for chunk in self.chunks(part):
+            texts = [example.source for example in chunk]
+            with _without_collector():
+                inputs = sources(texts, self.tokenizer, self.shape, separator, self.words)
+                labels = targets([example.target for example in chunk], self.tokenizer, self.shape, self.words)
+                for name, ids in zip(NAMES, (inputs, labels), strict=True):
+                    pieces[name].append(np.fromiter(chain.from_iterable(ids), dtype=np.int32))
+                    lengths[name] += map(len, ids)
+        for name in NAMES:
+            np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
+            np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
 
 @contextmanager
@@ -183,10 +208,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def join_parts(names: Sequence[str], parts: list[Path], folder: Path) -> None:
-    """Write the arrays of all parts into a folder, without holding more than one part in memory.
-
-    Each array has a second one beside it, with the ends of its groups.
-    """
+    """Write the arrays of all parts into a folder, without holding more than one part in memory."""
     for name in names:
         total, ends = 0, []
         for part in parts:
@@ -198,8 +220,7 @@ def join_parts(names: Sequence[str], parts: list[Path], folder: Path) -> None:
             header = {"descr": dtype.str, "fortran_order": False, "shape": (total,)}
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts:
-                values = np.load(part / f"{name}.npy")
-                file.write(values.data)
+                file.write(np.load(part / f"{name}.npy").data)
 
 
 def sources(

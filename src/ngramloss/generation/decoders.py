@@ -323,19 +323,25 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
 hundredths in 16 bits."""
 
 
+def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:
+    """Random ids to compare a model with another form of it, [rows, length] each, not more than it has positions.
+
+    Padding is left out: M2M100 has other positions after it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    V, pad = model.get_output_embeddings().weight.shape[0], model.config.pad_token_id or 0
+    longest = getattr(model.config, "max_position_embeddings", None) or max(lengths)
+    return [(torch.randint(1, V, (rows, min(length, longest)), generator=generator) + pad) % V for length in lengths]
+
+
 @torch.inference_mode()
 def difference(model: Any) -> float:
     """The largest difference between log-probabilities of the decoder here and of the model's own, on random tokens.
 
     A model may have settings that the decoder here does not know. Then texts would be others, without an error.
     """
-    generator = torch.Generator().manual_seed(0)
-    V = model.get_output_embeddings().weight.shape[0]
-    longest = getattr(model.config, "max_position_embeddings", None) or 32
-    B, S, T = 2, min(24, longest), min(8, longest)
-    pad = model.config.pad_token_id or 0   # left out: M2M100 has other positions after padding
-    draw = [(torch.randint(1, V, (B, length), generator=generator) + pad) % V for length in (S, T)]
-    source, target = (ids.to(model.device) for ids in draw)              # [B, S], [B, T]
+    source, target = (ids.to(model.device) for ids in random_ids(model, 2, 24, 8))   # [B, S], [B, T]
+    (B, S), T = source.shape, target.shape[1]
     mask = torch.ones_like(source)
     mask[1, S // 2 :] = 0
     training = model.training

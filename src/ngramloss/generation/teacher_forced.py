@@ -10,7 +10,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from ngramloss.hf.attach import decoder_inputs
-from ngramloss.hf.batches import Padder
+from ngramloss.hf.batches import Padder, padded
 from ngramloss.stats import IGNORE_INDEX, token_stats
 
 MOST_LOGITS = 2**28
@@ -67,8 +67,7 @@ def text_logp(
         pad: the id that fills batches up.
     """
     model.eval()
-    ids = _padded(sources, pad).to(model.device)                         # [B, S]
-    mask = _padded([[1] * len(source) for source in sources], 0).to(model.device)    # [B, S]
+    ids, mask = (each.to(model.device) for each in _tensors(sources, pad))   # [B, S] each
     hidden = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True).last_hidden_state   # [B, S, D]
     flat = [(owner, row) for owner, rows in enumerate(texts) for row in rows]
     vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -77,8 +76,8 @@ def text_logp(
     for start in range(0, len(flat), count):
         rows = flat[start : start + count]
         owners = torch.tensor([owner for owner, _ in rows], device=model.device)     # [N]
-        inputs = _padded([row[:-1] for _, row in rows], pad).to(model.device)        # [N, T]
-        labels = _padded([row[1:] for _, row in rows], IGNORE_INDEX).to(model.device)        # [N, T]
+        inputs = _tensors([row[:-1] for _, row in rows], pad)[0].to(model.device)    # [N, T]
+        labels = _tensors([row[1:] for _, row in rows], IGNORE_INDEX)[0].to(model.device)    # [N, T]
         logits = model(
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden[owners]), attention_mask=mask[owners],
             decoder_input_ids=inputs, use_cache=False,
@@ -88,10 +87,9 @@ def text_logp(
     return [[next(sums) for _ in rows] for rows in texts]
 
 
-def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
-    """Rows as one tensor, filled up on the right, [N, L]."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
+def _tensors(rows: Sequence[Sequence[int]], fill: int) -> list[torch.Tensor]:
+    """Rows as one tensor, filled up on the right, and their mask, [N, L] each."""
+    return [torch.from_numpy(array) for array in padded(rows, len(rows), max(map(len, rows)), fill)]
 
 
 def _pieces(tokenizer: Any, ids: torch.Tensor) -> list[str]:

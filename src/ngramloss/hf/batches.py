@@ -47,8 +47,8 @@ class Padder:
         Rows that fill a size up have one source token, which is padding but attended to, and no labels.
         """
         size = size or self._smallest(rows)
-        ids, mask = _padded([row["input_ids"] for row in rows], size.rows, size.source, self.pad)   # [B, S]
-        labels, _ = _padded([row["labels"] for row in rows], size.rows, size.target, IGNORE_INDEX)   # [B, T]
+        ids, mask = padded([row["input_ids"] for row in rows], size.rows, size.source, self.pad)   # [B, S]
+        labels, _ = padded([row["labels"] for row in rows], size.rows, size.target, IGNORE_INDEX)   # [B, T]
         mask[len(rows) :, 0] = 1
         made = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         made["decoder_input_ids"] = self.decoder_inputs(made["labels"])   # [B, T]
@@ -75,16 +75,17 @@ class Padder:
             texts, scores = row.get("candidates", ()), row.get("gains", ())
             if len(texts) != len(scores):
                 raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(scores)} gains.")
-            labels[index], _ = _padded(texts, K, size.target, IGNORE_INDEX)
+            labels[index], _ = padded(texts, K, size.target, IGNORE_INDEX)
             gains[index, : len(texts)] = scores
         made = torch.from_numpy(labels)                                  # [B, K, T]
         inputs = self.decoder_inputs(made.flatten(0, 1)).view(made.shape)   # [B, K, T]
         return {"candidates": made, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
 
 
-def _padded(
+def padded(
     rows: Sequence[Any], count: int, length: int, fill: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of ids in one array, filled up on the right, and a mask of what is real, [count, length] each."""
     padded = np.full((count, length), fill)                              # [B, S]
     mask = np.zeros_like(padded)                                         # [B, S]
     for index, row in enumerate(rows):

@@ -13,8 +13,9 @@ from ngramloss.data import Example
 from ngramloss.data.languages import AUTO
 from ngramloss.data.sentences import sentences
 from ngramloss.errors import UserError
+from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
-from ngramloss.metrics.scores import Absent, check_scores
+from ngramloss.metrics.scores import Absent
 from ngramloss.plugins import source_hash
 from ngramloss.settings import nearest
 from ngramloss.version import installed
@@ -120,11 +121,7 @@ def check_gain(gain: Gain, examples: Sequence[Example]) -> list[str]:
     """
     tried = examples[:TRIED]
     gains_of(gain, tried, [[example.target] for example in tried])
-    read = examples[:READ]
-    targets = [example.target for example in read]
-    texts = {"ids": [example.id for example in read], "documents": [example.source for example in read],
-             "references": [list(example.references) or [example.target] for example in read], "predictions": targets}
-    return METRICS[gain.metric].notes_on(texts, gain.options)
+    return notes_on_references(gain.metric, examples[:READ], gain.options)
 
 
 def gains_of(
@@ -190,20 +187,13 @@ def _each(parts: Iterator[Part], workers: int) -> Iterator[list[list[float]]]:
 def _part(part: Part) -> list[list[float]]:
     """The gains of some examples."""
     gain, examples, texts = part
-    rows = [(example, text) for example, candidates in zip(examples, texts, strict=True) for text in candidates]
-    given: dict[str, Any] = {
-        "ids": [example.id for example, _ in rows], "documents": [example.source for example, _ in rows],
-        "references": [list(example.references) or [example.target] for example, _ in rows],
-        "predictions": [text if gain.lines is None else "\n".join(sentences(text, language=gain.lines))
-                        for _, text in rows],
-    }
-    metric = METRICS[gain.metric]
-    unwatched = {"progress": lambda _: None} if metric.shows_progress else {}
+    owners = [example for example, candidates in zip(examples, texts, strict=True) for _ in candidates]
+    scored = [text if gain.lines is None else "\n".join(sentences(text, language=gain.lines))
+              for candidates in texts for text in candidates]
     try:
-        scores = metric.load()(*(given[name] for name in metric.reads), **gain.options, **unwatched)
+        scores = scores_on(gain.metric, owners, scored, gain.options)
     except Absent as reason:
         raise UserError(f"--metric {gain.metric}: {reason}") from None
-    check_scores(gain.metric, scores, list(scores_of(gain.metric)), len(rows))
     if lacking := [name for name in gain.scores if name not in scores.values]:
         raise UserError(f"--metric {gain.metric} has no {', '.join(lacking)} of each document with these options. "
                         f"{_OTHER}")

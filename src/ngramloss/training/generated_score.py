@@ -10,8 +10,8 @@ import torch
 
 from ngramloss.data import Example
 from ngramloss.errors import UserError
-from ngramloss.metrics.registry import METRICS, scores_of
-from ngramloss.metrics.scores import Absent, check_scores, corpus_score
+from ngramloss.metrics.on_examples import notes_on_references, scores_on
+from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.training.best import Best
 
 Write = Callable[[Any, Sequence[Sequence[int]]], list[str]]
@@ -73,31 +73,18 @@ def notes_on(best: Best, examples: Sequence[Example]) -> list[str]:
         UserError: the metric cannot score these texts, or does not compute the score.
     """
     tried = examples[:TRIED]
-    targets = [example.target for example in tried]
-    score_of(best, tried, targets)
-    return METRICS[best.metric].notes_on(_texts_of(tried, targets), best.options)
+    score_of(best, tried, [example.target for example in tried])
+    return notes_on_references(best.metric, tried, best.options)
 
 
 def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> float:
     """The score of texts that were generated for these examples."""
-    metric, given = METRICS[best.metric], _texts_of(examples, texts)
-    unwatched = {"progress": lambda _: None} if metric.shows_progress else {}
     try:
-        scores = metric.load()(*(given[name] for name in metric.reads), **best.options, **unwatched)
+        scores = scores_on(best.metric, examples, texts, best.options)
     except Absent as reason:
         raise UserError(f"train.best: {reason}") from None
-    check_scores(best.metric, scores, list(scores_of(best.metric)), len(examples))
     if best.name not in scores.values:
         raise UserError(f"train.best: {best.metric} does not compute {best.name} with these options, only "
                         f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list "
                         "metrics.")
     return corpus_score(scores, best.name)
-
-
-def _texts_of(examples: Sequence[Example], predictions: Sequence[str]) -> dict[str, Any]:
-    """What a metric may read."""
-    return {
-        "ids": [example.id for example in examples], "documents": [example.source for example in examples],
-        "references": [list(example.references) or [example.target] for example in examples],
-        "predictions": list(predictions),
-    }

@@ -147,7 +147,7 @@ def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded
         problems.append(f"{name} is not used: {_joined(reasons)}")
     if problems:
         say(f"engine hf; {'; '.join(problems)}.")
-    return Loaded("hf", _precision(ENGINES["hf"], model), ENGINES["hf"].function("load")(model, search, say=say))
+    return _named("hf", model, search, say)
 
 
 def _reasons_against(engine: Engine, model: Any, search: Search) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ngramloss.checksums import cached_folder
 from ngramloss.errors import UserError
 from ngramloss.files import cache_folder
+from ngramloss.generation.decoders import random_ids
 from ngramloss.version import installed
 
 FORMAT = 1
@@ -150,17 +151,12 @@ def _raise_if_different(model: Any, folder: Path) -> None:
     """
     import ctranslate2
 
-    generator = torch.Generator().manual_seed(0)
-    V = model.get_output_embeddings().weight.shape[0]
-    longest = getattr(model.config, "max_position_embeddings", None) or 48
-    S, T = min(48, longest), min(16, longest)
-    pad = model.config.pad_token_id or 0   # left out: M2M100 has other positions after padding
-    source, target = ((torch.randint(1, V, (1, length), generator=generator) + pad) % V for length in (S, T))   # [1, S]
+    source, target = random_ids(model, 1, 48, 16)                        # [1, S], [1, T]
     expected = _log_probabilities(model, source, target)                 # [T - 1]
     translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=torch.get_num_threads())
     words = [[[str(token) for token in row] for row in ids.tolist()] for ids in (source, target)]
     (scored,) = translator.score_batch(*words, max_input_length=0)
-    found = torch.tensor(scored.log_probs[: T - 1])
+    found = torch.tensor(scored.log_probs[: target.shape[1] - 1])
     if not torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
         difference = float((found - expected).abs().max())
         raise UserError(f"{type(model).__name__} cannot be converted for ctranslate2: the converted model has other "

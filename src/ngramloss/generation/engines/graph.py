@@ -19,6 +19,7 @@ from ngramloss.generation import beams
 from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, padded_head
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.engines.settings import Search
+from ngramloss.hf.batches import padded
 
 LOOKED = 8
 """Whether all texts are done is looked at after this many tokens: to look, the host waits for the device."""
@@ -150,15 +151,14 @@ class Searcher:
         B, S = self.decoder.source_keys.shape[1], self.decoder.source_keys.shape[3]
         pad, more = self.search.pad, B - len(sources)
         rows = [*sources, *[[pad]] * more]
-        ids = torch.tensor([[*row, *[pad] * (S - len(row))] for row in rows])        # [B, S]
-        mask = torch.tensor([[1] * len(row) + [0] * (S - len(row)) for row in rows])         # [B, S]
+        batch = map(torch.from_numpy, padded(rows, B, S, pad))           # [B, S] each
         texts, device = range(self.seeds.shape[1]), self.seeds.device
         if self.search.sample:
             self.seeds.copy_(torch.tensor([[_seed(self.search, row, text) for text in texts] for row in rows]))
         self.is_blank.copy_(torch.arange(B) >= len(sources))
         for group in self.groups:
             group.restart(self.search)
-        self.decoder.read(ids.to(device), mask.to(device))
+        self.decoder.read(*(each.to(device) for each in batch))
 
     def take(self, other: Searcher, rows: Sequence[int]) -> None:
         """Go on with these sources of another search that has as much room for each."""

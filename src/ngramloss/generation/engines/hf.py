@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ngramloss.generation.engines.settings import Search
+from ngramloss.hf.batches import padded
 
 Ids = Sequence[int]
 
 
 def load(
-    model: Any, search: Search, *, precision: str = "", say: Callable[[str], None]
+    model: Any, search: Search, *, precision: str, say: Callable[[str], None]
 ) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
@@ -42,13 +43,10 @@ def differences(model: Any, search: Search, *, precision: str) -> list[str]:
 @torch.inference_mode()
 def generated(model: Any, sources: Sequence[Ids], pad: int, **options: Any) -> list[list[int]]:
     """What ``generate`` returns for a batch, in lists."""
-    longest = max(map(len, sources))
-    # Always pad on the right: on the left, padding would shift the encoder's positions.
-    ids = torch.tensor([[*source, *[pad] * (longest - len(source))] for source in sources])      # [B, S]
-    mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in sources])   # [B, S]
-    rows: list[list[int]] = model.generate(
-        input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options
-    ).tolist()
+    # On the right: on the left, padding would shift the encoder's positions.
+    batch = map(torch.from_numpy, padded(sources, len(sources), max(map(len, sources)), pad))    # [B, S] each
+    ids, mask = (each.to(model.device) for each in batch)
+    rows: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options).tolist()
     return rows
 
 
