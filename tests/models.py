@@ -119,3 +119,16 @@ def batch(family, B=3, T=9, seed=0, equal=False):
     ids = torch.cat([source, target.where(target >= 0, PAD)], 1)
     labels = torch.cat([torch.full_like(source, -100), target], 1)
     return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": labels}
+
+
+TINY_MODEL = """\
+[model]
+name = "scratch"
+width = 16
+encoder_layers = 1
+decoder_layers = 1
+heads = 2
+feed_forward = 32
+vocabulary = 400
+"""
+"""The section of a recipe: a model from scratch that trains in a second."""

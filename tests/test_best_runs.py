@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 from forks import fork_ranks
+from models import TINY_MODEL
 from safetensors.torch import load_file
 from test_runner import assert_equal_runs, environment, finished, log, train
 
@@ -27,15 +28,7 @@ name = "{{data}}"
 max_source = 48
 max_target = 24
 separator = "none"
-[model]
-name = "scratch"
-width = 16
-encoder_layers = 1
-decoder_layers = 1
-heads = 2
-feed_forward = 32
-vocabulary = 400
-dropout = 0.1
+{TINY_MODEL}dropout = 0.1
 [train]
 max_steps = {STEPS}
 batch_size = 4

@@ -639,15 +639,7 @@ name = "{data}"
 candidates = "{candidates}"
 max_source = 96
 max_target = 32
-[model]
-name = "scratch"
-width = 16
-encoder_layers = 1
-decoder_layers = 1
-heads = 2
-feed_forward = 32
-vocabulary = 400
-[train]
+""" + models.TINY_MODEL + """[train]
 max_steps = 24
 batch_size = 4
 accumulate = 2

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from forks import fork, fork_ranks
+from models import TINY_MODEL
 from safetensors.torch import load_file
 
 from ngramloss import cli, recipe
@@ -28,15 +29,7 @@ objective = "ce + matches(2) + bag(2)"
 name = "{{data}}"
 max_source = 96
 max_target = 32
-[model]
-name = "scratch"
-width = 16
-encoder_layers = 1
-decoder_layers = 1
-heads = 2
-feed_forward = 32
-vocabulary = 400
-dropout = 0.1
+{TINY_MODEL}dropout = 0.1
 [train]
 max_steps = {STEPS}
 batch_size = 4
