@@ -64,6 +64,7 @@ test-oldest: .venv-oldest/ready
 
 check: setup
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 
 # The paper's experiment at a small scale, from the base model to the page. Stopped, the same command continues it.

@@ -1,6 +1,6 @@
 """A joint objective in a training loop of one's own: a small model learns to reverse sequences of digits.
 
-    python examples/own_loop.py ["ce + matches(2,3,4)"]
+python examples/own_loop.py ["ce + matches(2,3,4)"]
 """
 
 import sys

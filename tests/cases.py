@@ -27,7 +27,9 @@ class Case(NamedTuple):
 
 def case(name, function, low, high, n=(), variant=None, **options):
     given = {"n": n if name == "bleu" else n[0]} if n else {}
-    return Case(Term(name, n, 1.0, variant, options), lambda p, labels: function(p, labels, **given, **options), low, high)
+    return Case(
+        Term(name, n, 1.0, variant, options), lambda p, labels: function(p, labels, **given, **options), low, high
+    )
 
 
 INFINITY = float("inf")

@@ -12,7 +12,7 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile("busy", deadline=None)   # another process may have the core
+settings.register_profile("busy", deadline=None)  # another process may have the core
 settings.load_profile("busy")
 
 

@@ -39,7 +39,7 @@ def trace(root, act):
         if event == "open":
             if isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
                 look(event, arguments[0])
-        elif event in ("os.remove", "os.rmdir") and arguments[1] != -1:   # shutil.rmtree deletes by a handle
+        elif event in ("os.remove", "os.rmdir") and arguments[1] != -1:  # shutil.rmtree deletes by a handle
             act(event)
         elif event in CHANGES:
             look(event, arguments[0])
@@ -50,6 +50,7 @@ def trace(root, act):
             done = function(*args, **kwargs)
             look(function.__name__, path_of(args))
             return done
+
         return wrapped
 
     # No event tells of what C++ and Rust write, nor of what reaches the disk.
@@ -78,7 +79,11 @@ def attempt(root, *more, kill_at=None, full_at=None):
             if full_at is not None and count >= full_at and event not in DELETES:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        with root.with_suffix(".txt").open("w") as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with (
+            root.with_suffix(".txt").open("w") as said,
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
             trace(root, act)
             code = cli.main(["train", str(root.parent / "tiny.toml"), "--run", str(root / "run"), *more])
         os.write(writer, str(count).encode())
@@ -99,7 +104,8 @@ def remains(folder):
     return {
         "weights": (folder / "model" / "model.safetensors").read_bytes(),
         "log": [{name: value for name, value in line.items() if not name.endswith(TIMED)} for line in lines],
-        "recipe": (folder / "recipe.toml").read_text(), "names": sorted(path.name for path in folder.iterdir()),
+        "recipe": (folder / "recipe.toml").read_text(),
+        "names": sorted(path.name for path in folder.iterdir()),
     }
 
 
@@ -109,7 +115,14 @@ def outcome(root, whole, *more, **how):
     first = said(root)
     again, _ = attempt(root, *more)
     differs = [] if again else [name for name, value in remains(root / "run").items() if value != whole[name]]
-    result = {**how, "code": code, "said": first, "again": again, "said_again": said(root)[-500:] if again else "", "differs": differs}
+    result = {
+        **how,
+        "code": code,
+        "said": first,
+        "again": again,
+        "said_again": said(root)[-500:] if again else "",
+        "differs": differs,
+    }
     shutil.rmtree(root)
     return result
 
@@ -120,9 +133,17 @@ def killed(place, whole, operations, seed, points, part, parts):
 
 
 def fresh(place, whole, operations):
-    old = place / "old"   # a finished run of another seed, with predictions, to be started over
+    old = place / "old"  # a finished run of another seed, with predictions, to be started over
     assert attempt(old, "--set", "train.seed=7")[0] == 0, said(old)
-    parts = ("predictions.jsonl", "predictions.partial-0.jsonl", "generation.json", "references.jsonl", "seen.jsonl", "scores.json", "scores.jsonl")
+    parts = (
+        "predictions.jsonl",
+        "predictions.partial-0.jsonl",
+        "generation.json",
+        "references.jsonl",
+        "seen.jsonl",
+        "scores.json",
+        "scores.jsonl",
+    )
     for name in parts:
         (old / "run" / name).write_text("{}\n")
     outcomes = []
@@ -138,10 +159,12 @@ def full(place, whole, operations):
 
 def main(place, kind, *numbers):
     torch.set_num_threads(1)
-    gc.freeze()   # an attempt need not look through all that was imported, nor copy it
+    gc.freeze()  # an attempt need not look through all that was imported, nor copy it
     code, operations = attempt(place / "whole")
     assert code == 0, said(place / "whole")
-    outcomes = {"killed": killed, "fresh": fresh, "full": full}[kind](place, remains(place / "whole" / "run"), operations, *numbers)
+    outcomes = {"killed": killed, "fresh": fresh, "full": full}[kind](
+        place, remains(place / "whole" / "run"), operations, *numbers
+    )
     print(json.dumps({"operations": operations, "outcomes": outcomes}))
 
 

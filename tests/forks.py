@@ -72,13 +72,24 @@ def fork_ranks(program, arguments, *, environment, count=2, one_device=False):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    together = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
     ranks = [
-        fork(program, arguments, environment={**environment, **together, "RANK": str(rank), "LOCAL_RANK": str(0 if one_device else rank)})
+        fork(
+            program,
+            arguments,
+            environment={**environment, **together, "RANK": str(rank), "LOCAL_RANK": str(0 if one_device else rank)},
+        )
         for rank in range(count)
     ]
     end = time.monotonic() + 300
-    while time.monotonic() < end and any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+    while (
+        time.monotonic() < end and any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks)
+    ):
         time.sleep(0.01)
     for rank in ranks:
         rank.kill()
@@ -107,9 +118,14 @@ sys.exit(cli.main(sys.argv[1:]))
 
 @functools.cache
 def _server():
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                               env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-    atexit.register(process.stdin.close)   # which ends it
+    process = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )
+    atexit.register(process.stdin.close)  # which ends it
 
     def ask(request):
         process.stdin.write(json.dumps(request) + "\n")
@@ -151,7 +167,7 @@ def main():
     from ngramloss.training import callbacks, runner  # noqa: F401, imported once for all forks
 
     torch.set_num_threads(1)
-    gc.freeze()   # a fork need not look through all that was imported, nor copy it
+    gc.freeze()  # a fork need not look through all that was imported, nor copy it
     for line in sys.stdin:
         request = json.loads(line)
         if "poll" in request:

@@ -3,24 +3,48 @@
 import torch
 import transformers as hf
 
-V, PAD, EOS, START = 13, 1, 2, 3   # few ids, so that predictions match
+V, PAD, EOS, START = 13, 1, 2, 3  # few ids, so that predictions match
 
 WIDTH = {"d_model": 16, "vocab_size": V, "pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": START}
 BART = {
-    **WIDTH, "bos_token_id": 0, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64,
-    "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
-    "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+    **WIDTH,
+    "bos_token_id": 0,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
 }
 T5 = {**WIDTH, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 LLAMA = {
-    "vocab_size": V, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8,
-    "bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD,
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "head_dim": 8,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
 }
 BERT = {
-    "vocab_size": V, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "max_position_embeddings": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
 }
 
 
@@ -42,10 +66,24 @@ def t5gemma():
 
 def prophetnet():
     config = hf.ProphetNetConfig(
-        vocab_size=V, hidden_size=16, encoder_ffn_dim=32, decoder_ffn_dim=32, num_encoder_layers=1,
-        num_decoder_layers=1, num_encoder_attention_heads=2, num_decoder_attention_heads=2, ngram=2,
-        max_position_embeddings=64, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, num_buckets=8,
-        relative_max_distance=16, pad_token_id=0, eos_token_id=EOS, decoder_start_token_id=START,
+        vocab_size=V,
+        hidden_size=16,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        num_encoder_attention_heads=2,
+        num_decoder_attention_heads=2,
+        ngram=2,
+        max_position_embeddings=64,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        num_buckets=8,
+        relative_max_distance=16,
+        pad_token_id=0,
+        eos_token_id=EOS,
+        decoder_start_token_id=START,
     )
     return hf.ProphetNetForConditionalGeneration(config)
 
@@ -61,7 +99,8 @@ ENCODER_DECODER = {
     "mbart": lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**BART)),
     "pegasus": lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**BART)),
     "pegasus_x": lambda: hf.PegasusXForConditionalGeneration(
-        hf.PegasusXConfig(**BART, num_global_tokens=2, block_size=4)),
+        hf.PegasusXConfig(**BART, num_global_tokens=2, block_size=4)
+    ),
     "marian": lambda: hf.MarianMTModel(hf.MarianConfig(**BART, scale_embedding=True)),
     "m2m_100": lambda: hf.M2M100ForConditionalGeneration(hf.M2M100Config(**BART)),
     "led": led,
@@ -74,17 +113,31 @@ ENCODER_DECODER = {
     "t5gemma": t5gemma,
 }
 DECODER_ONLY = {
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(
-        vocab_size=V, n_embd=16, n_layer=1, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        bos_token_id=0, eos_token_id=EOS, pad_token_id=PAD)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(
+            vocab_size=V,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            n_positions=64,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=0,
+            eos_token_id=EOS,
+            pad_token_id=PAD,
+        )
+    ),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)),
     "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**LLAMA)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(
-        hf.Gemma2Config(**LLAMA, final_logit_softcapping=0.5, query_pre_attn_scalar=8, layer_types=["full_attention"])),
+        hf.Gemma2Config(**LLAMA, final_logit_softcapping=0.5, query_pre_attn_scalar=8, layer_types=["full_attention"])
+    ),
     "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**{k: v for k, v in LLAMA.items() if k != "head_dim"})),
     "granite": lambda: hf.GraniteForCausalLM(
-        hf.GraniteConfig(**{k: v for k, v in LLAMA.items() if k != "head_dim"}, logits_scaling=4.0)),
+        hf.GraniteConfig(**{k: v for k, v in LLAMA.items() if k != "head_dim"}, logits_scaling=4.0)
+    ),
 }
 FAMILIES = {**ENCODER_DECODER, **DECODER_ONLY}
 
@@ -105,7 +158,7 @@ def tiny(family, seed=0, dtype=torch.float32):
 
 
 def batch(family, B=3, T=9, seed=0, equal=False):
-    """Inputs with labels: a source and a target, or a prompt masked and its continuation. """
+    """Inputs with labels: a source and a target, or a prompt masked and its continuation."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.randint(4, V, (B, 12), generator=generator)
     target = torch.randint(4, 8, (B, T), generator=generator)

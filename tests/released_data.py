@@ -28,7 +28,11 @@ def data_folder(name):
 def read_rows(folder, stem):
     """The rows of a JSONL file, compressed or not."""
     packed = folder / f"{stem}.jsonl.xz"
-    with lzma.open(packed, "rt", encoding="utf-8") if packed.exists() else (folder / f"{stem}.jsonl").open(encoding="utf-8") as file:
+    with (
+        lzma.open(packed, "rt", encoding="utf-8")
+        if packed.exists()
+        else (folder / f"{stem}.jsonl").open(encoding="utf-8") as file
+    ):
         return [json.loads(line) for line in file]
 
 

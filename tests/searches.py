@@ -27,10 +27,26 @@ def tiny(family, seed=0):
 
 
 def with_settings(model, **settings):
-    defaults = {"num_beams": 1, "max_length": 12, "min_length": 0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "early_stopping": True,
-                "renormalize_logits": None, "forced_bos_token_id": None, "forced_eos_token_id": None, "decoder_start_token_id": models.EOS,
-                "bad_words_ids": None, "num_return_sequences": 1, "do_sample": False, "repetition_penalty": None, "eos_token_id": models.EOS,
-                "top_k": 50, "top_p": 1.0, "temperature": 1.0}   # fmt: skip
+    defaults = {
+        "num_beams": 1,
+        "max_length": 12,
+        "min_length": 0,
+        "length_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "early_stopping": True,
+        "renormalize_logits": None,
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": None,
+        "decoder_start_token_id": models.EOS,
+        "bad_words_ids": None,
+        "num_return_sequences": 1,
+        "do_sample": False,
+        "repetition_penalty": None,
+        "eos_token_id": models.EOS,
+        "top_k": 50,
+        "top_p": 1.0,
+        "temperature": 1.0,
+    }
     model.generation_config.update(max_new_tokens=None, **{**defaults, **settings})
     return search_of(model, seed=3 if settings.get("do_sample") else None)
 

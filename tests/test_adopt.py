@@ -24,7 +24,7 @@ from ngramloss.hf.step_loss import shifted
 pytestmark = [pytest.mark.adopt, pytest.mark.filterwarnings("ignore")]
 
 OBJECTIVE = "ce + matches(1,2) + bag(2)"
-FAMILIES = ["bart", "llama"]   # an encoder-decoder, and a decoder-only model with a masked prompt
+FAMILIES = ["bart", "llama"]  # an encoder-decoder, and a decoder-only model with a masked prompt
 
 
 def truth(family, inputs, objective=OBJECTIVE):
@@ -48,11 +48,29 @@ def collated(examples):
 def trainer(model, family, folder, *, kind=None, callbacks=None, options=None, **settings):
     kind = kind or (Seq2SeqTrainer if family == "bart" else Trainer)
     arguments = (Seq2SeqTrainingArguments if issubclass(kind, Seq2SeqTrainer) else TrainingArguments)(
-        output_dir=str(folder), per_device_train_batch_size=4, per_device_eval_batch_size=2, max_steps=1, learning_rate=0.0, logging_steps=1,
-        train_sampling_strategy="sequential", save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, **settings,
+        output_dir=str(folder),
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=2,
+        max_steps=1,
+        learning_rate=0.0,
+        logging_steps=1,
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **settings,
     )
     data = rows(family)
-    return kind(model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collated, callbacks=callbacks, **(options or {}))
+    return kind(
+        model=model,
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        data_collator=collated,
+        callbacks=callbacks,
+        **(options or {}),
+    )
 
 
 def logged_loss(it):
@@ -74,7 +92,9 @@ def test_a_loop_of_ones_own(family):
 def test_stock_trainers(family, kind, settings, tmp_path):
     """With bf16 Accelerate sets ``model.forward`` on the object, around ours."""
     found = logged_loss(trainer(attach(tiny(family), OBJECTIVE), family, tmp_path, kind=kind, **settings))
-    assert found == pytest.approx(truth(family, collated(rows(family))), abs=0.05 if settings else 1e-5)   # bf16 has 8 bits
+    assert found == pytest.approx(
+        truth(family, collated(rows(family))), abs=0.05 if settings else 1e-5
+    )  # bf16 has 8 bits
 
 
 @pytest.fixture
@@ -125,8 +145,15 @@ def test_lightning(family, tmp_path):
             return torch.optim.SGD(self.parameters(), lr=0.0)
 
     loader = torch.utils.data.DataLoader(rows(family), batch_size=4, collate_fn=collated)
-    lightning.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                      enable_model_summary=False, default_root_dir=tmp_path).fit(Module(), loader)
+    lightning.Trainer(
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    ).fit(Module(), loader)
     assert seen["loss"] == pytest.approx(truth(family, collated(rows(family))), abs=1e-5)
     assert seen["loss"] == pytest.approx(sum(value for name, value in seen.items() if name != "loss"), abs=1e-5)
 
@@ -181,10 +208,21 @@ def word_tokenizer():
 def trl(tmp_path, ways, path=()):
     """In a process of its own: two versions of TRL cannot live in one, and it changes Trainer for those after it."""
     program = TRL.format(tests=str(Path(__file__).parent), folder=str(tmp_path), ways=ways)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False, env=environment)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "HF_DATASETS_CACHE": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.partition(" ")[::2] for line in done.stdout.splitlines() if line.startswith(("version ", "loss ", "error "))]
+    lines = [
+        line.partition(" ")[::2]
+        for line in done.stdout.splitlines()
+        if line.startswith(("version ", "loss ", "error "))
+    ]
     return lines[0][1], lines[1:]
 
 
@@ -194,7 +232,10 @@ def test_trl_of_today_never_asks_the_model_for_a_loss(tmp_path):
     assert tuple(map(int, version.split(".")[:2])) >= (1, 15)
     for kind, told in (default, nll):
         assert kind == "error"
-        assert "does not come from the objective attached to this LlamaForCausalLM: after attach, `model.forward` was replaced (by trl.trainer.utils)" in told
+        assert (
+            "does not come from the objective attached to this LlamaForCausalLM: after attach, `model.forward` was replaced (by trl.trainer.utils)"
+            in told
+        )
         assert "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...))" in told
     assert function[0] == "loss"
     found, expected = map(float, function[1].split())
@@ -205,7 +246,9 @@ def test_trl_before_1_15_is_served_by_attach_with_nll_and_refused_with_its_chunk
     older = Path(sys.prefix) / "older"
     if not (older / "trl").is_dir():
         pytest.skip("no older TRL is installed: make setup does")
-    version, (default, nll, function) = trl(tmp_path, 'attached, lambda: attached(loss_type="nll"), lambda: by_function(loss_type="nll"),', [str(older)])
+    version, (default, nll, function) = trl(
+        tmp_path, 'attached, lambda: attached(loss_type="nll"), lambda: by_function(loss_type="nll"),', [str(older)]
+    )
     assert version == "1.14.2"
     assert default[0] == "error"
     assert "was replaced (by trl.trainer.sft_trainer)" in default[1]
@@ -227,12 +270,15 @@ def own_loss(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
 def test_a_forward_set_later_that_computes_a_loss_of_its_own_is_an_error(family):
     model = attach(tiny(family), OBJECTIVE)
     model.forward = types.MethodType(own_loss, model)
-    with pytest.raises(UserError, match=r"the loss does not come from the objective attached to this \w+: after attach, `model\.forward` was replaced \(by test_adopt\)"):
+    with pytest.raises(
+        UserError,
+        match=r"the loss does not come from the objective attached to this \w+: after attach, `model\.forward` was replaced \(by test_adopt\)",
+    ):
         model(**batch(family))
     with pytest.raises(UserError, match="does not come from the objective"):
         torch.nn.Sequential(model)[0](**batch(family))
     inputs = {name: value for name, value in batch(family).items() if name != "labels"}
-    assert model(**inputs).loss is not None   # without labels nothing was promised
+    assert model(**inputs).loss is not None  # without labels nothing was promised
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -355,7 +401,10 @@ def test_two_models_that_share_a_head_get_their_own_losses():
     one, other = tiny("bart"), tiny("bart", seed=1)
     other.lm_head = one.lm_head
     other.final_logits_bias = one.final_logits_bias
-    expected = [ng.JointLoss(OBJECTIVE)(logits_of(model, batch("bart")), batch("bart")["labels"]).item() for model in (one, other)]
+    expected = [
+        ng.JointLoss(OBJECTIVE)(logits_of(model, batch("bart")), batch("bart")["labels"]).item()
+        for model in (one, other)
+    ]
     for model, loss in zip((attach(one, OBJECTIVE), attach(other, OBJECTIVE)), expected, strict=True):
         assert model(**batch("bart")).loss.item() == pytest.approx(loss, abs=1e-5)
 
@@ -389,8 +438,10 @@ def test_a_copy_of_a_model_with_a_replaced_forward_and_one_that_is_detached_beha
     assert copy.deepcopy(model)(**batch("bart")).loss.item() == pytest.approx(truth("bart", batch("bart")), abs=1e-5)
     own = tiny("bart")(**batch("bart")).loss.item()
     assert detach(model)(**batch("bart")).loss.item() == pytest.approx(own, abs=1e-6)
-    assert isinstance(vars(model)["_ngramloss_forward"], functools.partial)   # what was set on it stays set
-    assert attach(model, OBJECTIVE)(**batch("bart")).loss.item() == pytest.approx(truth("bart", batch("bart")), abs=1e-5)
+    assert isinstance(vars(model)["_ngramloss_forward"], functools.partial)  # what was set on it stays set
+    assert attach(model, OBJECTIVE)(**batch("bart")).loss.item() == pytest.approx(
+        truth("bart", batch("bart")), abs=1e-5
+    )
 
 
 # A trainer that makes the loss itself
@@ -400,19 +451,31 @@ def test_a_copy_of_a_model_with_a_replaced_forward_and_one_that_is_detached_beha
 @pytest.mark.parametrize("does", ["train", "evaluate", "predict"])
 def test_label_smoothing_of_the_trainer_is_an_error_and_says_what_to_write(family, does, tmp_path):
     it = trainer(attach(tiny(family), "ce + 100*matches(2)"), family, tmp_path, label_smoothing_factor=0.3)
-    with pytest.raises(UserError, match=r"label_smoothing_factor computes the loss from the logits, so the attached objective 'ce \+ 100\*matches\(2\)' "
-                                        r"would not run\. Remove label_smoothing_factor, and write it in the objective: ce\(smoothing=0\.3\)"):
+    with pytest.raises(
+        UserError,
+        match=r"label_smoothing_factor computes the loss from the logits, so the attached objective 'ce \+ 100\*matches\(2\)' "
+        r"would not run\. Remove label_smoothing_factor, and write it in the objective: ce\(smoothing=0\.3\)",
+    ):
         it.predict(it.eval_dataset) if does == "predict" else getattr(it, does)()
 
 
 def test_label_smoothing_beside_generation_is_an_error_too(tmp_path):
-    it = trainer(attach(tiny("bart"), OBJECTIVE), "bart", tmp_path, label_smoothing_factor=0.1, predict_with_generate=True)
+    it = trainer(
+        attach(tiny("bart"), OBJECTIVE), "bart", tmp_path, label_smoothing_factor=0.1, predict_with_generate=True
+    )
     with pytest.raises(UserError, match="label_smoothing_factor"):
         it.predict(it.eval_dataset)
 
 
 def test_label_smoothing_inside_torch_compile_is_an_error_too(tmp_path):
-    it = trainer(attach(tiny("llama"), OBJECTIVE), "llama", tmp_path, label_smoothing_factor=0.1, torch_compile=True, torch_compile_backend="eager")
+    it = trainer(
+        attach(tiny("llama"), OBJECTIVE),
+        "llama",
+        tmp_path,
+        label_smoothing_factor=0.1,
+        torch_compile=True,
+        torch_compile_backend="eager",
+    )
     with pytest.raises(Exception, match="label_smoothing_factor computes the loss from the logits"):
         it.train()
 
@@ -429,9 +492,14 @@ def test_prediction_without_labels_works_whatever_the_smoothing(tmp_path):
 
 def test_a_loss_function_of_the_trainer_is_an_error_but_ours(tmp_path):
     custom = {"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: outputs.logits.sum()}
-    with pytest.raises(UserError, match=r"compute_loss_func computes the loss from the logits.*Remove compute_loss_func, or detach\(model\)"):
+    with pytest.raises(
+        UserError,
+        match=r"compute_loss_func computes the loss from the logits.*Remove compute_loss_func, or detach\(model\)",
+    ):
         trainer(attach(tiny("bart"), "ce"), "bart", tmp_path, options=custom).train()
-    ours = trainer(attach(tiny("bart"), "ce"), "bart", tmp_path, options={"compute_loss_func": ng.compute_loss_func(OBJECTIVE)})
+    ours = trainer(
+        attach(tiny("bart"), "ce"), "bart", tmp_path, options={"compute_loss_func": ng.compute_loss_func(OBJECTIVE)}
+    )
     assert logged_loss(ours) == pytest.approx(truth("bart", collated(rows("bart"))), abs=1e-5)
 
 
@@ -480,7 +548,9 @@ def test_compute_metrics_and_preprocessing_get_the_models_own_logits(kind, compi
         seen["predictions"] = prediction.predictions
         return {"right": float((prediction.predictions == prediction.label_ids).mean())}
 
-    options = {"compute_metrics": metrics, "preprocess_logits_for_metrics": preprocess} | ({"objective": OBJECTIVE} if kind == "ours" else {})
+    options = {"compute_metrics": metrics, "preprocess_logits_for_metrics": preprocess} | (
+        {"objective": OBJECTIVE} if kind == "ours" else {}
+    )
     model = tiny("bart") if kind == "ours" else attach(tiny("bart"), OBJECTIVE)
     settings = {"torch_compile": True, "torch_compile_backend": "eager"} if compiled else {}
     it = trainer(model, "bart", tmp_path, kind=ng.NgramTrainer if kind == "ours" else None, options=options, **settings)
@@ -579,7 +649,9 @@ def test_a_hook_on_every_modules_output_is_looked_at_too():
     model = attach(tiny("bart"), OBJECTIVE)
     model(**batch("bart"))
     head = model.get_output_embeddings()
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 2 if module is head else None)
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: output * 2 if module is head else None
+    )
     try:
         with pytest.raises(ValueError, match="changes its logits after the head"):
             model(**batch("bart"))
@@ -666,7 +738,9 @@ def test_log_parts_logs_every_term_in_training_and_evaluation(family, size, tmp_
     assert log["loss"] == pytest.approx(log["ce"] + 0.5 * log["matches(2)"] + log["bag(2)"], abs=1e-4)
     labels = collated(rows(family))["labels"]
     with torch.no_grad():
-        _, parts = ng.JointLoss("ce + 0.5*matches(2) + bag(2)")(own_logits(family), labels if family == "bart" else shifted(labels), return_parts=True)
+        _, parts = ng.JointLoss("ce + 0.5*matches(2) + bag(2)")(
+            own_logits(family), labels if family == "bart" else shifted(labels), return_parts=True
+        )
     assert log["ce"] == pytest.approx(parts["ce"].item(), abs=1e-5)
     validated = it.evaluate()
     predicted = it.predict(it.eval_dataset).metrics

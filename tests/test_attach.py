@@ -39,13 +39,18 @@ def reference(model, inputs, objective=OBJECTIVE, **counts):
 def assert_same_gradients(model, other):
     for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
         zero = torch.zeros_like(ours)
-        assert_close(ours.grad if ours.grad is not None else zero, theirs.grad if theirs.grad is not None else zero,
-                     msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(
+            ours.grad if ours.grad is not None else zero,
+            theirs.grad if theirs.grad is not None else zero,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path_factory.mktemp('dist')}/meeting")
+    dist.init_process_group(
+        "gloo", rank=0, world_size=1, init_method=f"file://{tmp_path_factory.mktemp('dist')}/meeting"
+    )
     yield
     dist.destroy_process_group()
 
@@ -55,7 +60,7 @@ def one_process(tmp_path_factory):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_every_gradient_are_those_of_the_models_own_logits(family):
-    fp32_inside = ("led", "prophetnet")   # their attention is: in fp64 their own masks give NaN
+    fp32_inside = ("led", "prophetnet")  # their attention is: in fp64 their own masks give NaN
     model, inputs = tiny(family, dtype=torch.float32 if family in fp32_inside else torch.float64), batch(family)
     expected, other = reference(model, inputs)
     outputs = attach(model, OBJECTIVE)(**inputs)
@@ -120,7 +125,9 @@ def test_a_masked_prompt_does_not_count():
 def test_labels_shifted_already_are_used_as_they_are():
     model, inputs = attach(tiny("llama"), OBJECTIVE), batch("llama")
     nonsense = torch.full_like(inputs["labels"], 5)
-    assert_close(model(**inputs | {"labels": nonsense}, shift_labels=shifted(inputs["labels"])).loss, model(**inputs).loss)
+    assert_close(
+        model(**inputs | {"labels": nonsense}, shift_labels=shifted(inputs["labels"])).loss, model(**inputs).loss
+    )
 
 
 def test_labels_may_be_positional():
@@ -143,7 +150,7 @@ def test_a_tuple_starts_with_the_loss_and_leaves_out_the_logits(family):
 
 
 def test_a_configuration_may_ask_for_tuples():
-    model, inputs = attach(tiny("t5"), OBJECTIVE), batch("t5")   # most others fail by themselves then
+    model, inputs = attach(tiny("t5"), OBJECTIVE), batch("t5")  # most others fail by themselves then
     outputs = model(**inputs)
     model.config.return_dict = False
     assert_close(model(**inputs), outputs.to_tuple())
@@ -162,7 +169,10 @@ def test_every_backend_gives_the_same_loss(family, options):
 
 def test_a_loss_for_each_row_is_not_for_trainers():
     message = r"a trainer needs one loss, so reduction must be 'mean', got 'none'\. .* JointLoss\(\.\.\., reduction='none'\) in your own loop"
-    for build in (lambda: attach(tiny("bart"), "ce", reduction="none"), lambda: compute_loss_func("ce", reduction="none")):
+    for build in (
+        lambda: attach(tiny("bart"), "ce", reduction="none"),
+        lambda: compute_loss_func("ce", reduction="none"),
+    ):
         with pytest.raises(ValueError, match=message):
             build()
 
@@ -226,7 +236,9 @@ def test_a_saved_model_is_the_plain_one(family, tmp_path):
     assert_close(attach(loaded, OBJECTIVE)(**inputs).loss, model(**inputs).loss)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
 @pytest.mark.parametrize("family", SOME)
 def test_copies_are_attached_and_independent(family, copied):
     model, inputs = attach(tiny(family), OBJECTIVE), batch(family)
@@ -317,18 +329,18 @@ def test_autocast_is_followed(family):
         expected, other = reference(model, inputs)
         outputs = attach(model, OBJECTIVE)(**inputs)
     outputs.loss.backward()
-    assert_close(outputs.loss, expected, rtol=2e-2, atol=2e-2)   # logits in bf16, each rounded in its own order
+    assert_close(outputs.loss, expected, rtol=2e-2, atol=2e-2)  # logits in bf16, each rounded in its own order
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert ours.grad is None or ours.grad.dtype == torch.float32
         if theirs.grad is not None:
-            assert_close(ours.grad, theirs.grad, rtol=0.1, atol=0.02)   # as above
+            assert_close(ours.grad, theirs.grad, rtol=0.1, atol=0.02)  # as above
 
 
 @pytest.mark.parametrize("family", SOME)
 def test_a_bf16_model_is_served(family):
     model, inputs = tiny(family, dtype=torch.bfloat16), batch(family)
     expected, _ = reference(model, inputs)
-    assert_close(attach(model, OBJECTIVE)(**inputs).loss, expected, rtol=2e-2, atol=2e-2)   # logits in bf16
+    assert_close(attach(model, OBJECTIVE)(**inputs).loss, expected, rtol=2e-2, atol=2e-2)  # logits in bf16
 
 
 @pytest.mark.slow
@@ -522,7 +534,11 @@ def lora(model, **options):
     return peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False, **options))
 
 
-@pytest.mark.parametrize("options", [{"target_modules": ["q_proj", "lm_head"]}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}], ids=["target_modules", "modules_to_save"])
+@pytest.mark.parametrize(
+    "options",
+    [{"target_modules": ["q_proj", "lm_head"]}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}],
+    ids=["target_modules", "modules_to_save"],
+)
 def test_an_adapter_on_the_head_itself_is_refused(options):
     with pytest.raises(ValueError, match=r"wrapped by an adapter .*target_modules"):
         attach(lora(tiny("llama"), **options), OBJECTIVE)
@@ -608,9 +624,20 @@ def test_a_sharded_head_is_refused(one_process):
 UNKNOWN = {
     "the decoder half of an encoder-decoder": lambda: hf.BartForCausalLM(hf.BartConfig(**BART)),
     "masked": lambda: hf.BertForMaskedLM(hf.BertConfig(**BERT)),
-    "masked, with the usual loss": lambda: hf.ModernBertForMaskedLM(hf.ModernBertConfig(
-        vocab_size=V, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, pad_token_id=PAD,
-        bos_token_id=0, eos_token_id=2, cls_token_id=0, sep_token_id=2)),
+    "masked, with the usual loss": lambda: hf.ModernBertForMaskedLM(
+        hf.ModernBertConfig(
+            vocab_size=V,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            pad_token_id=PAD,
+            bos_token_id=0,
+            eos_token_id=2,
+            cls_token_id=0,
+            sep_token_id=2,
+        )
+    ),
 }
 
 
@@ -650,7 +677,7 @@ def test_data_parallel_threads_are_refused():
 
 def test_an_encoder_decoder_of_unknown_start_is_refused():
     class Unsaid(hf.M2M100ForConditionalGeneration):
-        pass   # in a module without `shift_tokens_right`
+        pass  # in a module without `shift_tokens_right`
 
     model = attach(renamed("m2m_100", Unsaid), OBJECTIVE)
     with pytest.raises(ValueError, match="has no function that derives `decoder_input_ids`"):
@@ -694,7 +721,9 @@ def test_compute_loss_func_scales_and_warns_as_attach_does():
 def test_compute_loss_func_names_the_cause_of_a_wrong_length():
     model, inputs = tiny("bart"), batch("bart")
     labels = inputs.pop("labels")
-    with pytest.raises(ValueError, match=r"logits \[3, 12, 13\] and labels \[3, 9\].*DataCollatorForSeq2Seq\(tokenizer, model"):
+    with pytest.raises(
+        ValueError, match=r"logits \[3, 12, 13\] and labels \[3, 9\].*DataCollatorForSeq2Seq\(tokenizer, model"
+    ):
         compute_loss_func(OBJECTIVE)(model(**inputs), labels)
     with pytest.raises(ValueError, match="no labels"):
         compute_loss_func(OBJECTIVE)(model(**inputs), None)

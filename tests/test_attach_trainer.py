@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:a stock Trainer"), pytest.mark.
 
 OBJECTIVE = "ce + matches(1,2) + bag(2)"
 RATE = 0.5
-CASES = {   # objective, equal lengths
+CASES = {  # objective, equal lengths
     "every term, equal lengths": (OBJECTIVE, True),
     "cross-entropy, unequal lengths": ("ce", False),
 }
@@ -51,9 +51,20 @@ def trained(folder, way, objective, equal, size, accumulation, family="bart"):
         (Seq2SeqTrainer, Seq2SeqTrainingArguments) if family == "bart" else (Trainer, TrainingArguments)
     )
     arguments = arguments_class(
-        output_dir=str(folder), per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=1,
-        learning_rate=RATE, lr_scheduler_type="constant", optim="sgd", max_grad_norm=0.0, logging_steps=1,
-        train_sampling_strategy="sequential", save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        output_dir=str(folder),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=accumulation,
+        max_steps=1,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        logging_steps=1,
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
     )
     trainer = trainer_class(
         model=model, args=arguments, train_dataset=rows(family, equal), data_collator=collated, **options
@@ -68,13 +79,15 @@ def by_hand(objective, equal, family="bart"):
     labels = inputs["labels"] if family == "bart" else shifted(inputs["labels"])
     loss = JointLoss(objective)(model(**inputs).logits, labels)
     loss.backward()
-    steps = {name: p.detach() - RATE * p.grad if p.grad is not None else p.detach() for name, p in model.named_parameters()}
+    steps = {
+        name: p.detach() - RATE * p.grad if p.grad is not None else p.detach() for name, p in model.named_parameters()
+    }
     return loss.item(), steps
 
 
 def assert_same_step(ours, theirs):
-    assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-4)   # the log is rounded
-    assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-5)   # sums of micro-batches, in another order
+    assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-4)  # the log is rounded
+    assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-5)  # sums of micro-batches, in another order
 
 
 @pytest.mark.parametrize("way", ["attach", "compute_loss_func"])
@@ -120,7 +133,7 @@ def test_unequal_lengths_scale_each_micro_batch_by_its_share_of_the_tokens(tmp_p
     for i in range(0, 8, 2):
         piece = {name: value[i : i + 2] for name, value in inputs.items()}
         expected = expected + model(**piece).loss * (piece["labels"] != -100).sum() / (inputs["labels"] != -100).sum()
-    assert_close(loss, expected.item(), rtol=1e-4, atol=1e-4)   # the log is rounded
+    assert_close(loss, expected.item(), rtol=1e-4, atol=1e-4)  # the log is rounded
 
 
 def test_evaluation_and_generation_run_as_before(tmp_path):
@@ -130,7 +143,11 @@ def test_evaluation_and_generation_run_as_before(tmp_path):
     inputs = collated(data)
     wrote = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"])
     arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), per_device_eval_batch_size=8, predict_with_generate=True, report_to=[], use_cpu=True,
+        output_dir=str(tmp_path),
+        per_device_eval_batch_size=8,
+        predict_with_generate=True,
+        report_to=[],
+        use_cpu=True,
         disable_tqdm=True,
     )
     seen = {}
@@ -148,8 +165,15 @@ def test_bf16_training_runs_through_accelerate(tmp_path):
     model = attach(tiny("bart"), OBJECTIVE)
     before = copy.deepcopy(model.state_dict())
     arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), bf16=True, max_steps=2, per_device_train_batch_size=4, logging_steps=1, report_to=[],
-        use_cpu=True, disable_tqdm=True, save_strategy="no",
+        output_dir=str(tmp_path),
+        bf16=True,
+        max_steps=2,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
     )
     trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows(), data_collator=collated)
     trainer.train()

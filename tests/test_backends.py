@@ -10,9 +10,13 @@ from ngramloss.stats import backends, chosen_backend, chunked, head
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SWEEPS = [(backend, memory) for backend in ("chunked", "fused") for memory in ("fast", "lean")]
-every_sweep = pytest.mark.parametrize(("backend", "memory"), [
-    pytest.param(*sweep, id="-".join(sweep), marks=[pytest.mark.slow] * (sweep[0] == "fused" and DEVICE == "cpu")) for sweep in SWEEPS
-])
+every_sweep = pytest.mark.parametrize(
+    ("backend", "memory"),
+    [
+        pytest.param(*sweep, id="-".join(sweep), marks=[pytest.mark.slow] * (sweep[0] == "fused" and DEVICE == "cpu"))
+        for sweep in SWEEPS
+    ],
+)
 LOGS = ("cross_logp", "mean_logp")
 NEEDS = (*LOGS, "entropy")
 EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood + eaft(alpha=2)"
@@ -42,7 +46,11 @@ def gradients(loss_fn, hidden, weight, labels, bias=None, **head_options):
 
 
 @every_sweep
-@pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"softcap": 2.0}, {"bias": True}, {"bias": True, "softcap": 3.0, "scale": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": 0.3}, {"softcap": 2.0}, {"bias": True}, {"bias": True, "softcap": 3.0, "scale": 2.0}],
+    ids=str,
+)
 def test_statistics_and_gradients_equal_the_plain_ones(backend, memory, options):
     hidden, weight, labels = example()
     options = dict(options)
@@ -58,7 +66,7 @@ def test_statistics_and_gradients_equal_the_plain_ones(backend, memory, options)
     expected = gradients(JointLoss(EVERYTHING, backend="plain"), hidden, weight, labels, **options)
     got = gradients(JointLoss(EVERYTHING, backend=backend, memory=memory), hidden, weight, labels, **options)
     for one, two in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)   # sums in another order
+        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)  # sums in another order
 
 
 @every_sweep
@@ -76,10 +84,16 @@ def test_no_further_from_the_truth_than_the_plain_sweep(backend, memory, dtype, 
 
 
 @every_sweep
-@pytest.mark.parametrize(("B", "T", "V", "D"), [(1, 1, 1, 1), (1, 1, 5, 3), (2, 3, 127, 8), (1, 4, 129, 7), (1, 2, 2051, 4), (0, 3, 9, 4), (2, 0, 9, 4)])
+@pytest.mark.parametrize(
+    ("B", "T", "V", "D"),
+    [(1, 1, 1, 1), (1, 1, 5, 3), (2, 3, 127, 8), (1, 4, 129, 7), (1, 2, 2051, 4), (0, 3, 9, 4), (2, 0, 9, 4)],
+)
 def test_ragged_shapes(backend, memory, B, T, V, D):
     generator = torch.Generator().manual_seed(1)
-    hidden, weight = torch.randn(B, T, D, generator=generator).to(DEVICE), torch.randn(V, D, generator=generator).to(DEVICE)
+    hidden, weight = (
+        torch.randn(B, T, D, generator=generator).to(DEVICE),
+        torch.randn(V, D, generator=generator).to(DEVICE),
+    )
     labels = torch.randint(0, V, (B, T), generator=generator).to(DEVICE)
     written = "ce + matches(2) + bag(1)"
     expected = gradients(JointLoss(written, backend="plain"), hidden, weight, labels)
@@ -92,7 +106,11 @@ def test_ragged_shapes(backend, memory, B, T, V, D):
 def test_input_that_is_not_contiguous(backend, memory):
     hidden, weight, labels = example()
     expected = gradients(JointLoss(EVERYTHING, backend="plain"), hidden, weight, labels)
-    strange = hidden.transpose(0, 1).contiguous().transpose(0, 1), weight.t().contiguous().t(), labels.t().contiguous().t()
+    strange = (
+        hidden.transpose(0, 1).contiguous().transpose(0, 1),
+        weight.t().contiguous().t(),
+        labels.t().contiguous().t(),
+    )
     assert not any(x.is_contiguous() for x in strange)
     inputs = [x.clone(memory_format=torch.preserve_format).requires_grad_() for x in strange[:2]]
     loss = JointLoss(EVERYTHING, backend=backend, memory=memory).from_hidden(*inputs, strange[2])
@@ -108,7 +126,7 @@ def test_huge_logits_and_rows_of_padding(backend, memory):
         expected = gradients(JointLoss(written, backend="plain"), hidden, weight, labels)
         got = gradients(JointLoss(written, backend=backend, memory=memory), hidden, weight, labels)
         for one, two in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-3)   # logits near 1e4 carry 1e-3 themselves
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-3)  # logits near 1e4 carry 1e-3 themselves
         assert not got[1][1].any()
 
 
@@ -146,9 +164,9 @@ def exact_logits(V, dtype):
     """Hidden states that pick a column of the weight, so that products are exact, and its fp64 entropy, [1, 6]."""
     spread = torch.tensor([0.0, 0.1, 1.0, 10.0, 100.0, 1e4])
     columns = torch.randn(V, 6, generator=torch.Generator().manual_seed(6)) * spread + 50
-    columns[:, 1] = columns[:, 1].sort().values   # the largest logit grows in every block
+    columns[:, 1] = columns[:, 1].sort().values  # the largest logit grows in every block
     columns[:, 2] = columns[:, 2].sort(descending=True).values
-    weight = columns.to(DEVICE, dtype)                                   # [V, 6]
+    weight = columns.to(DEVICE, dtype)  # [V, 6]
     logp = weight.double().log_softmax(0)
     return torch.eye(6, dtype=dtype, device=DEVICE).unsqueeze(0), weight, -(logp.exp() * logp).sum(0).unsqueeze(0)
 
@@ -160,7 +178,9 @@ def test_entropy_is_exact_however_flat_or_sharp(backend, memory, dtype, V):
     hidden, weight, exact = exact_logits(V, dtype)
     labels = torch.zeros(1, 6, dtype=torch.long, device=DEVICE)
     for name in (backend, "plain"):
-        entropy = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=name, memory=memory).entropy
+        entropy = token_stats_from_hidden(
+            hidden, weight, labels, needs=("entropy",), backend=name, memory=memory
+        ).entropy
         torch.testing.assert_close(entropy, exact.float(), atol=1e-6, rtol=1e-6)
 
 
@@ -202,14 +222,18 @@ def test_entropy_has_no_gradient_and_is_computed_only_when_asked(backend, memory
 @every_sweep
 def test_entropy_is_nan_where_a_logit_is_and_zero_where_no_label_counts(backend, memory):
     hidden, weight, labels = example()
-    hidden[1, 3] = torch.inf   # becomes NaN in the product with a weight of either sign
-    hidden[0, 5] = torch.inf   # padding
+    hidden[1, 3] = torch.inf  # becomes NaN in the product with a weight of either sign
+    hidden[0, 5] = torch.inf  # padding
     for name in (backend, "plain"):
-        entropy = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=name, memory=memory).entropy
+        entropy = token_stats_from_hidden(
+            hidden, weight, labels, needs=("entropy",), backend=name, memory=memory
+        ).entropy
         assert entropy.isnan().nonzero().tolist() == [[1, 3]]
         assert not entropy[labels == -100].any()
     weight[200, 3] = torch.nan
-    entropy = token_stats_from_hidden(hidden, weight, labels, needs=("entropy",), backend=backend, memory=memory).entropy
+    entropy = token_stats_from_hidden(
+        hidden, weight, labels, needs=("entropy",), backend=backend, memory=memory
+    ).entropy
     assert torch.equal(entropy.isnan(), labels != -100)
 
 
@@ -224,7 +248,7 @@ def test_nan_goes_through(backend, memory):
 @every_sweep
 def test_what_a_model_says_at_padding_reaches_nothing(backend, memory):
     hidden, weight, labels = example()
-    hidden[labels == -100] = torch.inf if backend == "fused" else torch.nan   # the interpreter trips over NaN alone
+    hidden[labels == -100] = torch.inf if backend == "fused" else torch.nan  # the interpreter trips over NaN alone
     got = gradients(JointLoss(EVERYTHING, backend=backend, memory=memory), hidden, weight, labels)
     assert all(x.isfinite().all() for x in got[:2])
 
@@ -237,7 +261,7 @@ def test_autocast_sets_the_precision_of_the_products(backend, memory):
         got = gradients(loss_fn, hidden, weight, labels)
     expected = gradients(loss_fn, hidden.bfloat16(), weight.bfloat16(), labels)
     assert got[1].dtype == got[2].dtype == torch.float32
-    for one, two in zip(got, expected, strict=True):   # a rounding of one logit may fall otherwise, so the scale decides
+    for one, two in zip(got, expected, strict=True):  # a rounding of one logit may fall otherwise, so the scale decides
         torch.testing.assert_close(one, two.float(), atol=max(1e-6, 1e-3 * two.abs().max().item()), rtol=1e-2)
 
 
@@ -246,7 +270,9 @@ def test_a_frozen_head_or_frozen_states_get_no_gradient(backend, memory):
     hidden, weight, labels = example()
     loss_fn = JointLoss("ce + matches(2)", backend=backend, memory=memory)
     full = gradients(loss_fn, hidden, weight, labels)
-    for index, (h, w) in enumerate([(hidden.clone().requires_grad_(), weight), (hidden, weight.clone().requires_grad_())]):
+    for index, (h, w) in enumerate(
+        [(hidden.clone().requires_grad_(), weight), (hidden, weight.clone().requires_grad_())]
+    ):
         loss_fn.from_hidden(h, w, labels).backward()
         torch.testing.assert_close((h.grad, w.grad)[index], full[1 + index])
 
@@ -254,7 +280,9 @@ def test_a_frozen_head_or_frozen_states_get_no_gradient(backend, memory):
 @every_sweep
 def test_fp64_stays_fp64(backend, memory):
     if backend == "fused":
-        with pytest.raises(ValueError, match=r"backend='fused' cannot run here: the kernels support fp32, bf16 and fp16"):
+        with pytest.raises(
+            ValueError, match=r"backend='fused' cannot run here: the kernels support fp32, bf16 and fp16"
+        ):
             chosen_backend(torch.device(DEVICE), torch.float64, backend)
         return
     hidden, weight, labels = example(dtype=torch.float64)
@@ -334,7 +362,9 @@ def test_a_second_backward_is_refused_where_the_logits_are_gone():
     hidden.requires_grad_()
     loss = JointLoss("ce", backend="chunked").from_hidden(hidden, weight, labels)
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r'cannot run backward twice .* overwrote the logits .* memory="lean" or backend="plain"'):
+    with pytest.raises(
+        RuntimeError, match=r'cannot run backward twice .* overwrote the logits .* memory="lean" or backend="plain"'
+    ):
         loss.backward()
     lean = JointLoss("ce", backend="chunked", memory="lean").from_hidden(hidden, weight, labels)
     once, twice = (torch.autograd.grad(lean, hidden, retain_graph=True)[0] for _ in range(2))
@@ -344,14 +374,20 @@ def test_a_second_backward_is_refused_where_the_logits_are_gone():
 def test_the_choice_and_its_reason(monkeypatch):
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert chosen_backend(cuda, torch.bfloat16).backend == "fused"
-    assert chosen_backend(cuda, torch.float64) == ("chunked", "the kernels support fp32, bf16 and fp16, not torch.float64: PyTorch in slices")
+    assert chosen_backend(cuda, torch.float64) == (
+        "chunked",
+        "the kernels support fp32, bf16 and fp16, not torch.float64: PyTorch in slices",
+    )
     assert chosen_backend(cpu, torch.float32, "plain") == ("plain", "requested by name")
     assert chosen_backend(cpu, torch.float32) == ("chunked", "a cpu has no Triton: PyTorch in slices")
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match=r"backend='fused' cannot run here: a cpu has no Triton\. Use backend='auto'"):
         chosen_backend(cpu, torch.float32, "fused")
     monkeypatch.setattr(backends, "triton_is_installed", lambda: False)
-    assert chosen_backend(cuda, torch.bfloat16) == ("chunked", "Triton is not installed (pip install 'ngramloss[kernels]'): PyTorch in slices")
+    assert chosen_backend(cuda, torch.bfloat16) == (
+        "chunked",
+        "Triton is not installed (pip install 'ngramloss[kernels]'): PyTorch in slices",
+    )
     with pytest.raises(ValueError, match=r"backend must be auto or one of plain, chunked, fused, got 'triton'"):
         chosen_backend(cpu, torch.float32, "triton")
     with pytest.raises(ValueError, match=r"memory must be one of fast, lean, got 'low'"):

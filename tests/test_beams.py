@@ -17,26 +17,45 @@ from ngramloss.generation.engines import graph, hf
 
 # The texts of hf
 
-lengths = st.integers(2, 20).flatmap(lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most)))
+lengths = st.integers(2, 20).flatmap(
+    lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most))
+)
 # No bans of single tokens: a tiny vocabulary would run out of them, and where no token is left, hf's texts are arbitrary.
-searches = st.fixed_dictionaries({
-    "num_beams": st.integers(1, 6), "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": st.sampled_from([0, 2, 3, 4]),
-    "early_stopping": st.sampled_from([True, False, "never"]), "renormalize_logits": st.sampled_from([True, None]),
-    "forced_bos_token_id": st.sampled_from([None, None, 4]), "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
-})   # fmt: skip
+searches = st.fixed_dictionaries(
+    {
+        "num_beams": st.integers(1, 6),
+        "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
+        "no_repeat_ngram_size": st.sampled_from([0, 2, 3, 4]),
+        "early_stopping": st.sampled_from([True, False, "never"]),
+        "renormalize_logits": st.sampled_from([True, None]),
+        "forced_bos_token_id": st.sampled_from([None, None, 4]),
+        "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
+    }
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS)
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-@given(searches, lengths, st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12]), st.booleans(), st.sampled_from([None, models.PAD, 3]), st.integers(0, 2))
+@given(
+    searches,
+    lengths,
+    st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12]),
+    st.booleans(),
+    st.sampled_from([None, models.PAD, 3]),
+    st.integers(0, 2),
+)
 def test_texts_are_those_of_hf_token_for_token(family, drawn, length, end, forced, start, seed):
     """The end token is one of several, because a random model writes some of them often and others never."""
     assume(not (drawn["bad_words_ids"] and end == 5))
     model = tiny(family, seed)
-    if family == "m2m_100":   # to hf, a padding token in a text shifts the positions after it
+    if family == "m2m_100":  # to hf, a padding token in a text shifts the positions after it
         drawn = {**drawn, "bad_words_ids": [[models.PAD]]}
-    ends = {"eos_token_id": end, "forced_eos_token_id": end if forced else None, "decoder_start_token_id": end if start is None else start}
+    ends = {
+        "eos_token_id": end,
+        "forced_eos_token_id": end if forced else None,
+        "decoder_start_token_id": end if start is None else start,
+    }
     search = with_settings(model, **drawn, **ends, min_length=length[0], max_length=length[1])
     assert not list(graph.unsupported(model, search))
     assert written(graph, model, search) == written(hf, model, search)
@@ -46,8 +65,17 @@ def test_texts_are_those_of_hf_token_for_token(family, drawn, length, end, force
 @pytest.mark.parametrize("beams_of_each", [1, 4])
 def test_texts_of_every_family_are_those_of_hf(family, beams_of_each):
     model = tiny(family)
-    search = with_settings(model, num_beams=beams_of_each, no_repeat_ngram_size=2, min_length=4, eos_token_id=7, decoder_start_token_id=7,
-                           bad_words_ids=[[models.PAD]], max_length=20, early_stopping=False)   # fmt: skip
+    search = with_settings(
+        model,
+        num_beams=beams_of_each,
+        no_repeat_ngram_size=2,
+        min_length=4,
+        eos_token_id=7,
+        decoder_start_token_id=7,
+        bad_words_ids=[[models.PAD]],
+        max_length=20,
+        early_stopping=False,
+    )
     assert written(graph, model, search) == written(hf, model, search)
 
 
@@ -56,7 +84,15 @@ def test_texts_of_every_family_are_those_of_hf(family, beams_of_each):
 def test_a_search_ends_when_that_of_hf_does(early, penalty):
     model = tiny("t5", 1)
     for end in (3, 7, 12):
-        search = with_settings(model, num_beams=3, early_stopping=early, length_penalty=penalty, eos_token_id=end, decoder_start_token_id=end, max_length=16)
+        search = with_settings(
+            model,
+            num_beams=3,
+            early_stopping=early,
+            length_penalty=penalty,
+            eos_token_id=end,
+            decoder_start_token_id=end,
+            max_length=16,
+        )
         assert written(graph, model, search) == written(hf, model, search)
 
 
@@ -68,7 +104,7 @@ def test_the_same_tokens_would_repeat_an_ngram(n):
     search = with_settings(tiny("bart"), no_repeat_ngram_size=n, max_length=12)
     for length in range(1, 12):
         ids = torch.randint(0, 3, (40, 12), generator=generator)
-        ids[:, length:] = models.PAD   # also written, as a token
+        ids[:, length:] = models.PAD  # also written, as a token
         found = torch.zeros(40, 4)
         beams.rule_out(found, ids, torch.tensor(length), beams.limits(search, torch.device("cpu")))
         assert torch.equal(found, NoRepeatNGramLogitsProcessor(n)(ids[:, :length], torch.zeros(40, 4)))
@@ -87,7 +123,9 @@ def test_a_text_does_not_depend_on_its_batch():
         assert written(graph, model, search) == [written(graph, model, search, [source])[0] for source in SOURCES]
 
 
-@pytest.mark.parametrize("changes", [{"num_beams": 3, "early_stopping": False}, {}, {"do_sample": True, "num_return_sequences": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"num_beams": 3, "early_stopping": False}, {}, {"do_sample": True, "num_return_sequences": 2}]
+)
 def test_a_searcher_is_used_again_and_may_have_room_for_more_sources(changes):
     model = tiny("t5")
     search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=20, **changes)
@@ -97,13 +135,23 @@ def test_a_searcher_is_used_again_and_may_have_room_for_more_sources(changes):
         assert found == written(graph, model, search, sources)
 
 
-@pytest.mark.parametrize("changes", [{"num_beams": 3}, {}, {"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True, "num_return_sequences": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_beams": 3}, {}, {"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True, "num_return_sequences": 2}],
+)
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_sources_that_are_done_leave_the_batch(family, changes, monkeypatch):
     """The end token is one of several, because a random model writes some of them often and others never."""
     model, sizes, take = tiny(family), [], graph.Searcher.take
     monkeypatch.setattr(graph, "LOOKED", 2)
-    monkeypatch.setattr(graph.Searcher, "take", lambda self, other, rows: (sizes.append((len(other.seeds), len(self.seeds), len(rows))), take(self, other, rows)))
+    monkeypatch.setattr(
+        graph.Searcher,
+        "take",
+        lambda self, other, rows: (
+            sizes.append((len(other.seeds), len(self.seeds), len(rows))),
+            take(self, other, rows),
+        ),
+    )
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randint(4, 13, (length % 9 + 1,), generator=generator).tolist() for length in range(24)]
     for end in (0, 1, 10, 12):
@@ -119,7 +167,9 @@ def test_sources_that_are_done_leave_the_batch(family, changes, monkeypatch):
 
 def test_it_is_done_when_all_sources_are_and_few_shapes_are_kept(monkeypatch):
     model, tokens = tiny("bart"), []
-    search = with_settings(model, num_beams=2, eos_token_id=models.PAD, decoder_start_token_id=models.PAD, max_length=60)
+    search = with_settings(
+        model, num_beams=2, eos_token_id=models.PAD, decoder_start_token_id=models.PAD, max_length=60
+    )
     token = graph.Searcher.token
     monkeypatch.setattr(graph.Searcher, "token", lambda self: (tokens.append(1), token(self)))
     written(graph, model, search)
@@ -138,16 +188,21 @@ def test_it_is_done_when_all_sources_are_and_few_shapes_are_kept(monkeypatch):
 def test_a_model_that_computes_otherwise_is_refused():
     model = models.tiny("bart", seed=0).eval()
     assert difference(model) < 1e-4
-    model.lm_head.register_forward_hook(lambda module, inputs, output: output * (2.0 if inputs[0].shape[1] > 1 else 1.0))
+    model.lm_head.register_forward_hook(
+        lambda module, inputs, output: output * (2.0 if inputs[0].shape[1] > 1 else 1.0)
+    )
     with pytest.raises(UserError, match="does not know"):
         graph.load(model, with_settings(model), precision="fp32", say=silent)
 
 
-@pytest.mark.parametrize(("family", "changes", "reason"), [
-    ("prophetnet", {}, "not prophetnet"),
-    ("bart", {"num_beams": 3, "do_sample": True}, "without beams"),
-    ("bart", {"repetition_penalty": 1.3}, "repetition_penalty"),
-])
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("prophetnet", {}, "not prophetnet"),
+        ("bart", {"num_beams": 3, "do_sample": True}, "without beams"),
+        ("bart", {"repetition_penalty": 1.3}, "repetition_penalty"),
+    ],
+)
 def test_what_it_cannot_do_is_said(family, changes, reason):
     model = tiny(family)
     search = with_settings(model, **changes)
@@ -166,11 +221,21 @@ def diverse(next_logp, search, groups):
     for length in range(1, search.max_length):
         taken = {}
         for g in range(groups):
-            options = sorted(((score + logp - search.diversity * taken.get(token, 0), (*ids, token)) for score, ids in running[g]
-                              for token, logp in enumerate(next_logp(ids))), key=lambda option: -option[0])[: 2 * K]   # fmt: skip
+            options = sorted(
+                (
+                    (score + logp - search.diversity * taken.get(token, 0), (*ids, token))
+                    for score, ids in running[g]
+                    for token, logp in enumerate(next_logp(ids))
+                ),
+                key=lambda option: -option[0],
+            )[: 2 * K]
             is_end = [ids[-1] in search.ends or length + 1 >= search.max_length for _, ids in options]
             if not stopped[g]:
-                ended[g] += [(score / length**search.length_penalty, ids) for (score, ids), end in zip(options[:K], is_end[:K], strict=True) if end]
+                ended[g] += [
+                    (score / length**search.length_penalty, ids)
+                    for (score, ids), end in zip(options[:K], is_end[:K], strict=True)
+                    if end
+                ]
                 ended[g] = sorted(ended[g], key=lambda option: -option[0])[:K]
             running[g] = [option for option in options if option[1][-1] not in search.ends][:K]
             for _, ids in running[g]:
@@ -184,7 +249,9 @@ def diverse(next_logp, search, groups):
 @pytest.mark.parametrize("diversity", [0.0, 0.7, 3.0])
 def test_groups_are_diverse_beam_search(count, groups, diversity):
     model = tiny("bart")
-    plain = with_settings(model, num_beams=count, num_return_sequences=count, eos_token_id=7, decoder_start_token_id=7, max_length=8)
+    plain = with_settings(
+        model, num_beams=count, num_return_sequences=count, eos_token_id=7, decoder_start_token_id=7, max_length=8
+    )
     search = replace(plain, groups=groups, diversity=diversity)
 
     def next_logp(source, ids):
@@ -192,7 +259,9 @@ def test_groups_are_diverse_beam_search(count, groups, diversity):
             logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids])).logits[0, -1]
         return logits.log_softmax(-1).tolist()
 
-    expected = [diverse(functools.cache(functools.partial(next_logp, source)), search, groups) for source in SOURCES[:3]]
+    expected = [
+        diverse(functools.cache(functools.partial(next_logp, source)), search, groups) for source in SOURCES[:3]
+    ]
     assert written(graph, model, search, SOURCES[:3]) == expected
     assert (list(hf.unsupported(model, search)) == []) is (groups == 1)
 
@@ -205,14 +274,16 @@ def test_more_diversity_gives_more_different_texts():
         found = written(graph, model, replace(plain, groups=4, diversity=diversity))
         return sum(len({tuple(text) for text in texts}) for texts in found)
 
-    assert different(0.0) == len(SOURCES)   # all groups write the same
+    assert different(0.0) == len(SOURCES)  # all groups write the same
     assert different(5.0) > 2 * len(SOURCES)
 
 
 # Samples
 
 
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "temperature": 1.5}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "temperature": 1.5}]
+)
 def test_samples_have_the_frequencies_of_the_distribution(changes):
     """A chi-squared of 20,000 samples from 12 tokens exceeds 40 with probability 4e-5 at 11 degrees of freedom."""
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -220,7 +291,11 @@ def test_samples_have_the_frequencies_of_the_distribution(changes):
     model, N = tiny("bart"), 20_000
     search = with_settings(model, do_sample=True, **changes)
     logits = torch.linspace(-2, 2, 12)[torch.randperm(12, generator=torch.Generator().manual_seed(1))][None]
-    warpers = [TemperatureLogitsWarper(search.temperature), TopKLogitsWarper(search.top_k), TopPLogitsWarper(search.top_p)]
+    warpers = [
+        TemperatureLogitsWarper(search.temperature),
+        TopKLogitsWarper(search.top_k),
+        TopPLogitsWarper(search.top_p),
+    ]
     expected = LogitsProcessorList(warpers)(None, logits).softmax(-1)[0] * N
     seeds = torch.arange(N) * 7_919 - 50
     drawn = beams.sampled(logits.expand(N, -1), seeds, torch.tensor(5), search)

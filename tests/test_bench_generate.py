@@ -9,17 +9,42 @@ from ngramloss.cli import main
 from ngramloss.errors import UserError
 
 pytest.importorskip("ctranslate2")
-TINY = ["bench", "generate", "--model", "bart-tiny", "--source", "12", "--length", "8", "--repeats", "1", "--device", "cpu"]
+TINY = [
+    "bench",
+    "generate",
+    "--model",
+    "bart-tiny",
+    "--source",
+    "12",
+    "--length",
+    "8",
+    "--repeats",
+    "1",
+    "--device",
+    "cpu",
+]
 
 
 def setup(**changes):
-    common = {"model": "bart-tiny", "batches": (2,), "beams": 2, "length": 8, "source": 12, "repeats": 1, "device": "cpu", "seed": 0, "cache": ""}
+    common = {
+        "model": "bart-tiny",
+        "batches": (2,),
+        "beams": 2,
+        "length": 8,
+        "source": 12,
+        "repeats": 1,
+        "device": "cpu",
+        "seed": 0,
+        "cache": "",
+    }
     return generate.Setup(**{**common, **changes})
 
 
 def test_every_engine_writes_texts_of_the_given_length(tmp_path, monkeypatch):
     monkeypatch.setenv("NGRAMLOSS_CACHE", "put back after the test")
-    first, second = (generate.written(setup(cache=str(tmp_path), batches=(1, 3)), name) for name in ("hf", "ctranslate2"))
+    first, second = (
+        generate.written(setup(cache=str(tmp_path), batches=(1, 3)), name) for name in ("hf", "ctranslate2")
+    )
     assert [measured.texts for measured in first] == [measured.texts for measured in second]
     assert [len(measured.texts) for measured in first] == [1, 3]
     assert {len(text) for measured in first for best in measured.texts for text in best} == {8}
@@ -39,8 +64,25 @@ def test_engines_are_compared_with_hugging_face_at_the_same_batch():
 
 
 def test_an_engine_that_fails_gets_a_line_with_the_reason():
-    text = generate.as_text([generate.Row("hf", 1, 2.0, 20.0, 1.0, 0.8, 1.0, 0.5), *(generate.Row("x", batch, why_not="no library") for batch in (1, 8))])
-    assert text.splitlines()[1].split() == ["batch", "1:", "Hugging", "Face", "(hf)", "2.00", "20.0", "1.00", "0.80", "100", "0.50"]
+    text = generate.as_text(
+        [
+            generate.Row("hf", 1, 2.0, 20.0, 1.0, 0.8, 1.0, 0.5),
+            *(generate.Row("x", batch, why_not="no library") for batch in (1, 8)),
+        ]
+    )
+    assert text.splitlines()[1].split() == [
+        "batch",
+        "1:",
+        "Hugging",
+        "Face",
+        "(hf)",
+        "2.00",
+        "20.0",
+        "1.00",
+        "0.80",
+        "100",
+        "0.50",
+    ]
     assert text.splitlines()[2:] == ["ngramloss, x: no library"]
 
 
@@ -53,11 +95,14 @@ def test_hugging_face_is_always_measured_first():
         generate.chosen(["fast"])
 
 
-@pytest.mark.parametrize(("changes", "sentence"), [
-    ({"batches": (0, 2)}, "--batch must be 1 or more, got 0."),
-    ({"source": 2000}, "--source must be from 1 to 1,024 for bart-tiny, got 2,000."),
-    ({"length": 3}, "--length must be from 4 to 1,024 for bart-tiny, got 3."),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"batches": (0, 2)}, "--batch must be 1 or more, got 0."),
+        ({"source": 2000}, "--source must be from 1 to 1,024 for bart-tiny, got 2,000."),
+        ({"length": 3}, "--length must be from 4 to 1,024 for bart-tiny, got 3."),
+    ],
+)
 def test_numbers_that_cannot_be_are_a_sentence(changes, sentence):
     with pytest.raises(UserError) as raised:
         generate.raise_unless_possible(setup(**changes))

@@ -20,7 +20,9 @@ from ngramloss.errors import UserError
 # Lengths
 
 
-@pytest.mark.parametrize(("name", "source", "target"), [("xsum", 480, 31), ("cnndm", 719, 68), ("dialogsum", 180, 33), ("multi30k", 18, 17)])
+@pytest.mark.parametrize(
+    ("name", "source", "target"), [("xsum", 480, 31), ("cnndm", 719, 68), ("dialogsum", 180, 33), ("multi30k", 18, 17)]
+)
 def test_sampled_lengths_have_the_means_of_the_data_set(name, source, target):
     sources, targets = lengths.sample(name, 4000, seed=0)
     assert (sources.mean(), targets.mean()) == (pytest.approx(source, rel=0.05), pytest.approx(target, rel=0.05))
@@ -66,11 +68,13 @@ def test_padding_is_counted_in_sources_and_targets_together():
     whole = {"input_ids": ids, "labels": labels}
     padded = whole | {"attention_mask": mask}
     assert train.padding_share([padded]) == pytest.approx(3 / 12)
-    assert train.padding_share([whole]) == pytest.approx(1 / 12)   # without a mask no source is padded
-    filled = padded | {"labels": torch.tensor([[1, 2], [-100, -100]])}   # nothing of its second row is real
+    assert train.padding_share([whole]) == pytest.approx(1 / 12)  # without a mask no source is padded
+    filled = padded | {"labels": torch.tensor([[1, 2], [-100, -100]])}  # nothing of its second row is real
     assert train.padding_share([filled]) == pytest.approx(6 / 12)
     assert train.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
-    assert train.padding_share([SimpleNamespace(batches=[padded, [whole]], counts=torch.ones(2))]) == pytest.approx(4 / 24)
+    assert train.padding_share([SimpleNamespace(batches=[padded, [whole]], counts=torch.ones(2))]) == pytest.approx(
+        4 / 24
+    )
 
 
 def test_the_gpu_is_busy_while_anything_runs_on_it():
@@ -97,8 +101,10 @@ def test_on_a_gpu_as_many_steps_are_profiled_again_and_a_trace_has_a_few_more(tm
 
 def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
     rows = [
-        train.Row("stock-random", "a", docs_per_second=100), train.Row("stock-grouped", "b", docs_per_second=200),
-        train.Row("stock-compiled", "c", why_not="OutOfMemoryError: no"), train.Row("eager", "d", docs_per_second=300),
+        train.Row("stock-random", "a", docs_per_second=100),
+        train.Row("stock-grouped", "b", docs_per_second=200),
+        train.Row("stock-compiled", "c", why_not="OutOfMemoryError: no"),
+        train.Row("eager", "d", docs_per_second=300),
     ]
     compared = train.compared(rows)
     assert [row.to_random for row in compared if not row.why_not] == [1, 2, 3]
@@ -131,8 +137,17 @@ def setup(tmp_path):
     tokens.mkdir()
     train.write_rows(tokens, "multi30k", 12, model="bart-tiny", seed=0, trust_remote_code=False)
     return train.Setup(
-        model="bart-tiny", objective="ce + matches(2)", tokens=tokens, batch=3, accumulate=2, warm_up=1, steps=1,
-        workers=0, precision="fp32", device="cpu", seed=0,
+        model="bart-tiny",
+        objective="ce + matches(2)",
+        tokens=tokens,
+        batch=3,
+        accumulate=2,
+        warm_up=1,
+        steps=1,
+        workers=0,
+        precision="fp32",
+        device="cpu",
+        seed=0,
     )
 
 
@@ -149,7 +164,9 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setu
     seen = {}
     for contestant in train.CONTESTANTS:
         if contestant.name in ("stock-random", name):
-            batches = list(train.micro_batches(list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader())))
+            batches = list(
+                train.micro_batches(list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader()))
+            )
             assert [len(batch["labels"]) for batch in batches] == [3, 3, 3, 3]
             seen[contestant.name] = [row for batch in batches for row in rows_of(batch)]
     assert seen["stock-random"] != seen[name]
@@ -159,7 +176,11 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setu
 def test_stock_groups_by_length_where_it_is_asked_to(setup, tmp_path):
     def spread(name):
         (contestant,) = train.chosen([name], compiled=False, device="cpu")
-        rows = [int(mask.sum()) for batch in contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader() for mask in batch["attention_mask"]]
+        rows = [
+            int(mask.sum())
+            for batch in contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader()
+            for mask in batch["attention_mask"]
+        ]
         return sum(abs(a - b) for a, b in pairwise(rows))
 
     assert spread("stock-grouped") < spread("stock-random")
@@ -178,7 +199,9 @@ def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
     model.resize_token_embeddings(300)
     model.save_pretrained(folder)
     options = {"step_size": 4, "trust_remote_code": False, "say": print}
-    tokens = Tokens(train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options))
+    tokens = Tokens(
+        train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options)
+    )
     assert len(tokens) == 8
     tiny("bart").save_pretrained(folder)
     with pytest.raises(UserError, match=r"has \d+ tokens, but the model \d+"):
@@ -210,8 +233,26 @@ def test_a_process_answers_with_a_result_or_the_reason_why_there_is_none():
 
 # The command
 
-TINY = ["bench", "train", "--device", "cpu", "--model", "bart-tiny", "--lengths", "multi30k", "--documents", "67", "--batch", "4",
-        "--warm-up", "1", "--steps", "2", "--workers", "0"]
+TINY = [
+    "bench",
+    "train",
+    "--device",
+    "cpu",
+    "--model",
+    "bart-tiny",
+    "--lengths",
+    "multi30k",
+    "--documents",
+    "67",
+    "--batch",
+    "4",
+    "--warm-up",
+    "1",
+    "--steps",
+    "2",
+    "--workers",
+    "0",
+]
 
 
 def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, capfd):
@@ -232,7 +273,9 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
     printed, said = capfd.readouterr()
     assert "CPU thread" in printed.splitlines()[1]
     assert [line.split("  ")[0] for line in printed.splitlines()[3:]] == [
-        "stock Seq2SeqTrainer, random batches", "stock Seq2SeqTrainer, group_by_length", "ngramloss, eager",
+        "stock Seq2SeqTrainer, random batches",
+        "stock Seq2SeqTrainer, group_by_length",
+        "ngramloss, eager",
         "ngramloss, captured: UserError: needs a GPU.",
     ]
     assert "3 of 4: ngramloss, eager\n" in said
@@ -264,13 +307,19 @@ def test_a_mistake_is_reported_before_any_training(arguments, message, monkeypat
 
 def test_a_trace_needs_a_contestant_of_ours_that_can_run(tmp_path, capsys):
     assert main([*TINY, "--only", "stock-random", "captured", "--profile", str(tmp_path / "trace.json")]) == 2
-    assert "--profile traces ngramloss, but none of its contestants was asked for that can run here." in capsys.readouterr().err
+    assert (
+        "--profile traces ngramloss, but none of its contestants was asked for that can run here."
+        in capsys.readouterr().err
+    )
 
 
 def test_own_data_need_a_model_with_a_tokenizer(capsys):
     arguments = [word for word in TINY if word not in ("--lengths", "multi30k")]
     assert main([*arguments, "--data", "newswire"]) == 2
-    assert "bart-tiny is created here with random weights and has no tokenizer, which --data needs." in capsys.readouterr().err
+    assert (
+        "bart-tiny is created here with random weights and has no tokenizer, which --data needs."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")

@@ -19,27 +19,68 @@ PARTS = ("bertscore_precision", "bertscore_recall", "bertscore")
 POSITIONS = 40
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 REFERENCES = [
-    ["The cat sat on the mat.", "A cat was there."], ["Dogs ran home quickly in 2024."], ["Nobody came."],
-    ["rain is expected in the north, and wind in the south", "rain in the south", "wind"], ["Łódź café “no” 雨 😀"], ["The cat"],
+    ["The cat sat on the mat.", "A cat was there."],
+    ["Dogs ran home quickly in 2024."],
+    ["Nobody came."],
+    ["rain is expected in the north, and wind in the south", "rain in the south", "wind"],
+    ["Łódź café “no” 雨 😀"],
+    ["The cat"],
 ]
-PREDICTIONS = ["The cat sat on a mat", "A dog ran home.", "Nobody", "wind is expected in the north", "naïve café — 雪", "The cat"]
+PREDICTIONS = [
+    "The cat sat on a mat",
+    "A dog ran home.",
+    "Nobody",
+    "wind is expected in the north",
+    "naïve café — 雪",
+    "The cat",
+]
 
 
 def family(name):
-    tokenizer = {"bert": tiny_tokenizers.bert_like, "albert": tiny_tokenizers.bert_like, "t5": tiny_tokenizers.t5_like}.get(
-        name, tiny_tokenizers.bart_like)()
+    tokenizer = {
+        "bert": tiny_tokenizers.bert_like,
+        "albert": tiny_tokenizers.bert_like,
+        "t5": tiny_tokenizers.t5_like,
+    }.get(name, tiny_tokenizers.bart_like)()
     V, pad = len(tokenizer), tokenizer.pad_token_id
     return tokenizer, {
-        "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZES, vocab_size=V, max_position_embeddings=POSITIONS, pad_token_id=pad)),
+        "bert": lambda: hf.BertForMaskedLM(
+            hf.BertConfig(**SIZES, vocab_size=V, max_position_embeddings=POSITIONS, pad_token_id=pad)
+        ),
         "roberta": lambda: hf.RobertaForMaskedLM(
-            hf.RobertaConfig(**SIZES, vocab_size=V, max_position_embeddings=POSITIONS + pad + 1, pad_token_id=pad)),
-        "albert": lambda: hf.AlbertModel(hf.AlbertConfig(
-            **SIZES, vocab_size=V, embedding_size=8, max_position_embeddings=POSITIONS, pad_token_id=pad)),
-        "bart": lambda: hf.BartModel(hf.BartConfig(
-            vocab_size=V, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
-            encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=POSITIONS, pad_token_id=pad)),
-        "t5": lambda: hf.T5Model(hf.T5Config(
-            vocab_size=V, d_model=16, d_kv=8, d_ff=32, num_layers=3, num_decoder_layers=2, num_heads=2, pad_token_id=pad)),
+            hf.RobertaConfig(**SIZES, vocab_size=V, max_position_embeddings=POSITIONS + pad + 1, pad_token_id=pad)
+        ),
+        "albert": lambda: hf.AlbertModel(
+            hf.AlbertConfig(
+                **SIZES, vocab_size=V, embedding_size=8, max_position_embeddings=POSITIONS, pad_token_id=pad
+            )
+        ),
+        "bart": lambda: hf.BartModel(
+            hf.BartConfig(
+                vocab_size=V,
+                d_model=16,
+                encoder_layers=3,
+                decoder_layers=2,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=32,
+                decoder_ffn_dim=32,
+                max_position_embeddings=POSITIONS,
+                pad_token_id=pad,
+            )
+        ),
+        "t5": lambda: hf.T5Model(
+            hf.T5Config(
+                vocab_size=V,
+                d_model=16,
+                d_kv=8,
+                d_ff=32,
+                num_layers=3,
+                num_decoder_layers=2,
+                num_heads=2,
+                pad_token_id=pad,
+            )
+        ),
     }[name]
 
 
@@ -76,7 +117,7 @@ def states(name, model, ids, layer):
     with torch.no_grad():
         shown = encoder(torch.tensor([ids]), output_hidden_states=True).hidden_states
         found = shown[layer]
-        if name == "t5" and layer < 3:   # the norm after the last layer comes after the chosen one
+        if name == "t5" and layer < 3:  # the norm after the last layer comes after the chosen one
             found = encoder.final_layer_norm(found)
     return found[0].tolist()
 
@@ -101,7 +142,9 @@ def oracle(folder, references, predictions, layer, idf=False):
         weights = [weight(token) for token in ids]
         if sum(weights) == 0:
             return 0.0
-        return sum(w * max(cosine(row, other) for other in others) for w, row in zip(weights, rows, strict=True)) / sum(weights)
+        return sum(w * max(cosine(row, other) for other in others) for w, row in zip(weights, rows, strict=True)) / sum(
+            weights
+        )
 
     def one(prediction, reference):
         if min(len(prediction), len(reference)) == len(read(name, tokenizer, "")):
@@ -110,28 +153,36 @@ def oracle(folder, references, predictions, layer, idf=False):
         P, R = side(prediction, x, y), side(reference, y, x)
         return (2 * P * R / (P + R) if P + R else 0.0, P, R)
 
-    return [max(one(read(name, tokenizer, prediction), read(name, tokenizer, text)) for text in those)
-            for prediction, those in zip(predictions, references, strict=True)]
+    return [
+        max(one(read(name, tokenizer, prediction), read(name, tokenizer, text)) for text in those)
+        for prediction, those in zip(predictions, references, strict=True)
+    ]
 
 
 def percent(triples):
-    return {"bertscore": [100 * f for f, _, _ in triples], "bertscore_precision": [100 * p for _, p, _ in triples],
-            "bertscore_recall": [100 * r for _, _, r in triples]}
+    return {
+        "bertscore": [100 * f for f, _, _ in triples],
+        "bertscore_precision": [100 * p for _, p, _ in triples],
+        "bertscore_recall": [100 * r for _, _, r in triples],
+    }
 
 
-def assert_same(got, expected, tolerance=1e-4):   # of 100: fp32 states of another batch
+def assert_same(got, expected, tolerance=1e-4):  # of 100: fp32 states of another batch
     assert set(got) == set(expected) == set(PARTS)
     for name in PARTS:
         assert got[name] == pytest.approx(expected[name], abs=tolerance)
 
 
 @pytest.mark.parametrize("idf", [False, True])
-@pytest.mark.parametrize(("name", "layer"), [("bert", 2), ("bert", 3), ("roberta", 1), ("roberta", 2), ("albert", 2), ("bart", 2), ("t5", 2), ("t5", 3)])
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("bert", 2), ("bert", 3), ("roberta", 1), ("roberta", 2), ("albert", 2), ("bart", 2), ("t5", 2), ("t5", 3)],
+)
 def test_agrees_with_the_definition(folders, name, layer, idf):
     expected = percent(oracle(folders / name, REFERENCES, PREDICTIONS, layer, idf))
     got = bertscore(REFERENCES, PREDICTIONS, model=str(folders / name), layer=layer, idf=idf, device="cpu")
     assert_same(got.values, expected)
-    assert min(got.values["bertscore"]) < 99   # the texts are told apart
+    assert min(got.values["bertscore"]) < 99  # the texts are told apart
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
@@ -146,7 +197,14 @@ def test_batches_change_nothing(folders, batch_size):
 def test_the_order_of_documents_and_references_changes_nothing_at_all(bert, idf):
     whole = bertscore(REFERENCES, PREDICTIONS, model=bert, layer=2, idf=idf, batch_size=3).values
     order = [3, 0, 5, 1, 4, 2]
-    moved = bertscore([REFERENCES[i][::-1] for i in order], [PREDICTIONS[i] for i in order], model=bert, layer=2, idf=idf, batch_size=3).values
+    moved = bertscore(
+        [REFERENCES[i][::-1] for i in order],
+        [PREDICTIONS[i] for i in order],
+        model=bert,
+        layer=2,
+        idf=idf,
+        batch_size=3,
+    ).values
     assert all(moved[name] == [whole[name][i] for i in order] for name in PARTS)
 
 
@@ -177,15 +235,18 @@ def test_each_text_is_encoded_once_and_no_more_is_held_than_awaited(bert, monkey
 
 def test_a_block_holds_as_many_tokens_as_may_be_held_or_one_document(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 10)
-    documents = [((1,) * size, [(2,) * 2]) for size in (3, 9, 1, 20, 3, 2)]   # 5, 11, 3, 22, 5, 4 tokens
+    documents = [((1,) * size, [(2,) * 2]) for size in (3, 9, 1, 20, 3, 2)]  # 5, 11, 3, 22, 5, 4 tokens
     assert list(module._blocks(documents)) == [[2, 5], [0, 4], [1], [3]]
     assert list(module._blocks([])) == []
 
 
 def test_blocks_and_batches_do_not_depend_on_any_order(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 10)
-    documents = [((1, token), [(2, 3)]) for token in (5, 3, 9, 4, 7)]   # all of one size
-    blocks = [[[those[number] for number in block] for block in module._blocks(those)] for those in (documents, documents[::-1])]
+    documents = [((1, token), [(2, 3)]) for token in (5, 3, 9, 4, 7)]  # all of one size
+    blocks = [
+        [[those[number] for number in block] for block in module._blocks(those)]
+        for those in (documents, documents[::-1])
+    ]
     assert blocks[0] == blocks[1]
     seen = []
 
@@ -198,7 +259,11 @@ def test_blocks_and_batches_do_not_depend_on_any_order(monkeypatch):
     texts = [(5, 1, 2), (3, 1), (4, 1), (2, 1, 2)]
     for order in (texts, texts[::-1]):
         assert set(module._states(encoder, order, 3)) == set(texts)
-    assert seen[:2] == seen[2:] == [([[3, 1, 8], [4, 1, 8], [2, 1, 2]], [[1, 1, 0], [1, 1, 0], [1, 1, 1]]), ([[5, 1, 2]], [[1, 1, 1]])]
+    assert (
+        seen[:2]
+        == seen[2:]
+        == [([[3, 1, 8], [4, 1, 8], [2, 1, 2]], [[1, 1, 0], [1, 1, 0], [1, 1, 1]]), ([[5, 1, 2]], [[1, 1, 1]])]
+    )
 
 
 def test_progress_counts_each_document_once(bert, monkeypatch):
@@ -219,7 +284,9 @@ def test_special_tokens_weigh_nothing_and_may_still_be_the_best_match(folders, b
     texts = ["cat", "dog", "rain", "wind", "north", "mat", "home", "day"]
     found = {text: states("bert", model, tokenizer(text)["input_ids"], 2) for text in texts}
     pairs = [(a, b) for a in texts for b in texts]
-    scored = bertscore([[b] for _, b in pairs], [a for a, _ in pairs], model=bert, layer=2).values["bertscore_precision"]
+    scored = bertscore([[b] for _, b in pairs], [a for a, _ in pairs], model=bert, layer=2).values[
+        "bertscore_precision"
+    ]
     differing = 0
     for (a, b), precision in zip(pairs, scored, strict=True):
         tokens, others = found[a][1:-1], found[b]
@@ -231,9 +298,13 @@ def test_special_tokens_weigh_nothing_and_may_still_be_the_best_match(folders, b
         pytest.skip("no special token of this random model is the best match of a word")
 
 
-@pytest.mark.parametrize(("name", "empty"), [("bert", ""), ("bert", " \n\t"), ("bert", "\x00"), ("roberta", " "), ("bart", ""), ("t5", "\n")])
+@pytest.mark.parametrize(
+    ("name", "empty"), [("bert", ""), ("bert", " \n\t"), ("bert", "\x00"), ("roberta", " "), ("bart", ""), ("t5", "\n")]
+)
 def test_an_empty_text_scores_0_on_either_side(folders, name, empty):
-    values = bertscore([["the cat"], [empty], [empty]], [empty, "the cat", empty], model=str(folders / name), layer=2).values
+    values = bertscore(
+        [["the cat"], [empty], [empty]], [empty, "the cat", empty], model=str(folders / name), layer=2
+    ).values
     assert values == {part: [0.0, 0.0, 0.0] for part in PARTS}
 
 
@@ -260,7 +331,9 @@ def test_a_text_beyond_the_longest_input_is_cut(folders, name):
 def test_the_tokenizer_may_cut_earlier(folders, tmp_path):
     shutil.copytree(folders / "bert", tmp_path / "bert")
     hf.AutoTokenizer.from_pretrained(folders / "bert", model_max_length=6).save_pretrained(tmp_path / "bert")
-    values, signature, _ = bertscore([["the cat sat on the mat"]], ["the cat sat on nobody"], model=str(tmp_path / "bert"), layer=2)
+    values, signature, _ = bertscore(
+        [["the cat sat on the mat"]], ["the cat sat on nobody"], model=str(tmp_path / "bert"), layer=2
+    )
     assert values["bertscore"] == pytest.approx([100.0])
     assert "|cut:6|" in signature
 
@@ -275,7 +348,9 @@ def test_without_positions_nothing_is_cut(folders):
 def test_an_encoder_saved_without_its_decoder_serves(folders, tmp_path):
     hf.T5EncoderModel.from_pretrained(folders / "t5").save_pretrained(tmp_path / "t5")
     hf.AutoTokenizer.from_pretrained(folders / "t5").save_pretrained(tmp_path / "t5")
-    alone, whole = (bertscore([["the cat"]], ["a dog ran"], model=str(root / "t5"), layer=2).values for root in (tmp_path, folders))
+    alone, whole = (
+        bertscore([["the cat"]], ["a dog ran"], model=str(root / "t5"), layer=2).values for root in (tmp_path, folders)
+    )
     assert alone == whole
 
 
@@ -288,7 +363,9 @@ def test_spaces_around_a_text_change_nothing(folders):
 
 
 def test_half_a_surrogate_pair_is_read_as_a_question_mark(bert):
-    assert bertscore([["the \ud83d cat"]], ["the cat"], model=bert, layer=2) == bertscore([["the ? cat"]], ["the cat"], model=bert, layer=2)
+    assert bertscore([["the \ud83d cat"]], ["the cat"], model=bert, layer=2) == bertscore(
+        [["the ? cat"]], ["the cat"], model=bert, layer=2
+    )
 
 
 def test_idf_of_one_reference_leaves_recall_no_weight(bert):
@@ -308,8 +385,13 @@ def test_several_references_give_the_best_f_and_its_precision_and_recall(bert):
 @pytest.mark.parametrize("separator", [",", "\t"])
 def test_a_baseline_rescales_each_figure_by_its_own_column(bert, tmp_path, separator):
     path = tmp_path / "bert.tsv"
-    path.write_text("\n".join(separator.join(row) for row in (
-        ("LAYER", "P", "R", "F"), ("1", "0.9", "0.9", "0.9"), ("2", "0.2", "0.3", "0.4"))) + "\n")
+    path.write_text(
+        "\n".join(
+            separator.join(row)
+            for row in (("LAYER", "P", "R", "F"), ("1", "0.9", "0.9", "0.9"), ("2", "0.2", "0.3", "0.4"))
+        )
+        + "\n"
+    )
     references, predictions = [*REFERENCES, ["the cat"]], [*PREDICTIONS, ""]
     plain = bertscore(references, predictions, model=bert, layer=2)
     rescaled = bertscore(references, predictions, model=bert, layer=2, baseline=path)
@@ -321,18 +403,21 @@ def test_a_baseline_rescales_each_figure_by_its_own_column(bert, tmp_path, separ
     assert len(rescaled.signature.split("rescaled:")[1].split("|")[0]) == 12
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
-    ("LAYER,P,R,F\n1,0.5,0.5,0.5\n", r"has no baseline for layer 2; it has layers \[1\]"),
-    ("LAYER,P,R,F\n2,0.5,x,0.5\n", "is not a baseline file: it needs a line LAYER,P,R,F"),
-    ("a,b\n1,2\n", "is not a baseline"),
-    ("", r"has no baseline for layer 2; it has layers \[\]"),
-    ("LAYER,P,R,F\n2,0.5\n", "is not a baseline"),
-    ("LAYER,P,R,F\n2,0.5,1.0,0.5\n", "a baseline must be at least -1 and below 1"),
-    ("LAYER,P,R,F\n2,0.5,nan,0.5\n", "a baseline must be at least -1 and below 1"),
-    ("LAYER,P,R,F\n2,0.5,-inf,0.5\n", "a baseline must be at least -1 and below 1"),
-    (b"\xff\x00\xfe" * 9, "is not a baseline"),
-    ("LAYER,P,R,F\n" + "x" * 200_000, "is not a baseline"),
-])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("LAYER,P,R,F\n1,0.5,0.5,0.5\n", r"has no baseline for layer 2; it has layers \[1\]"),
+        ("LAYER,P,R,F\n2,0.5,x,0.5\n", "is not a baseline file: it needs a line LAYER,P,R,F"),
+        ("a,b\n1,2\n", "is not a baseline"),
+        ("", r"has no baseline for layer 2; it has layers \[\]"),
+        ("LAYER,P,R,F\n2,0.5\n", "is not a baseline"),
+        ("LAYER,P,R,F\n2,0.5,1.0,0.5\n", "a baseline must be at least -1 and below 1"),
+        ("LAYER,P,R,F\n2,0.5,nan,0.5\n", "a baseline must be at least -1 and below 1"),
+        ("LAYER,P,R,F\n2,0.5,-inf,0.5\n", "a baseline must be at least -1 and below 1"),
+        (b"\xff\x00\xfe" * 9, "is not a baseline"),
+        ("LAYER,P,R,F\n" + "x" * 200_000, "is not a baseline"),
+    ],
+)
 def test_a_baseline_that_does_not_serve_is_refused(bert, tmp_path, content, sentence):
     path = tmp_path / "baseline.tsv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -341,7 +426,10 @@ def test_a_baseline_that_does_not_serve_is_refused(bert, tmp_path, content, sent
 
 
 def test_an_absent_baseline_is_asked_for(bert, tmp_path):
-    with pytest.raises(Absent, match=r"there is no baseline file .*LAYER,P,R,F, such as those under rescale_baseline/ in the package bert-score"):
+    with pytest.raises(
+        Absent,
+        match=r"there is no baseline file .*LAYER,P,R,F, such as those under rescale_baseline/ in the package bert-score",
+    ):
         bertscore([["a"]], ["a"], model=bert, layer=2, baseline=tmp_path / "none.tsv")
 
 
@@ -371,7 +459,13 @@ def test_a_known_name_brings_its_layer(folders, tmp_path, monkeypatch):
 
 
 def test_the_layers_of_the_papers_models_are_the_published_ones():
-    published = {"roberta-large": 17, "roberta-base": 10, "bert-base-uncased": 9, "bert-large-uncased": 18, "deberta-xlarge-mnli": 40}
+    published = {
+        "roberta-large": 17,
+        "roberta-base": 10,
+        "bert-base-uncased": 9,
+        "bert-large-uncased": 18,
+        "deberta-xlarge-mnli": 40,
+    }
     assert {name: module.LAYERS[name] for name in published} == published
 
 
@@ -382,7 +476,9 @@ def test_the_layer_is_asked_for_before_anything_large_is_read(folders, tmp_path)
 
 
 def test_an_unknown_name_asks_for_a_layer(bert):
-    with pytest.raises(ValueError, match=r"there is no default layer for 'bert'. Choose one from 1 to 3 with --set bertscore.layer=N"):
+    with pytest.raises(
+        ValueError, match=r"there is no default layer for 'bert'. Choose one from 1 to 3 with --set bertscore.layer=N"
+    ):
         bertscore([["a"]], ["a"], model=bert)
 
 
@@ -401,14 +497,18 @@ def test_weights_that_lack_the_encoder_are_refused(folders, tmp_path):
     kept = {name: tensor for name, tensor in weights.items() if ".layer.1." not in name}
     assert len(kept) < len(weights)
     save_file(kept, tmp_path / "bert" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lack 16 tensors of BertModel, encoder\.layer\.1\..* first. They would be random"):
+    with pytest.raises(
+        ValueError, match=r"lack 16 tensors of BertModel, encoder\.layer\.1\..* first. They would be random"
+    ):
         bertscore([["a"]], ["a"], model=str(tmp_path / "bert"), layer=2)
 
 
 def test_a_tokenizer_of_another_model_is_refused(folders, tmp_path):
     shutil.copytree(folders / "bert", tmp_path / "bert")
     tiny_tokenizers.bart_like().save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match=r"has tokens that its model lacks \(it has \d+\): they do not belong together"):
+    with pytest.raises(
+        ValueError, match=r"has tokens that its model lacks \(it has \d+\): they do not belong together"
+    ):
         bertscore([["the cat sat on the mat. Łódź"]], ["a"], model=str(tmp_path / "bert"), layer=2)
 
 

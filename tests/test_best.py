@@ -30,9 +30,18 @@ def test_the_lowest_value_of_a_term_is_best(name):
     assert chosen(name) == Best(name, "", False, {})
 
 
-@pytest.mark.parametrize(("name", "metric"), [
-    ("rouge1", "rouge"), ("rouge2", "rouge"), ("rougeL", "rouge"), ("rougeLsum", "rouge"), ("bleu", "bleu"), ("chrf", "chrf"), ("names_right", "facts"),
-])
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("rouge1", "rouge"),
+        ("rouge2", "rouge"),
+        ("rougeL", "rouge"),
+        ("rougeLsum", "rouge"),
+        ("bleu", "bleu"),
+        ("chrf", "chrf"),
+        ("names_right", "facts"),
+    ],
+)
 def test_the_highest_score_of_generated_texts_is_best(name, metric):
     assert chosen(name) == Best(name, metric, True, {})
 
@@ -43,7 +52,9 @@ def mistakes(predictions):
 
 
 def test_the_entry_of_a_metric_says_which_values_are_better():
-    ng.METRICS["mistakes"] = ng.Metric(mistakes, reads=("predictions",), scores={"mistakes": ng.Score("Mistakes", "wrong letters", "lower")})
+    ng.METRICS["mistakes"] = ng.Metric(
+        mistakes, reads=("predictions",), scores={"mistakes": ng.Score("Mistakes", "wrong letters", "lower")}
+    )
     assert chosen("mistakes") == Best("mistakes", "mistakes", False, {})
     ng.METRICS["plain"] = ng.Metric(mistakes, reads=("predictions",))
     assert chosen("plain") == Best("plain", "plain", True, {})
@@ -57,7 +68,8 @@ def test_a_term_of_the_objective_comes_before_a_score_of_the_same_name():
 
 def test_a_term_that_compares_candidates_has_no_value_in_validation():
     assert complaint("rank", "objective=ce + rank") == (
-        "train.best: rank compares candidates, which validation does not have. Choose one of loss, ce, or a score of generated texts such as rouge2.")
+        "train.best: rank compares candidates, which validation does not have. Choose one of loss, ce, or a score of generated texts such as rouge2."
+    )
 
 
 def test_without_terms_that_compare_candidates_there_may_be_no_loss_to_choose_by():
@@ -71,20 +83,26 @@ SCORES = "rouge1, rouge2, rougeL, rougeLsum, bleu, chrf, names_right, figures_ri
 
 def test_an_unknown_name_gets_the_terms_and_the_scores():
     assert complaint("rogue2") == (
-        f"train.best: 'rogue2' is neither a term nor a score. Did you mean 'rouge2'? Terms of this objective: loss, ce, matches(2). Scores of generated texts: {SCORES}.")
+        f"train.best: 'rogue2' is neither a term nor a score. Did you mean 'rouge2'? Terms of this objective: loss, ce, matches(2). Scores of generated texts: {SCORES}."
+    )
     assert "Did you mean 'rougeL'?" in complaint("rouge")
     assert "Did you mean" not in complaint("perplexity")
 
 
-@pytest.mark.parametrize(("name", "metric"), [("bertscore", "bertscore"), ("wmd", "wmd"), ("summac_conv", "summac"), ("factcc", "factcc")])
+@pytest.mark.parametrize(
+    ("name", "metric"), [("bertscore", "bertscore"), ("wmd", "wmd"), ("summac_conv", "summac"), ("factcc", "factcc")]
+)
 def test_a_score_that_needs_a_model_of_its_own_is_refused(name, metric):
     assert complaint(name) == (
         f"train.best: {name} needs a model or a file of its own, which is not loaded beside the model in training. Choose a term, or one of {SCORES}. "
-        f"Score the finished run with {metric}: ngramloss score RUN --metrics {metric}.")
+        f"Score the finished run with {metric}: ngramloss score RUN --metrics {metric}."
+    )
 
 
 def test_a_score_that_only_describes_texts_is_refused():
-    assert complaint("words").startswith("train.best: words only describes texts: neither high nor low values are better. Choose a term, or one of rouge1,")
+    assert complaint("words").startswith(
+        "train.best: words only describes texts: neither high nor low values are better. Choose a term, or one of rouge1,"
+    )
 
 
 def test_a_score_whose_package_is_missing_says_how_to_install_it():
@@ -100,18 +118,37 @@ def test_a_plugin_that_cannot_be_imported_does_not_hinder_the_others(monkeypatch
 
 
 def test_options_of_the_metric_are_typed_and_checked():
-    assert chosen("rouge2", 'train.best_options=["rouge.tokens=auto", "rouge.stemmer=false"]').options == {"tokens": "auto", "stemmer": False}
-    assert "train.best_options: rouge.tokens: must be one of default, unicode" in complaint("rouge2", 'train.best_options=["rouge.tokens=words"]')
-    assert "train.best_options: rouge.token: unknown option. Did you mean 'tokens'?" in complaint("rouge2", 'train.best_options=["rouge.token=auto"]')
+    assert chosen("rouge2", 'train.best_options=["rouge.tokens=auto", "rouge.stemmer=false"]').options == {
+        "tokens": "auto",
+        "stemmer": False,
+    }
+    assert "train.best_options: rouge.tokens: must be one of default, unicode" in complaint(
+        "rouge2", 'train.best_options=["rouge.tokens=words"]'
+    )
+    assert "train.best_options: rouge.token: unknown option. Did you mean 'tokens'?" in complaint(
+        "rouge2", 'train.best_options=["rouge.token=auto"]'
+    )
     for wrong in ("bleu.tokenize=zh", "tokens=auto", "rouge.tokens"):
         assert f"got '{wrong}'" in complaint("rouge2", f'train.best_options=["{wrong}"]')
-    assert "train.best_options: ce is a term and has no options" in complaint("ce", 'train.best_options=["rouge.tokens=auto"]')
+    assert "train.best_options: ce is a term and has no options" in complaint(
+        "ce", 'train.best_options=["rouge.tokens=auto"]'
+    )
 
 
-@pytest.mark.parametrize(("value", "than", "higher", "better"), [
-    (1.0, 2.0, False, True), (2.0, 2.0, False, False), (3.0, 2.0, False, False), (3.0, 2.0, True, True), (2.0, 2.0, True, False), (1.0, 2.0, True, False),
-    (math.nan, 2.0, True, False), (math.nan, 2.0, False, False), (0.0, -math.inf, True, True),
-])
+@pytest.mark.parametrize(
+    ("value", "than", "higher", "better"),
+    [
+        (1.0, 2.0, False, True),
+        (2.0, 2.0, False, False),
+        (3.0, 2.0, False, False),
+        (3.0, 2.0, True, True),
+        (2.0, 2.0, True, False),
+        (1.0, 2.0, True, False),
+        (math.nan, 2.0, True, False),
+        (math.nan, 2.0, False, False),
+        (0.0, -math.inf, True, True),
+    ],
+)
 def test_a_value_is_better_if_it_is_on_the_right_side(value, than, higher, better):
     assert is_better(value, than, higher=higher) is better
 
@@ -125,21 +162,30 @@ EXAMPLES = [Example(f"newswire-test-{number}", "document", reference) for number
 
 
 def generated(name, examples=EXAMPLES):
-    return GeneratedScore(chosen(name), [[row] for row in range(len(examples))], lambda texts, sources: [texts[row] for (row,) in sources], examples=examples)
+    return GeneratedScore(
+        chosen(name),
+        [[row] for row in range(len(examples))],
+        lambda texts, sources: [texts[row] for (row,) in sources],
+        examples=examples,
+    )
 
 
 @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "names_right"])
 def test_the_score_is_the_one_that_the_command_score_computes(name, tmp_path):
     found = generated(name)(TEXTS)
     task = systems.Task([example.id for example in EXAMPLES], [[text] for text in REFERENCES], None)
-    scored = results.score_systems(systems.Aligned(task, ["a"], [TEXTS], [None], []), [chosen(name).metric], samples=1, shuffles=0)
+    scored = results.score_systems(
+        systems.Aligned(task, ["a"], [TEXTS], [None], []), [chosen(name).metric], samples=1, shuffles=0
+    )
     assert found[name] == pytest.approx(scored.figures[name][0].value)
     assert found["generation_runtime"] >= 0
     assert list(found) == [name, "generation_runtime"]
 
 
 def test_several_references_are_all_read():
-    examples = [example._replace(references=(example.target, text)) for example, text in zip(EXAMPLES, TEXTS, strict=True)]
+    examples = [
+        example._replace(references=(example.target, text)) for example, text in zip(EXAMPLES, TEXTS, strict=True)
+    ]
     assert generated("rouge2", examples=examples)(TEXTS)["rouge2"] == 100
 
 
@@ -151,17 +197,24 @@ def test_a_metric_that_cannot_score_these_texts_is_told_before_training():
 
 
 def test_a_score_that_an_option_turns_on_is_told_before_training():
-    with pytest.raises(ng.UserError, match=r"rouge does not compute rouge2_recall with these options, only rouge1, rouge2, rougeL, rougeLsum\. An option in train\.best_options"):
+    with pytest.raises(
+        ng.UserError,
+        match=r"rouge does not compute rouge2_recall with these options, only rouge1, rouge2, rougeL, rougeLsum\. An option in train\.best_options",
+    ):
         notes_on(chosen("rouge2_recall"), EXAMPLES)
     with_parts = chosen("rouge2_recall", 'train.best_options=["rouge.parts=true"]')
     assert notes_on(with_parts, EXAMPLES) == []
     assert score_of(with_parts, EXAMPLES, REFERENCES) == 100
 
 
-@pytest.mark.parametrize(("returned", "sentence"), [
-    ([1.0] * 3, r"the metric 'mine' must return ngramloss\.Scores, got list"), (Scores({"mine": [1.0]}, ""), "returned 1 values of 'mine' for 3 documents"),
-    (Scores({"other": [1.0] * 3}, ""), "returned the score 'other', which its entry does not name"),
-])
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ([1.0] * 3, r"the metric 'mine' must return ngramloss\.Scores, got list"),
+        (Scores({"mine": [1.0]}, ""), "returned 1 values of 'mine' for 3 documents"),
+        (Scores({"other": [1.0] * 3}, ""), "returned the score 'other', which its entry does not name"),
+    ],
+)
 def test_a_metric_that_returns_something_else_is_told_before_training(returned, sentence):
     ng.METRICS["mine"] = ng.Metric(lambda predictions, *, progress: returned, reads=("predictions",))
     with pytest.raises(ng.UserError, match=sentence):
@@ -180,7 +233,9 @@ def test_the_corpus_score_leaves_out_documents_without_one():
     assert math.isnan(corpus_score(Scores({"a": [math.nan]}, ""), "a"))
     pooled = Pooled(np.array([[1.0, 2.0], [math.nan, 5.0], [2.0, 2.0]]), lambda sums: sums[..., 0] / sums[..., 1])
     assert corpus_score(Scores({"a": [50.0, 0.0, 100.0]}, "", {"a": pooled}), "a") == 0.75
-    assert math.isnan(corpus_score(Scores({"a": [0.0]}, "", {"a": pooled._replace(statistics=np.array([[math.nan, 1.0]]))}), "a"))
+    assert math.isnan(
+        corpus_score(Scores({"a": [0.0]}, "", {"a": pooled._replace(statistics=np.array([[math.nan, 1.0]]))}), "a")
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -191,14 +246,26 @@ def test_processes_share_the_sources_equally_and_agree_on_the_score(monkeypatch,
     texts = [f"text {number}" for number in range(count)]
     written, scored = {}, []
     for process in (1, 0):
+
         def write(model, sources, process=process):
             written[process] = [texts[row] for (row,) in sources]
             return written[process]
 
-        score = GeneratedScore(chosen("chrf"), [[row] for row in range(count)], write, examples=[Example(str(row), "d", text) for row, text in enumerate(texts)] if process == 0 else (), process=process, processes=2)
-        monkeypatch.setattr(torch.distributed, "all_gather_object", lambda shares, mine: shares.__setitem__(slice(None), [written.get(rank, mine) for rank in (0, 1)]))
+        score = GeneratedScore(
+            chosen("chrf"),
+            [[row] for row in range(count)],
+            write,
+            examples=[Example(str(row), "d", text) for row, text in enumerate(texts)] if process == 0 else (),
+            process=process,
+            processes=2,
+        )
+        monkeypatch.setattr(
+            torch.distributed,
+            "all_gather_object",
+            lambda shares, mine: shares.__setitem__(slice(None), [written.get(rank, mine) for rank in (0, 1)]),
+        )
         monkeypatch.setattr(torch.distributed, "broadcast_object_list", scored.append)
         value = score(None)["chrf"]
     assert len(written[0]) == len(written[1]) == math.ceil(count / 2)
     assert value == 100
-    assert scored == [[0.0], [100.0]]   # the other process takes what the first sends
+    assert scored == [[0.0], [100.0]]  # the other process takes what the first sends

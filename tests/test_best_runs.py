@@ -51,7 +51,13 @@ WHO, WHERE = ("cat", "dog", "bird"), ("mat", "roof", "lawn")
 def write_rows(path, count, seed):
     chance = random.Random(seed)
     pairs = [(chance.choice(WHO), chance.choice(WHERE)) for _ in range(count)]
-    rows = [{"document": f"Once more the {who} came home. Then it sat on the {where} and slept.", "summary": f"the {who} sat on the {where} and slept all day long"} for who, where in pairs]
+    rows = [
+        {
+            "document": f"Once more the {who} came home. Then it sat on the {where} and slept.",
+            "summary": f"the {who} sat on the {where} and slept all day long",
+        }
+        for who, where in pairs
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -93,9 +99,13 @@ def score_by_hand(place, checkpoint, limit=None, beams=1):
     chosen = recipe.load(str(place / "easy.toml"))
     rows = [json.loads(line) for line in (place / "data" / "validation.jsonl").read_text().splitlines()][:limit]
     model, tokenizer = search.load_model(Model(name=str(checkpoint)), Data(), trained_here=True)
-    assert model.generation_config.num_beams == 3   # as the recipe says, whatever validation took
-    models.prepare_generation(model, recipe.load(str(place / "easy.toml"), [f"generation.num_beams={beams}"]).generation)
-    encoded = sources([row["document"] for row in rows], tokenizer, Shape.of(chosen.data), separator_id(tokenizer, "none"))
+    assert model.generation_config.num_beams == 3  # as the recipe says, whatever validation took
+    models.prepare_generation(
+        model, recipe.load(str(place / "easy.toml"), [f"generation.num_beams={beams}"]).generation
+    )
+    encoded = sources(
+        [row["document"] for row in rows], tokenizer, Shape.of(chosen.data), separator_id(tokenizer, "none")
+    )
     texts = [summary.text for summary in search.summaries(model, tokenizer, encoded, batch_size=4)]
     values = rouge([[row["summary"]] for row in rows], texts).values["rouge2"]
     return sum(values) / len(values)
@@ -113,12 +123,16 @@ def test_the_model_has_the_highest_score_and_messages_say_so(judged):
     logged = scores(judged)
     best = max(logged, key=logged.get)
     entropies = scores(judged, "ce")
-    assert best != min(entropies, key=entropies.get)   # cross-entropy would have chosen another
+    assert best != min(entropies, key=entropies.get)  # cross-entropy would have chosen another
     chosen = load_file(judged / "checkpoints" / f"checkpoint-{best}" / "model.safetensors")
-    assert all(torch.equal(chosen[name], value) for name, value in load_file(judged / "model" / "model.safetensors").items())
+    assert all(
+        torch.equal(chosen[name], value) for name, value in load_file(judged / "model" / "model.safetensors").items()
+    )
     why = f"(highest validation rouge2, {logged[best]:.4f})"
     assert f"Weights of step {best} {why} of {STEPS}." in (judged / "card.md").read_text()
-    assert f"finished at step {STEPS}: {judged / 'model'}, the weights of step {best} {why}\n" in (said := (judged.parent / "judged.txt").read_text())
+    assert f"finished at step {STEPS}: {judged / 'model'}, the weights of step {best} {why}\n" in (
+        said := (judged.parent / "judged.txt").read_text()
+    )
     assert f"· rouge2 {logged[best]:.2f} (generated in 0 s)" in said
 
 
@@ -131,7 +145,10 @@ def test_the_log_has_the_seconds_that_generation_took(judged):
 
 def test_training_ends_at_the_same_weights_as_without_generation(place, judged, tmp_path):
     ran(place, tmp_path / "ce", "train.best=ce")
-    ours, theirs = (load_file(run / "checkpoints" / f"checkpoint-{STEPS}" / "model.safetensors") for run in (judged, tmp_path / "ce"))
+    ours, theirs = (
+        load_file(run / "checkpoints" / f"checkpoint-{STEPS}" / "model.safetensors")
+        for run in (judged, tmp_path / "ce")
+    )
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     without = [{name: value for name, value in line.items() if name != "eval_rouge2"} for line in log(judged)]
     assert without == log(tmp_path / "ce")
@@ -143,7 +160,9 @@ def test_a_run_that_is_killed_goes_on_to_the_same_best(place, judged, tmp_path, 
     assert code == -signal.SIGKILL
     assert f"finished at step {STEPS}" in ran(place, tmp_path / "killed")
     assert_equal_runs(tmp_path / "killed", judged)
-    ours, theirs = (checkpoints.facts(run / "checkpoints" / f"checkpoint-{STEPS}") for run in (tmp_path / "killed", judged))
+    ours, theirs = (
+        checkpoints.facts(run / "checkpoints" / f"checkpoint-{STEPS}") for run in (tmp_path / "killed", judged)
+    )
     assert (ours["best"], ours["best_step"]) == (theirs["best"], theirs["best_step"])
 
 
@@ -151,7 +170,9 @@ def test_beams_and_a_limit_are_those_of_the_recipe(place, tmp_path):
     changes = ["train.best_limit=3", "train.best_beams=2", "train.max_steps=6"]
     ran(place, tmp_path / "a", *changes)
     for step, value in scores(tmp_path / "a").items():
-        assert value == pytest.approx(score_by_hand(place, tmp_path / "a" / "checkpoints" / f"checkpoint-{step}", 3, 2)), step
+        assert value == pytest.approx(
+            score_by_hand(place, tmp_path / "a" / "checkpoints" / f"checkpoint-{step}", 3, 2)
+        ), step
 
 
 def test_a_limit_above_the_number_of_examples_takes_them_all(place, judged, tmp_path):
@@ -159,7 +180,10 @@ def test_a_limit_above_the_number_of_examples_takes_them_all(place, judged, tmp_
     assert scores(tmp_path / "a") == scores(judged)
 
 
-@pytest.mark.parametrize("change", ["train.best=rouge1", "train.best_limit=5", "train.best_beams=2", 'train.best_options=["rouge.stemmer=false"]'])
+@pytest.mark.parametrize(
+    "change",
+    ["train.best=rouge1", "train.best_limit=5", "train.best_beams=2", 'train.best_options=["rouge.stemmer=false"]'],
+)
 def test_a_run_is_not_continued_with_another_score(place, judged, capsys, change):
     assert train(*command(place, judged, change)[1:]) == 2
     assert f"was started with other settings:\n  {change.partition('=')[0]}: " in capsys.readouterr().err
@@ -182,7 +206,11 @@ def test_a_metric_of_a_plugin_may_say_that_lower_is_better(place, tmp_path, caps
         "def length(predictions):\n    return ng.Scores({'length': [float(len(text)) for text in predictions]}, 'length')\n"
         "ng.METRICS['length'] = ng.Metric(length, reads=('predictions',), scores={'length': ng.Score('Length', 'letters', 'lower')})\n"
     )
-    arguments = [*command(place, tmp_path / "a", "train.best=length", "train.max_steps=8", "train.save_every=3"), "--plugin", str(plugin)]
+    arguments = [
+        *command(place, tmp_path / "a", "train.best=length", "train.max_steps=8", "train.save_every=3"),
+        "--plugin",
+        str(plugin),
+    ]
     assert finished(arguments, sabotage="saving:8")[0] == -signal.SIGKILL
     plugin.write_text(plugin.read_text().replace("float(len(text))", "-float(len(text))"))
     assert finished(arguments)[0] == 2
@@ -209,7 +237,11 @@ def test_a_training_says_that_the_score_does_not_read_its_texts(place, tmp_path)
     (tmp_path / "data").mkdir()
     row = json.dumps({"document": "今天天气很好。我们去公园。", "summary": "天气很好"})
     for split in ("train", "validation"):
-        (tmp_path / "data" / f"{split}.jsonl").write_text(f"{row}\n" if split == "validation" else "".join(row.replace("公园", f"公园{number}") + "\n" for number in range(8)))
+        (tmp_path / "data" / f"{split}.jsonl").write_text(
+            f"{row}\n"
+            if split == "validation"
+            else "".join(row.replace("公园", f"公园{number}") + "\n" for number in range(8))
+        )
     few = [f"data.name={tmp_path / 'data'}", "train.max_steps=2", "train.warmup_steps=0"]
     note = "rouge2: the default rules read only a–z and 0–9: they skip 100% of the letters here"
     said = ran(place, tmp_path / "a", *few)
@@ -222,7 +254,10 @@ def test_training_as_a_function_asks_for_what_generates(place, tmp_path):
     from ngramloss.training import runner
 
     chosen = recipe.load(str(place / "easy.toml"))
-    with pytest.raises(TypeError, match=r"train\.best = 'rouge2' is a score of generated texts: pass write_texts, which is in ngramloss\.generation\.validation"):
+    with pytest.raises(
+        TypeError,
+        match=r"train\.best = 'rouge2' is a score of generated texts: pass write_texts, which is in ngramloss\.generation\.validation",
+    ):
         runner.train(chosen, tmp_path / "a")
 
 
@@ -231,10 +266,14 @@ def test_two_processes_agree_on_the_score_of_all_texts(place, tmp_path, fsdp):
     """11 examples: one process has one more than the other."""
     few = ["train.max_steps=6", "train.early_stopping=1"]
     program = "import sys\nfrom ngramloss import cli\nsys.exit(cli.main(sys.argv[1:]))"
-    codes, err = fork_ranks(program, command(place, tmp_path / "two", *few, f"train.fsdp={fsdp}"), environment=environment())
+    codes, err = fork_ranks(
+        program, command(place, tmp_path / "two", *few, f"train.fsdp={fsdp}"), environment=environment()
+    )
     assert codes == [0, 0], err[-3000:]
     assert err.count("finished at step") == 1
     logged = scores(tmp_path / "two")
     assert len(logged) > 1
     for step, value in logged.items():
-        assert value == pytest.approx(score_by_hand(place, tmp_path / "two" / "checkpoints" / f"checkpoint-{step}")), step
+        assert value == pytest.approx(score_by_hand(place, tmp_path / "two" / "checkpoints" / f"checkpoint-{step}")), (
+            step
+        )

@@ -14,7 +14,13 @@ from ngramloss.training.callbacks import Finite, Log, Patience, Progress, Sealin
 
 
 def state(**changes):
-    usual = {"is_world_process_zero": True, "global_step": 10, "max_steps": 100, "best_metric": None, "best_global_step": None}
+    usual = {
+        "is_world_process_zero": True,
+        "global_step": 10,
+        "max_steps": 100,
+        "best_metric": None,
+        "best_global_step": None,
+    }
     return SimpleNamespace(**usual | changes)
 
 
@@ -69,7 +75,9 @@ def test_lines_after_the_step_a_run_continues_from_are_dropped(tmp_path):
     assert path.read_text() == ""
 
 
-@pytest.mark.parametrize("torn", ['{"step": 20, "lo', '{"step": 2', "{", "\x00\x00\x00", "7", "null", '{"loss": 1.0}', '{"step": null}'])
+@pytest.mark.parametrize(
+    "torn", ['{"step": 20, "lo', '{"step": 2', "{", "\x00\x00\x00", "7", "null", '{"loss": 1.0}', '{"step": null}']
+)
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path, torn):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 10, "loss": 1.0}\n' + torn)
@@ -104,7 +112,12 @@ def test_the_line_shows_terms_speed_and_validations(capsys):
 def test_a_score_of_generated_texts_is_shown_with_its_seconds(capsys):
     progress = Progress(JointLoss("ce"), "bleu")
     progress.on_train_begin(ARGS, state(), control())
-    progress.on_log(ARGS, state(global_step=50), control(), {"eval_loss": 2.0, "eval_ce": 2.0, "eval_bleu": 31.256, "eval_generation_runtime": 12.4})
+    progress.on_log(
+        ARGS,
+        state(global_step=50),
+        control(),
+        {"eval_loss": 2.0, "eval_ce": 2.0, "eval_bleu": 31.256, "eval_generation_runtime": 12.4},
+    )
     progress.on_train_end(ARGS, state(), control())
     assert "step 50: validation ce 2.0000 · bleu 31.26 (generated in 12 s)\n" in capsys.readouterr().err
 
@@ -142,7 +155,14 @@ def test_a_step_that_is_saved_or_evaluated_is_logged(tmp_path, event):
 
 @pytest.mark.parametrize(
     ("best", "value", "stops", "saved"),
-    [(None, 3.0, False, True), (2.0, 1.9, False, True), (2.0, 2.0, False, False), (2.0, 2.1, False, False), (2.0, math.nan, False, False), (2.0, 3.0, True, True)],
+    [
+        (None, 3.0, False, True),
+        (2.0, 1.9, False, True),
+        (2.0, 2.0, False, False),
+        (2.0, 2.1, False, False),
+        (2.0, math.nan, False, False),
+        (2.0, 3.0, True, True),
+    ],
 )
 def test_a_new_best_is_saved_and_so_is_whatever_training_ends_with(tmp_path, best, value, stops, saved):
     asked = control(should_training_stop=stops)
@@ -175,14 +195,27 @@ def test_what_was_saved_is_sealed_with_its_facts(tmp_path):
     sealing(tmp_path).on_save(ARGS, state(best_metric=1.5, best_global_step=5), control())
     assert checkpoints.fault(path) == ""
     facts = checkpoints.facts(path)
-    assert {name: facts[name] for name in ("step", "best_step", "best", "finished")} == {"step": 10, "best_step": 5, "best": 1.5, "finished": False}
+    assert {name: facts[name] for name in ("step", "best_step", "best", "finished")} == {
+        "step": 10,
+        "best_step": 5,
+        "best": 1.5,
+        "finished": False,
+    }
 
 
 @pytest.mark.parametrize(
     ("step", "stops", "ended", "finished"),
-    [(10, False, False, False), (100, False, False, True), (10, True, False, False), (10, True, True, True), (100, True, True, True)],
+    [
+        (10, False, False, False),
+        (100, False, False, True),
+        (10, True, False, False),
+        (10, True, True, True),
+        (100, True, True, True),
+    ],
 )
-def test_a_run_is_finished_at_its_last_step_or_where_it_ends_early_and_not_where_it_is_stopped(tmp_path, step, stops, ended, finished):
+def test_a_run_is_finished_at_its_last_step_or_where_it_ends_early_and_not_where_it_is_stopped(
+    tmp_path, step, stops, ended, finished
+):
     path = written(tmp_path, step)
     sealing(tmp_path, ended=ended).on_save(ARGS, state(global_step=step), control(should_training_stop=stops))
     assert checkpoints.facts(path)["finished"] is finished
@@ -205,7 +238,7 @@ def test_all_processes_wait_before_sealing_and_after_deleting(tmp_path):
     seen.clear()
     (path / checkpoints.SEAL).unlink()
     watcher.on_save(ARGS, state(is_world_process_zero=False), control())
-    assert seen == [(False, False)] * 2   # another process waits and touches nothing
+    assert seen == [(False, False)] * 2  # another process waits and touches nothing
 
 
 def test_a_checkpoint_whose_writing_failed_is_discarded_and_no_other(tmp_path):
@@ -221,7 +254,15 @@ def test_a_checkpoint_whose_writing_failed_is_discarded_and_no_other(tmp_path):
 
 @pytest.mark.parametrize(
     ("step", "best_step", "value", "ends"),
-    [(50, None, 9.0, False), (50, 40, 3.0, False), (50, 30, 3.0, True), (50, 30, 2.0, True), (50, 30, 1.9, False), (50, 10, 1.9, False), (60, 30, 3.0, True)],
+    [
+        (50, None, 9.0, False),
+        (50, 40, 3.0, False),
+        (50, 30, 3.0, True),
+        (50, 30, 2.0, True),
+        (50, 30, 1.9, False),
+        (50, 10, 1.9, False),
+        (60, 30, 3.0, True),
+    ],
 )
 def test_training_ends_after_so_many_validations_without_a_new_best(step, best_step, value, ends):
     args, asked = SimpleNamespace(metric_for_best_model="ce", greater_is_better=False, eval_steps=10), control()
@@ -233,7 +274,9 @@ def test_training_ends_after_so_many_validations_without_a_new_best(step, best_s
 @pytest.mark.parametrize(("value", "ends"), [(2.1, False), (2.0, True), (1.9, True), (math.nan, True)])
 def test_where_higher_is_better_a_lower_value_counts_against_patience(value, ends):
     asked = control()
-    Patience(2).on_evaluate(HIGHER, state(global_step=50, best_global_step=30, best_metric=2.0), asked, {"eval_ce": value})
+    Patience(2).on_evaluate(
+        HIGHER, state(global_step=50, best_global_step=30, best_metric=2.0), asked, {"eval_ce": value}
+    )
     assert asked.should_training_stop is ends
 
 
@@ -281,7 +324,7 @@ def test_the_end_of_training_gives_the_signals_back():
     assert signal.getsignal(signal.SIGINT) != before
     watcher.on_train_end(ARGS, state(), control())
     assert signal.getsignal(signal.SIGINT) == before
-    watcher.restore()   # a second time does nothing
+    watcher.restore()  # a second time does nothing
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -294,7 +337,7 @@ def test_processes_stop_together_and_on_a_gpu_ask_each_other_at_every_tenth_step
 
     def add_up(value):
         asked_by_all.append(value.item())
-        value.add_(1)   # another process was asked
+        value.add_(1)  # another process was asked
 
     monkeypatch.setattr(torch.distributed, "all_reduce", add_up)
     watcher, args, asked = Stopping(processes=2), SimpleNamespace(device=torch.device("cuda")), control()
@@ -303,7 +346,7 @@ def test_processes_stop_together_and_on_a_gpu_ask_each_other_at_every_tenth_step
     assert not asked.should_training_stop
     watcher.on_step_end(args, state(global_step=10), asked)
     assert asked_by_all == [0.0]
-    assert watcher.asked   # so that this process too knows the run to be stopped, not finished
+    assert watcher.asked  # so that this process too knows the run to be stopped, not finished
     assert asked.should_save
     assert asked.should_training_stop
 
@@ -333,9 +376,17 @@ def test_processes_on_a_cpu_ask_each_other_at_every_step(monkeypatch):
 
 def test_patience_ends_training_after_its_validations_and_counts_no_number_as_no_best():
     args = SimpleNamespace(metric_for_best_model="ce", greater_is_better=False, eval_steps=10)
-    for best, value, step, ends in ((None, 3.0, 10, False), (2.0, 1.9, 50, False), (2.0, 2.0, 20, False), (2.0, 2.1, 30, True), (2.0, math.nan, 30, True)):
+    for best, value, step, ends in (
+        (None, 3.0, 10, False),
+        (2.0, 1.9, 50, False),
+        (2.0, 2.0, 20, False),
+        (2.0, 2.1, 30, True),
+        (2.0, math.nan, 30, True),
+    ):
         watcher, told = Patience(2), control()
-        watcher.on_evaluate(args, state(global_step=step, best_metric=best, best_global_step=10), told, {"eval_ce": value})
+        watcher.on_evaluate(
+            args, state(global_step=step, best_metric=best, best_global_step=10), told, {"eval_ce": value}
+        )
         assert watcher.ended is told.should_training_stop is ends, (best, value, step)
     never, told = Patience(0), control()
     never.on_evaluate(args, state(global_step=900, best_metric=1.0, best_global_step=10), told, {"eval_ce": 2.0})
@@ -348,7 +399,7 @@ def test_a_loss_that_is_no_number_is_told_before_it_is_saved():
     for logs in ({"loss": math.nan}, {"eval_loss": math.inf}):
         with pytest.raises(FloatingPointError, match=r"at step 10. Lower train.learning_rate"):
             Finite().on_log(args, state(), control(), logs)
-    searching = Finite()   # fp16: the scaler may need a few
+    searching = Finite()  # fp16: the scaler may need a few
     for _ in range(2):
         searching.on_log(SimpleNamespace(fp16=True), state(), control(), {"loss": math.inf})
     with pytest.raises(FloatingPointError):

@@ -17,16 +17,23 @@ from ngramloss.stats import checked_candidates
 
 NAMES = ["rank", "risk", "prefer"]
 WRITTEN = [
-    ("rank", {}), ("rank", {"margin": 0.5, "alpha": 0.6}), ("rank", {"margin": 0.0, "alpha": 0.0}),
-    ("risk", {}), ("risk", {"sharpness": 0.7}), ("risk", {"sharpness": 0.0}),
-    ("prefer", {}), ("prefer", {"beta": 2.0, "alpha": 1.0, "margin": 0.5}),
-]   # fmt: skip
+    ("rank", {}),
+    ("rank", {"margin": 0.5, "alpha": 0.6}),
+    ("rank", {"margin": 0.0, "alpha": 0.0}),
+    ("risk", {}),
+    ("risk", {"sharpness": 0.7}),
+    ("risk", {"sharpness": 0.0}),
+    ("prefer", {}),
+    ("prefer", {"beta": 2.0, "alpha": 1.0, "margin": 0.5}),
+]
 each = pytest.mark.parametrize(("name", "options"), WRITTEN)
 ALL = "ce + matches(2,3,4) + 10*rank(margin=0.001,alpha=2) + risk(sharpness=0.1) + 0.5*prefer(beta=0.1,alpha=1,margin=0.5)"
 
 
 def candidates(logp, length, gain, **more):
-    return CandidateStats(torch.tensor(logp, dtype=torch.float64), torch.tensor(length), torch.tensor(gain, dtype=torch.float64), **more)
+    return CandidateStats(
+        torch.tensor(logp, dtype=torch.float64), torch.tensor(length), torch.tensor(gain, dtype=torch.float64), **more
+    )
 
 
 @st.composite
@@ -38,7 +45,9 @@ def drawn(draw, rows=3, most=6):
         return [draw(st.lists(values, min_size=K, max_size=K)) for _ in range(B)]
 
     logp = torch.tensor(table(st.integers(-60, 0)), dtype=torch.float64) / 4
-    logp += 1e-3 * torch.rand(B, K, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))), dtype=torch.float64)
+    logp += 1e-3 * torch.rand(
+        B, K, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))), dtype=torch.float64
+    )
     length = torch.tensor(table(st.sampled_from([0, 1, 2, 3, 7])))
     gain = torch.tensor(table(st.sampled_from([0.0, 0.25, 0.5, 1.0])), dtype=torch.float64)
     return CandidateStats(logp, length, gain)
@@ -68,7 +77,9 @@ def test_value_and_gradient_agree_with_the_oracle(name, options, stats):
     computed = OBJECTIVES[name].function(stats._replace(logp=logp), **options)
     assert computed.shape == stats.logp.shape[:1]
     for row in range(len(logp)):
-        expected = getattr(oracle, name)(list(again[row]), stats.length[row].tolist(), stats.gain[row].tolist(), **options)
+        expected = getattr(oracle, name)(
+            list(again[row]), stats.length[row].tolist(), stats.gain[row].tolist(), **options
+        )
         assert computed[row].item() == pytest.approx(expected.item(), abs=1e-10)
         (got,) = torch.autograd.grad(computed[row], logp, retain_graph=True)
         (wanted,) = torch.autograd.grad(expected, again, retain_graph=True)
@@ -77,10 +88,14 @@ def test_value_and_gradient_agree_with_the_oracle(name, options, stats):
 
 @each
 def test_gradcheck(name, options):
-    stats = candidates([[-3.1, -5.2, -4.3, -1.4], [-2.0, -3.3, 0.0, -9.0]], [[3, 4, 2, 5], [2, 6, 0, 1]],
-                       [[0.5, 0.9, 0.5, 0.1], [0.2, 0.3, 0.9, 0.2]])
-    assert torch.autograd.gradcheck(lambda logp: OBJECTIVES[name].function(stats._replace(logp=logp), **options),
-                                    stats.logp.requires_grad_())
+    stats = candidates(
+        [[-3.1, -5.2, -4.3, -1.4], [-2.0, -3.3, 0.0, -9.0]],
+        [[3, 4, 2, 5], [2, 6, 0, 1]],
+        [[0.5, 0.9, 0.5, 0.1], [0.2, 0.3, 0.9, 0.2]],
+    )
+    assert torch.autograd.gradcheck(
+        lambda logp: OBJECTIVES[name].function(stats._replace(logp=logp), **options), stats.logp.requires_grad_()
+    )
 
 
 @each
@@ -90,7 +105,10 @@ def test_the_numbers_of_an_absent_candidate_count_for_nothing(name, options, sta
     absent = stats.length == 0
     logp, other = stats.logp.clone().requires_grad_(), stats.logp.masked_fill(absent, number).requires_grad_()
     strange = CandidateStats(other, stats.length.double(), stats.gain.masked_fill(absent, number))
-    one, two = OBJECTIVES[name].function(stats._replace(logp=logp), **options), OBJECTIVES[name].function(strange, **options)
+    one, two = (
+        OBJECTIVES[name].function(stats._replace(logp=logp), **options),
+        OBJECTIVES[name].function(strange, **options),
+    )
     assert torch.equal(one, two)
     one.sum().backward()
     two.sum().backward()
@@ -119,7 +137,7 @@ def test_one_candidate_or_none_gives_the_stated_value_and_no_gradient(length, ra
     for name, value in (("rank", rank), ("prefer", rank), ("risk", risk)):
         computed = OBJECTIVES[name].function(stats)
         assert computed.item() == value
-        with torch.autograd.detect_anomaly(check_nan=True):   # raises if a step of the backward pass gives NaN
+        with torch.autograd.detect_anomaly(check_nan=True):  # raises if a step of the backward pass gives NaN
             assert not torch.autograd.grad(OBJECTIVES[name].function(stats).sum(), stats.logp)[0].any()
 
 
@@ -135,7 +153,7 @@ def test_rows_without_room_for_candidates_are_rows_without_candidates(name):
 def test_values_stay_in_their_stated_range(name, options, stats):
     computed = OBJECTIVES[name].function(stats, **options)
     assert (computed >= 0).all()
-    assert name != "risk" or (computed <= 1 + 1e-12).all()   # shares add up to 1 within rounding
+    assert name != "risk" or (computed <= 1 + 1e-12).all()  # shares add up to 1 within rounding
 
 
 def test_rank_is_the_ranking_loss_of_brios_code():
@@ -156,8 +174,13 @@ def test_rank_is_the_ranking_loss_of_brios_code():
 def test_the_mean_of_rank_over_full_rows_is_pytorchs_margin_loss_summed_over_distances(stats, margin):
     gain, order = stats.gain.sort(dim=-1, descending=True, stable=True)
     score = stats.logp.gather(1, order)
-    expected = sum((F.margin_ranking_loss(score[:, :-d], score[:, d:], torch.ones_like(score[:, d:]), margin=d * margin)
-                    for d in range(1, gain.shape[1])), torch.zeros((), dtype=torch.float64))
+    expected = sum(
+        (
+            F.margin_ranking_loss(score[:, :-d], score[:, d:], torch.ones_like(score[:, d:]), margin=d * margin)
+            for d in range(1, gain.shape[1])
+        ),
+        torch.zeros((), dtype=torch.float64),
+    )
     full = stats._replace(length=torch.ones_like(stats.length))
     torch.testing.assert_close(OBJECTIVES["rank"].function(full, margin=margin, alpha=0).mean(), expected)
 
@@ -196,10 +219,16 @@ def test_far_pairs_of_rank_weigh_more_than_near_ones():
 def test_prefer_is_the_contrast_of_cpo_and_risk_without_sharpness_the_mean(stats):
     full = stats._replace(length=torch.ones_like(stats.length))
     torch.testing.assert_close(OBJECTIVES["risk"].function(full, sharpness=0), (1 - full.gain).mean(-1))
-    pair = CandidateStats(full.logp[:, :1].repeat(1, 2), full.length[:, :1].repeat(1, 2), torch.tensor([[0.1, 0.8]]).repeat(len(full.gain), 1))
+    pair = CandidateStats(
+        full.logp[:, :1].repeat(1, 2),
+        full.length[:, :1].repeat(1, 2),
+        torch.tensor([[0.1, 0.8]]).repeat(len(full.gain), 1),
+    )
     pair.logp[:, 1] -= 3
     chosen, rejected = pair.logp[:, 1], pair.logp[:, 0]
-    torch.testing.assert_close(OBJECTIVES["prefer"].function(pair, beta=0.1, alpha=0, margin=0), -F.logsigmoid(0.1 * (chosen - rejected)))
+    torch.testing.assert_close(
+        OBJECTIVES["prefer"].function(pair, beta=0.1, alpha=0, margin=0), -F.logsigmoid(0.1 * (chosen - rejected))
+    )
 
 
 def test_prefer_with_alpha_one_is_the_contrast_of_simpo():
@@ -216,7 +245,7 @@ def test_candidates_are_computed_in_fp32_or_better(name, options, dtype):
     computed = OBJECTIVES[name].function(rounded, **options)
     exact = OBJECTIVES[name].function(rounded._replace(logp=rounded.logp.double()), **options)
     assert computed.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    torch.testing.assert_close(computed.double(), exact, rtol=1e-6, atol=1e-6)   # that of fp32
+    torch.testing.assert_close(computed.double(), exact, rtol=1e-6, atol=1e-6)  # that of fp32
 
 
 def test_the_margin_is_exact_in_fp64():
@@ -224,17 +253,25 @@ def test_the_margin_is_exact_in_fp64():
 
 
 def test_gains_that_differ_only_in_fp64_are_not_ties():
-    stats = CandidateStats(torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2), torch.tensor([[0.5, 0.5 + 1e-12]], dtype=torch.float64))
+    stats = CandidateStats(
+        torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2), torch.tensor([[0.5, 0.5 + 1e-12]], dtype=torch.float64)
+    )
     assert OBJECTIVES["rank"].function(stats, margin=0, alpha=0).item() == 1
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"logp": torch.zeros(2)}, r"`logp` must be \[B, K\], one row of candidates for each source, got a tensor of shape \[2\]"),
-    ({"logp": torch.zeros(2, 3, dtype=torch.long)}, "`logp` must be floating point, got torch.int64"),
-    ({"length": torch.zeros(2, 4)}, r"`length` must be \[B, K\] like `logp`, \[2, 3\], got \[2, 4\]"),
-    ({"gain": torch.zeros(3, 3)}, r"`gain` must be \[B, K\] like `logp`, \[2, 3\], got \[3, 3\]"),
-    ({"baseline": torch.zeros(3)}, r"`baseline` must be \[B\], \[2\], got \[3\]"),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"logp": torch.zeros(2)},
+            r"`logp` must be \[B, K\], one row of candidates for each source, got a tensor of shape \[2\]",
+        ),
+        ({"logp": torch.zeros(2, 3, dtype=torch.long)}, "`logp` must be floating point, got torch.int64"),
+        ({"length": torch.zeros(2, 4)}, r"`length` must be \[B, K\] like `logp`, \[2, 3\], got \[2, 4\]"),
+        ({"gain": torch.zeros(3, 3)}, r"`gain` must be \[B, K\] like `logp`, \[2, 3\], got \[3, 3\]"),
+        ({"baseline": torch.zeros(3)}, r"`baseline` must be \[B\], \[2\], got \[3\]"),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_shapes_are_named(name, change, message):
     stats = CandidateStats(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3))._replace(**change)
@@ -265,10 +302,18 @@ def test_the_terms_compile_into_one_graph():
 # The written form
 
 
-@pytest.mark.parametrize("written", [
-    "rank", "10*rank(margin=0.001,alpha=2)", "risk(sharpness=0.005)", "prefer(beta=0.1,alpha=1,margin=0.5)",
-    "0.1*ce(smoothing=0.1) + 0.1*rank(margin=0.1,alpha=0.6)", "ce + rank@from(0.5) + risk@ramp(0.1,0.3)", ALL,
-])   # fmt: skip
+@pytest.mark.parametrize(
+    "written",
+    [
+        "rank",
+        "10*rank(margin=0.001,alpha=2)",
+        "risk(sharpness=0.005)",
+        "prefer(beta=0.1,alpha=1,margin=0.5)",
+        "0.1*ce(smoothing=0.1) + 0.1*rank(margin=0.1,alpha=0.6)",
+        "ce + rank@from(0.5) + risk@ramp(0.1,0.3)",
+        ALL,
+    ],
+)
 def test_the_written_form_is_read_and_written_back(written):
     loss_fn = JointLoss(written)
     assert repr(loss_fn) == written
@@ -276,16 +321,19 @@ def test_the_written_form_is_read_and_written_back(written):
     assert repr(copy.deepcopy(loss_fn)) == repr(pickle.loads(pickle.dumps(loss_fn))) == written
 
 
-@pytest.mark.parametrize(("written", "message"), [
-    ("rank(2)", "rank takes no n, got 2. Write rank alone."),
-    ("rank(margin=-1)", "rank(margin): must be at least 0, got -1.0."),
-    ("rank(alpha=5)", "rank(alpha): must be at most 4, got 5.0."),
-    ("risk(sharpness=-0.1)", "risk(sharpness): must be at least 0, got -0.1."),
-    ("prefer(beta=0)", "prefer(beta): must be above 0, got 0.0."),
-    ("prefer(marign=1)", "prefer has no option 'marign'. Did you mean 'margin'? It takes beta, alpha, margin."),
-    ("rank:released", "rank has no variant 'released'. Leave it out: it has none."),
-    ("rnk", "unknown objective 'rnk'. Did you mean 'rank'?"),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("rank(2)", "rank takes no n, got 2. Write rank alone."),
+        ("rank(margin=-1)", "rank(margin): must be at least 0, got -1.0."),
+        ("rank(alpha=5)", "rank(alpha): must be at most 4, got 5.0."),
+        ("risk(sharpness=-0.1)", "risk(sharpness): must be at least 0, got -0.1."),
+        ("prefer(beta=0)", "prefer(beta): must be above 0, got 0.0."),
+        ("prefer(marign=1)", "prefer has no option 'marign'. Did you mean 'margin'? It takes beta, alpha, margin."),
+        ("rank:released", "rank has no variant 'released'. Leave it out: it has none."),
+        ("rnk", "unknown objective 'rnk'. Did you mean 'rank'?"),
+    ],
+)
 def test_a_mistake_in_the_written_form_is_named(written, message):
     with pytest.raises(UserError) as raised:
         JointLoss(written)
@@ -302,7 +350,9 @@ def test_terms_and_parts_say_what_they_read():
 
 
 def test_an_objective_of_ones_own_may_read_candidates(monkeypatch):
-    monkeypatch.setitem(OBJECTIVES, "unsure", Objective(lambda stats: stats.logp.sum(-1), least_n=None, reads="candidates"))
+    monkeypatch.setitem(
+        OBJECTIVES, "unsure", Objective(lambda stats: stats.logp.sum(-1), least_n=None, reads="candidates")
+    )
     logits, labels, stats = example()
     counted = stats.logp.where(stats.present, 0.0)[(labels != -100).any(-1)]
     torch.testing.assert_close(JointLoss("unsure")(logits, labels, candidates=stats), counted.sum() / 7)
@@ -318,14 +368,18 @@ def test_an_objective_of_ones_own_may_read_candidates(monkeypatch):
 
 def test_a_joint_loss_is_the_sum_of_its_parts():
     logits, labels, stats = example()
-    loss, parts = JointLoss("ce + matches(2,3,4) + 10*rank(margin=0.001,alpha=2)")(logits, labels, candidates=stats, return_parts=True)
+    loss, parts = JointLoss("ce + matches(2,3,4) + 10*rank(margin=0.001,alpha=2)")(
+        logits, labels, candidates=stats, return_parts=True
+    )
     sequence = (labels != -100).any(-1)
     rank = OBJECTIVES["rank"].function(stats, margin=0.001, alpha=2)[sequence].sum() / sequence.sum()
     tokens = JointLoss("ce + matches(2,3,4)")(logits, labels)
     torch.testing.assert_close(parts["rank(margin=0.001,alpha=2)"], rank.detach())
     torch.testing.assert_close(loss, tokens + 10 * rank)
     gradients = torch.autograd.grad(loss, [logits, stats.logp])
-    torch.testing.assert_close(gradients, (*torch.autograd.grad(tokens, logits), *torch.autograd.grad(10 * rank, stats.logp)))
+    torch.testing.assert_close(
+        gradients, (*torch.autograd.grad(tokens, logits), *torch.autograd.grad(10 * rank, stats.logp))
+    )
     assert not gradients[1][~sequence].any()
 
 
@@ -369,17 +423,26 @@ def test_every_way_to_the_loss_takes_candidates():
     token_stats = ng.token_stats(logits, labels, needs=loss_fn.needs)
     torch.testing.assert_close(loss_fn.from_stats(token_stats, labels, candidates=stats)[0], expected)
     torch.testing.assert_close(loss_fn.weighted(loss_fn.values(token_stats, labels, candidates=stats)), expected)
-    torch.testing.assert_close(loss_fn.weighted(loss_fn.row_values(token_stats, labels, candidates=stats)).sum(), expected)
+    torch.testing.assert_close(
+        loss_fn.weighted(loss_fn.row_values(token_stats, labels, candidates=stats)).sum(), expected
+    )
 
 
 def test_without_candidates_a_sentence_says_where_they_come_from():
     logits, labels, _ = example()
     loss_fn, token_stats = JointLoss("ce + 2*rank(alpha=1)"), ng.token_stats(logits, labels)
-    for attempt in (lambda: loss_fn(logits, labels), lambda: loss_fn.from_hidden(logits, torch.eye(6).double(), labels),
-                    lambda: loss_fn.from_stats(token_stats, labels), lambda: loss_fn.values(token_stats, labels),
-                    lambda: loss_fn.row_values(token_stats, labels)):   # fmt: skip
-        with pytest.raises(UserError, match=r"rank\(alpha=1\) reads candidates, and there are none: make them with `ngramloss candidates` "
-                                            r"and name them with `data.candidates`, or pass candidates=CandidateStats\(\.\.\.\)"):
+    for attempt in (
+        lambda: loss_fn(logits, labels),
+        lambda: loss_fn.from_hidden(logits, torch.eye(6).double(), labels),
+        lambda: loss_fn.from_stats(token_stats, labels),
+        lambda: loss_fn.values(token_stats, labels),
+        lambda: loss_fn.row_values(token_stats, labels),
+    ):
+        with pytest.raises(
+            UserError,
+            match=r"rank\(alpha=1\) reads candidates, and there are none: make them with `ngramloss candidates` "
+            r"and name them with `data.candidates`, or pass candidates=CandidateStats\(\.\.\.\)",
+        ):
             attempt()
 
 
@@ -407,7 +470,7 @@ def test_candidates_are_not_replayed(monkeypatch):
 def test_nan_in_a_candidate_goes_through_to_the_loss(written, field):
     _, labels, stats = example()
     stats = CandidateStats(*(x.detach().double() for x in stats[:3]))
-    stats._asdict()[field][6, 2] = torch.nan   # neither the best nor the worst
+    stats._asdict()[field][6, 2] = torch.nan  # neither the best nor the worst
     logits = torch.zeros(8, 7, 6)
     assert JointLoss(written)(logits, labels, candidates=stats).isnan()
     with pytest.raises(ValueError, match="although every log-sum-exp is finite: a candidate's log-probability"):
@@ -435,11 +498,19 @@ def test_a_schedule_holds_the_weight_of_a_candidate_term():
 
 
 def test_without_candidates_the_rest_of_the_objective_is_left():
-    loss_fn = JointLoss("ce(smoothing=0.1) + 2*rank + bag(2)@from(0.5)", check=True, backend="chunked", memory="lean", reduction="none")
+    loss_fn = JointLoss(
+        "ce(smoothing=0.1) + 2*rank + bag(2)@from(0.5)", check=True, backend="chunked", memory="lean", reduction="none"
+    )
     loss_fn.progress = 0.7
     rest = loss_fn.without_candidates()
     assert str(rest) == "ce(smoothing=0.1) + bag(2)@from(0.5)"
-    assert (rest.check, rest.backend, rest.memory, rest.reduction, rest.progress) == (True, "chunked", "lean", "none", 0.7)
+    assert (rest.check, rest.backend, rest.memory, rest.reduction, rest.progress) == (
+        True,
+        "chunked",
+        "lean",
+        "none",
+        0.7,
+    )
     assert str(JointLoss("rank + risk").without_candidates()) == "0*ce"
 
 

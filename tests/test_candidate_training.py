@@ -79,8 +79,12 @@ def one_by_one(model, inputs, compared, objective=RANK):
 def assert_same_gradients(model, other, **tolerance):
     for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
         zero = torch.zeros_like(ours)
-        assert_close(ours.grad if ours.grad is not None else zero, theirs.grad if theirs.grad is not None else zero,
-                     msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+        assert_close(
+            ours.grad if ours.grad is not None else zero,
+            theirs.grad if theirs.grad is not None else zero,
+            msg=lambda text, name=name: f"{name}: {text}",
+            **tolerance,
+        )
 
 
 # The model
@@ -90,13 +94,13 @@ def assert_same_gradients(model, other, **tolerance):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_candidates_scored_together_are_those_scored_one_by_one(family, length):
     """References have nine tokens: candidates are shorter, or longer than them."""
-    model = tiny(family, dtype=torch.float32 if family == "led" else torch.float64)   # its masks give NaN in fp64
+    model = tiny(family, dtype=torch.float32 if family == "led" else torch.float64)  # its masks give NaN in fp64
     inputs, compared = batch(family), candidates(T=length)
     expected, other = one_by_one(model, inputs, compared)
     outputs = attach(model, RANK)(**inputs, **compared)
     outputs.loss.backward()
     assert_close(outputs.loss, expected)
-    assert_same_gradients(model, other, atol=1e-5, rtol=1e-4)   # some families compute attention in fp32
+    assert_same_gradients(model, other, atol=1e-5, rtol=1e-4)  # some families compute attention in fp32
     assert outputs.logits is None
     assert list(last_parts(model)) == ["ce", "rank(margin=0.01,alpha=1)", "risk", "prefer"]
     assert last_parts(model)["risk"] > 0
@@ -120,7 +124,9 @@ def test_absent_candidates_change_nothing(family):
     for extra in (0, 3):
         model.zero_grad()
         labels = torch.nn.functional.pad(compared["candidates"], (0, 0, 0, extra), value=-100)
-        loss = model(**inputs, candidates=labels, gains=torch.nn.functional.pad(compared["gains"], (0, extra), value=0.9)).loss
+        loss = model(
+            **inputs, candidates=labels, gains=torch.nn.functional.pad(compared["gains"], (0, extra), value=0.9)
+        ).loss
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
     for one, other in zip(*results, strict=True):
@@ -130,7 +136,9 @@ def test_absent_candidates_change_nothing(family):
 @pytest.mark.parametrize("family", ["bart", "t5", "led"])
 def test_the_encoder_reads_each_source_once(family):
     model, rows = attach(tiny(family), RANK), []
-    model.get_encoder().register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
+    model.get_encoder().register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
     model.get_decoder().register_forward_hook(lambda *_: rows.append("decoder"))
     model(**batch(family), **candidates()).loss.backward()
     assert rows == [3, "decoder"]
@@ -152,10 +160,10 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_ever_has_the_logits_of_all_candidates(monkeypatch):
     wide = models.hf.BartForConditionalGeneration(models.hf.BartConfig(**models.BART | {"vocab_size": 5000}))
     model, inputs, compared = attach(wide, RANK), batch("bart"), candidates(K=16, T=20)
-    monkeypatch.setattr(head, "LEAN_BYTES", 1)   # as if there were more candidates than memory
+    monkeypatch.setattr(head, "LEAN_BYTES", 1)  # as if there were more candidates than memory
     with Largest() as seen:
         model(**inputs, **compared).loss.backward()
-    assert seen.most == 3 * 17 * 5000   # one position of each text; all of the candidates would be 19 times as many
+    assert seen.most == 3 * 17 * 5000  # one position of each text; all of the candidates would be 19 times as many
 
 
 def test_in_evaluation_without_candidates_the_loss_is_that_of_the_other_terms():
@@ -226,7 +234,9 @@ WAYS = {
     "compiled bodies": compiled_in_place,
     "torch.compile": functools.partial(torch.compile, backend="aot_eager"),
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "an adapter": lambda model: attach(peft.get_peft_model(detach(model), peft.LoraConfig(target_modules=["q_proj"])), RANK),
+    "an adapter": lambda model: attach(
+        peft.get_peft_model(detach(model), peft.LoraConfig(target_modules=["q_proj"])), RANK
+    ),
 }
 
 
@@ -242,15 +252,18 @@ def test_it_computes_the_same_with(way):
         assert_close(made.eval()(**inputs).loss, attach(tiny("bart"), "ce").eval()(**inputs).loss)
 
 
-@pytest.mark.parametrize(("changes", "sentence"), [
-    ({"gains": None}, r"candidates need `gains` \[B, K\] = \[3, 4\], .* got none"),
-    ({"gains": torch.zeros(3, 5)}, r"got a tensor of shape \[3, 5\]"),
-    ({"candidates": torch.zeros(3, 4, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
-    ({"candidates": torch.zeros(2, 4, 5, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
-    ({"candidates": None}, "belong to `candidates`, which are missing"),
-    ({"decoder_attention_mask": torch.ones(3, 9)}, "decoder_attention_mask is not known for the candidates"),
-    ({"decoder_input_ids": torch.ones(3, 5, dtype=torch.long)}, "decoder_input_ids and labels must have one shape"),
-])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"gains": None}, r"candidates need `gains` \[B, K\] = \[3, 4\], .* got none"),
+        ({"gains": torch.zeros(3, 5)}, r"got a tensor of shape \[3, 5\]"),
+        ({"candidates": torch.zeros(3, 4, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
+        ({"candidates": torch.zeros(2, 4, 5, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
+        ({"candidates": None}, "belong to `candidates`, which are missing"),
+        ({"decoder_attention_mask": torch.ones(3, 9)}, "decoder_attention_mask is not known for the candidates"),
+        ({"decoder_input_ids": torch.ones(3, 5, dtype=torch.long)}, "decoder_input_ids and labels must have one shape"),
+    ],
+)
 def test_candidates_that_cannot_be_read_are_refused(changes, sentence):
     model = attach(tiny("bart"), RANK)
     with pytest.raises(UserError, match=sentence):
@@ -314,7 +327,12 @@ def rows(count, seed=1, most=3):
 
 
 SOME = [
-    {"input_ids": [5, 6, 7], "labels": [8, 9], "candidates": [[4], np.array([6, 7, 2], np.int32)], "gains": [0.25, 0.5]},
+    {
+        "input_ids": [5, 6, 7],
+        "labels": [8, 9],
+        "candidates": [[4], np.array([6, 7, 2], np.int32)],
+        "gains": [0.25, 0.5],
+    },
     {"input_ids": [4], "labels": [3, 2], "candidates": [], "gains": np.zeros(0, np.float32)},
 ]
 
@@ -344,8 +362,12 @@ def test_a_batch_without_any_candidate_has_room_for_one_and_others_have_no_key()
     assert "candidates" not in Padder(1, moved)([{"input_ids": [4], "labels": [3]}])
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=40),
-       st.integers(1, 50), st.one_of(st.none(), st.integers(1, 900)), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=40),
+    st.integers(1, 50),
+    st.one_of(st.none(), st.integers(1, 900)),
+    st.booleans(),
+)
 def test_a_plan_counts_every_text_of_a_source(examples, most_rows, max_tokens, on_grid):
     sources, targets, texts = (np.array(column) for column in zip(*examples, strict=True))
     numbers = list(range(len(examples)))
@@ -366,23 +388,37 @@ def test_a_plan_counts_every_text_of_a_source(examples, most_rows, max_tokens, o
 
 def test_more_candidates_make_smaller_micro_batches():
     sources, targets = np.full(12, 40), np.full(12, 10)
-    sizes = [[len(micro.rows) for micro in Plan(sources, targets, 12, 600, grid, texts).cut(range(12))]
-             for texts, grid in ((None, None), (np.full(12, 17), None), (np.full(12, 17), Grid((40,), (10,), 17)))]
+    sizes = [
+        [len(micro.rows) for micro in Plan(sources, targets, 12, 600, grid, texts).cut(range(12))]
+        for texts, grid in ((None, None), (np.full(12, 17), None), (np.full(12, 17), Grid((40,), (10,), 17)))
+    ]
     assert sizes == [[12], [2] * 6, [2] * 6]
-    none = Plan(sources[:2], targets[:2], 12, 119, texts=np.ones(2, np.int64))   # a batch has room for one all the same
+    none = Plan(sources[:2], targets[:2], 12, 119, texts=np.ones(2, np.int64))  # a batch has room for one all the same
     assert [len(micro.rows) for micro in none.cut([0, 1])] == [1, 1]
 
 
 def test_a_process_without_rows_has_a_micro_batch_with_candidates():
     sources, targets, texts = np.array([3, 1]), np.array([3, 2]), np.array([3, 1])
     for limit in (None, 50):
-        steps = Steps(SOME, Plan(sources, targets, 4, limit, None, texts), Padder(1, moved), counted=np.array([2, 2]), process=2, processes=3)
+        steps = Steps(
+            SOME,
+            Plan(sources, targets, 4, limit, None, texts),
+            Padder(1, moved),
+            counted=np.array([2, 2]),
+            process=2,
+            processes=3,
+        )
         (made,) = steps.__getitems__([0, 1]).batches
         assert made["candidates"].shape == (1, 1, 1)
 
 
 def test_lengths_are_read_from_rows_that_do_not_know_them():
-    assert [None if column is None else column.tolist() for column in _lengths(SOME)] == [[3, 1], [3, 2], [3, 1], [2, 2]]
+    assert [None if column is None else column.tolist() for column in _lengths(SOME)] == [
+        [3, 1],
+        [3, 2],
+        [3, 1],
+        [2, 2],
+    ]
     assert _lengths([{"input_ids": [4], "labels": [3]}]).texts is None
 
 
@@ -397,8 +433,12 @@ def trained(folder, *, planned=None, data=22, family="bart", **changes):
     torch.manual_seed(0)
     model = ENCODER_DECODER[family]()
     trainer = NgramTrainer(
-        model, test_trainer.arguments(folder, **changes), objective=OBJECTIVE, max_tokens=planned,
-        train_dataset=rows(data) if isinstance(data, int) else data, eval_dataset=test_trainer.rows(7, seed=2),
+        model,
+        test_trainer.arguments(folder, **changes),
+        objective=OBJECTIVE,
+        max_tokens=planned,
+        train_dataset=rows(data) if isinstance(data, int) else data,
+        eval_dataset=test_trainer.rows(7, seed=2),
         data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)),
     )
     trainer.train()
@@ -425,8 +465,14 @@ SPLITS = [(4, 2, None), (1, 8, None), (8, 1, 0), (4, 2, 0), (8, 1, 120), (2, 4, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows_", "accumulate", "planned"), SPLITS)
 def test_any_split_of_a_step_ends_at_the_same_weights(tmp_path, whole, rows_, accumulate, planned):
-    got = trained(tmp_path, planned=planned, per_device_train_batch_size=rows_, gradient_accumulation_steps=accumulate,
-                  train_sampling_strategy="group_by_length", eval_strategy="epoch")
+    got = trained(
+        tmp_path,
+        planned=planned,
+        per_device_train_batch_size=rows_,
+        gradient_accumulation_steps=accumulate,
+        train_sampling_strategy="group_by_length",
+        eval_strategy="epoch",
+    )
     assert_same_training(got, whole)
 
 
@@ -434,7 +480,9 @@ def test_any_split_of_a_step_ends_at_the_same_weights(tmp_path, whole, rows_, ac
 def test_the_log_has_every_term_and_validation_those_without_candidates(whole):
     first, last = whole.state.log_history[0], [line for line in whole.state.log_history if "eval_loss" in line][-1]
     assert set(TERMS) <= first.keys()
-    assert first["loss"] == pytest.approx(first["ce"] + first["matches(2)"] + 10 * first[TERMS[3]] + 0.5 * first[TERMS[4]], abs=1e-4)
+    assert first["loss"] == pytest.approx(
+        first["ce"] + first["matches(2)"] + 10 * first[TERMS[3]] + 0.5 * first[TERMS[4]], abs=1e-4
+    )
     assert first[TERMS[3]] > 0
     assert {"gradient/ce", "matched/2"} <= first.keys()
     assert last["eval_loss"] == pytest.approx(last["eval_ce"] + last["eval_matches(2)"])
@@ -485,8 +533,12 @@ def test_a_stock_trainer_trains_on_candidates_and_logs_their_terms(tmp_path):
     model = attach(test_trainer.tiny(), OBJECTIVE)
     settings = {"remove_unused_columns": False, "eval_strategy": "epoch", "num_train_epochs": 4}
     trainer = Seq2SeqTrainer(
-        model, test_trainer.arguments(tmp_path, **settings), train_dataset=rows(16), eval_dataset=test_trainer.rows(7, seed=2),
-        data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)), callbacks=[LogParts()],
+        model,
+        test_trainer.arguments(tmp_path, **settings),
+        train_dataset=rows(16),
+        eval_dataset=test_trainer.rows(7, seed=2),
+        data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)),
+        callbacks=[LogParts()],
     )
     with pytest.warns(UserWarning, match="a stock Trainer counts the tokens"):
         trainer.train()
@@ -501,8 +553,12 @@ def test_a_stock_trainer_trains_on_candidates_and_logs_their_terms(tmp_path):
 def test_generating_from_rows_with_candidates_is_refused(tmp_path):
     model = test_trainer.tiny()
     trainer = NgramTrainer(
-        model, test_trainer.arguments(tmp_path, predict_with_generate=True), objective=OBJECTIVE, eval_dataset=rows(4),
-        data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)), compute_metrics=test_trainer.row_count,
+        model,
+        test_trainer.arguments(tmp_path, predict_with_generate=True),
+        objective=OBJECTIVE,
+        eval_dataset=rows(4),
+        data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)),
+        compute_metrics=test_trainer.row_count,
     )
     with pytest.raises(UserError, match="Leave them out of the rows for evaluation"):
         trainer.evaluate()
@@ -524,15 +580,28 @@ if trainer.args.process_index == 0:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [
-    {}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, {"planned": 0}, {"planned": 100},
-    {"fsdp": True, "fsdp_config": {"version": 2}},
-], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        {"planned": 0},
+        {"planned": 100},
+        {"fsdp": True, "fsdp_config": {"version": 2}},
+    ],
+    ids=str,
+)
 def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, settings):
     """22 rows: the last round of an epoch is filled with repeated rows, whose candidates must count for nothing."""
-    settings = {"per_device_train_batch_size": 4, "train_sampling_strategy": "group_by_length", "eval_strategy": "epoch"} | settings
+    settings = {
+        "per_device_train_batch_size": 4,
+        "train_sampling_strategy": "group_by_length",
+        "eval_strategy": "epoch",
+    } | settings
     program = WORKER.format(tests=str(Path(__file__).parent))
-    codes, err = fork_ranks(program, [str(tmp_path), json.dumps(settings)], environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    codes, err = fork_ranks(
+        program, [str(tmp_path), json.dumps(settings)], environment={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert codes == [0, 0], err[-3000:]
     assert_same_training((torch.load(tmp_path / "weights.pt"), json.loads((tmp_path / "log.json").read_text())), whole)
 
@@ -540,18 +609,23 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, settings):
 # Data
 
 EXAMPLES = [Example(name, f"Source {name}. It is here.", f"Reference {name} is here.") for name in ("a", "b", "c", "d")]
-FOUND = Candidates({
-    "a": (("One dog", "One dog ran home quickly, slept there, and was awake until it was dark"), (0.5, 0.25)),
-    "d": (("Rain in the park",), (1.0,)),
-    "elsewhere": (("Wind",), (0.0,)),
-    "c": (("Cats", "Dogs", "Birds and cats and dogs"), (0.1, 0.2, 0.3)),
-}, "f" * 16)
+FOUND = Candidates(
+    {
+        "a": (("One dog", "One dog ran home quickly, slept there, and was awake until it was dark"), (0.5, 0.25)),
+        "d": (("Rain in the park",), (1.0,)),
+        "elsewhere": (("Wind",), (0.0,)),
+        "c": (("Cats", "Dogs", "Birds and cats and dogs"), (0.1, 0.2, 0.3)),
+    },
+    "f" * 16,
+)
 
 
 def prepared(folder, *, said=(), max_target=64, found=FOUND, tokenizer=None):
     tokenizer = tiny_tokenizers.ours() if tokenizer is None else tokenizer
     say = said.append if isinstance(said, list) else lambda _: None
-    return tokenise_candidates(EXAMPLES, "e" * 16, found, tokenizer, Shape(max_target=max_target), cache=folder, say=say)
+    return tokenise_candidates(
+        EXAMPLES, "e" * 16, found, tokenizer, Shape(max_target=max_target), cache=folder, say=say
+    )
 
 
 @pytest.mark.parametrize("family", tiny_tokenizers.FAMILIES)
@@ -578,14 +652,19 @@ def test_an_example_comes_with_its_candidates(tmp_path):
     assert made.texts.tolist() == [3, 1, 4, 2]
     assert made.lengths.tolist() == tokens.lengths.tolist()
     assert made.label_lengths.tolist() == [len(tokens[row]["labels"]) for row in range(4)]
-    assert made.target_lengths.tolist() == [max(map(len, [made[row]["labels"], *made[row]["candidates"]])) for row in range(4)]
+    assert made.target_lengths.tolist() == [
+        max(map(len, [made[row]["labels"], *made[row]["candidates"]])) for row in range(4)
+    ]
     assert made.target_lengths[0] > made.label_lengths[0]
     again = pickle.loads(pickle.dumps(made))
     assert [ids.tolist() for ids in again[2]["candidates"]] == [ids.tolist() for ids in made[2]["candidates"]]
     assert [column.tolist() for column in _lengths(made)] == [
-        column.tolist() for column in (made.lengths, made.target_lengths, made.texts, made.label_lengths)]
+        column.tolist() for column in (made.lengths, made.target_lengths, made.texts, made.label_lengths)
+    ]
     with pytest.raises(ValueError, match="lengths differ: 4 examples, candidates of 3"):
-        WithCandidates(tokens, tokenise_candidates(EXAMPLES[:3], "x", FOUND, tiny_tokenizers.ours(), Shape(), cache=tmp_path))
+        WithCandidates(
+            tokens, tokenise_candidates(EXAMPLES[:3], "x", FOUND, tiny_tokenizers.ours(), Shape(), cache=tmp_path)
+        )
 
 
 def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_path):
@@ -593,9 +672,13 @@ def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_pat
     prepared(tmp_path, said=said)
     assert said == ["1 of 4 training examples have no candidates; only the other terms of the objective train on them."]
     tokenizer = tiny_tokenizers.ours()
-    lengths = [len(ids) for texts, _ in (FOUND.rows[key] for key in "acd") for ids in tokenizer(text_target=list(texts))["input_ids"]]
-    limit = sorted(lengths)[-2]   # one is as long as the limit, which is not cut
-    for _ in range(2):   # from the cache, too
+    lengths = [
+        len(ids)
+        for texts, _ in (FOUND.rows[key] for key in "acd")
+        for ids in tokenizer(text_target=list(texts))["input_ids"]
+    ]
+    limit = sorted(lengths)[-2]  # one is as long as the limit, which is not cut
+    for _ in range(2):  # from the cache, too
         said.clear()
         made = prepared(tmp_path, said=said, max_target=limit)
         assert said[1:] == [f"1 of 6 candidates are longer than data.max_target = {limit} tokens and were cut."]
@@ -607,7 +690,10 @@ def test_the_same_candidates_are_tokenised_once_and_others_apart(tmp_path, monke
     monkeypatch.setattr(candidate_tokens, "targets", None)
     folders.append(prepared(tmp_path).folder)
     monkeypatch.undo()
-    folders += [prepared(tmp_path, found=FOUND._replace(fingerprint="0" * 16)).folder, prepared(tmp_path, max_target=5).folder]
+    folders += [
+        prepared(tmp_path, found=FOUND._replace(fingerprint="0" * 16)).folder,
+        prepared(tmp_path, max_target=5).folder,
+    ]
     assert folders[0] == folders[1]
     assert len(set(folders)) == 3
 
@@ -626,20 +712,26 @@ def test_candidates_in_parts_are_those_in_one_piece(tmp_path, monkeypatch, part)
 
 def test_candidates_of_other_data_are_refused(tmp_path):
     found = FOUND._replace(rows={"7": (("One",), (0.5,))})
-    with pytest.raises(UserError, match="none of the 4 training examples has candidates: their ids are like 'a', those of the candidates like '7'"):
+    with pytest.raises(
+        UserError,
+        match="none of the 4 training examples has candidates: their ids are like 'a', those of the candidates like '7'",
+    ):
         prepared(tmp_path, found=found)
 
 
 # Runs
 
-RECIPE = """
+RECIPE = (
+    """
 objective = "ce + 10*rank(margin=0.001,alpha=2)"
 [data]
 name = "{data}"
 candidates = "{candidates}"
 max_source = 96
 max_target = 32
-""" + models.TINY_MODEL + """[train]
+"""
+    + models.TINY_MODEL
+    + """[train]
 max_steps = 24
 batch_size = 4
 accumulate = 2
@@ -652,6 +744,7 @@ save_every = 8
 num_beams = 1
 max_length = 32
 """
+)
 RANK_TERM = "rank(margin=0.001,alpha=2)"
 
 
@@ -662,10 +755,18 @@ def place(tmp_path_factory):
     (folder / "data").mkdir()
     for split, count in (("train", 40), ("validation", 8)):
         items = newswire.items(split, count)
-        write_lines(folder / "data" / f"{split}.jsonl", [{"id": f"{split}-{index}", "document": item.document, "summary": item.summary}
-                                                         for index, item in enumerate(items)])
+        write_lines(
+            folder / "data" / f"{split}.jsonl",
+            [
+                {"id": f"{split}-{index}", "document": item.document, "summary": item.summary}
+                for index, item in enumerate(items)
+            ],
+        )
     (folder / "compared").mkdir()
-    write_lines(folder / "compared" / "candidates.jsonl", [made_up(index, item) for index, item in enumerate(newswire.items("train", 40)) if index != 7])
+    write_lines(
+        folder / "compared" / "candidates.jsonl",
+        [made_up(index, item) for index, item in enumerate(newswire.items("train", 40)) if index != 7],
+    )
     (folder / "tiny.toml").write_text(RECIPE.format(data=folder / "data", candidates=folder / "compared"))
     return folder
 
@@ -673,8 +774,12 @@ def place(tmp_path_factory):
 def made_up(index, item):
     words = item.summary.split()
     better = [item.summary, " ".join(words[::-1]), " ".join(words[: len(words) // 2] * 2), "zzz " * len(words)]
-    kept = better[: 2 + index % 3]   # two, three or four of them
-    return {"id": f"train-{index}", "candidates": kept[::-1], "gains": [round(1 / (1 + place), 3) for place in range(len(kept))][::-1]}
+    kept = better[: 2 + index % 3]  # two, three or four of them
+    return {
+        "id": f"train-{index}",
+        "candidates": kept[::-1],
+        "gains": [round(1 / (1 + place), 3) for place in range(len(kept))][::-1],
+    }
 
 
 def write_lines(path, lines):
@@ -744,15 +849,26 @@ def test_a_run_is_not_continued_with_other_candidates(place, finished):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize(("settings", "code", "sentence"), [
-    (["data.candidates="], 2, f"{RANK_TERM} compares candidates, but data.candidates is empty. Make candidates"),
-    (["data.candidates={place}/nowhere.jsonl"], 2, "there is no file"),
-    (["data.candidates={place}/data"], 2, "has no candidates.jsonl"),
-    (["data.candidates={run}/candidates.jsonl"], 2, "data.candidates is in the run's own folder"),
-    (["data.id=none"], 2, "none of the 40 training examples has candidates: their ids are like"),
-    ([f"train.best={RANK_TERM}"], 2, f"train.best: {RANK_TERM} compares candidates, which validation does not have"),
-    (["objective=ce", "train.max_steps=1", "train.warmup_steps=0"], 0, "data.candidates is not used: no term of 'ce' compares candidates."),
-])
+@pytest.mark.parametrize(
+    ("settings", "code", "sentence"),
+    [
+        (["data.candidates="], 2, f"{RANK_TERM} compares candidates, but data.candidates is empty. Make candidates"),
+        (["data.candidates={place}/nowhere.jsonl"], 2, "there is no file"),
+        (["data.candidates={place}/data"], 2, "has no candidates.jsonl"),
+        (["data.candidates={run}/candidates.jsonl"], 2, "data.candidates is in the run's own folder"),
+        (["data.id=none"], 2, "none of the 40 training examples has candidates: their ids are like"),
+        (
+            [f"train.best={RANK_TERM}"],
+            2,
+            f"train.best: {RANK_TERM} compares candidates, which validation does not have",
+        ),
+        (
+            ["objective=ce", "train.max_steps=1", "train.warmup_steps=0"],
+            0,
+            "data.candidates is not used: no term of 'ce' compares candidates.",
+        ),
+    ],
+)
 def test_a_run_says_what_is_wrong_with_its_candidates(place, tmp_path, capsys, settings, code, sentence):
     given = [part for setting in settings for part in ("--set", setting.format(place=place, run=tmp_path / "run"))]
     assert cli.main(["train", str(place / "tiny.toml"), "--run", str(tmp_path / "run"), *given]) == code
@@ -763,9 +879,27 @@ def test_a_run_says_what_is_wrong_with_its_candidates(place, tmp_path, capsys, s
 @pytest.mark.usefixtures("own_cache")
 def test_the_card_says_what_scored_the_candidates(place, tmp_path):
     shutil.copytree(place / "compared", tmp_path / "compared")
-    (tmp_path / "compared" / "candidates.json").write_text(json.dumps({"metric": {"name": "rouge", "scores": ["rouge1", "rouge2"]}}))
-    given = [f"data.candidates={tmp_path}/compared/candidates.jsonl", "train.max_steps=1", "train.warmup_steps=0", "data.max_target=6"]
-    assert cli.main(["train", str(place / "tiny.toml"), "--run", str(tmp_path / "run"), *(part for one in given for part in ("--set", one))]) == 0
+    (tmp_path / "compared" / "candidates.json").write_text(
+        json.dumps({"metric": {"name": "rouge", "scores": ["rouge1", "rouge2"]}})
+    )
+    given = [
+        f"data.candidates={tmp_path}/compared/candidates.jsonl",
+        "train.max_steps=1",
+        "train.warmup_steps=0",
+        "data.max_target=6",
+    ]
+    assert (
+        cli.main(
+            [
+                "train",
+                str(place / "tiny.toml"),
+                "--run",
+                str(tmp_path / "run"),
+                *(part for one in given for part in ("--set", one)),
+            ]
+        )
+        == 0
+    )
     card = (tmp_path / "run" / "card.md").read_text()
     assert "training examples, scored with `rouge1, rouge2`, from" in card
     assert "of them were cut." in card

@@ -47,10 +47,17 @@ def test_candidates_are_read_by_id_in_the_order_of_the_file(tmp_path):
     assert len(found.fingerprint) == 16
 
 
-@pytest.mark.parametrize("change", [
-    {"id": "b"}, {"candidates": ["y", "x"]}, {"gains": [0.5, 0.9]}, {"gains": [1, 0.5]}, {"candidates": ["xy", ""]},
-    {"candidates": ["x"], "gains": [0.5]},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "b"},
+        {"candidates": ["y", "x"]},
+        {"gains": [0.5, 0.9]},
+        {"gains": [1, 0.5]},
+        {"candidates": ["xy", ""]},
+        {"candidates": ["x"], "gains": [0.5]},
+    ],
+)
 def test_the_fingerprint_is_that_of_ids_texts_and_gains(tmp_path, change):
     def fingerprint(row):
         return read_candidates(written(tmp_path / "c.jsonl", row)).fingerprint
@@ -58,29 +65,32 @@ def test_the_fingerprint_is_that_of_ids_texts_and_gains(tmp_path, change):
     assert fingerprint(ROW | change) != fingerprint(ROW) == fingerprint(ROW | {"tokens": [8, 9], "more": 1})
 
 
-@pytest.mark.parametrize(("line", "sentence"), [
-    ("{", "c.jsonl:2: malformed JSON"),
-    ("[1]", "c.jsonl:2: expected a JSON object, got list"),
-    ({"id": "b", "candidates": ["x"]}, "c.jsonl:2: no key 'gains'"),
-    ({"gains": [1]}, "no key 'id', 'candidates'"),
-    ({"id": None, "candidates": ["x"], "gains": [1]}, "'id' should be text, got null"),
-    ({"id": True, "candidates": ["x"], "gains": [1]}, "'id' should be text, got bool"),
-    ({"id": "b", "candidates": "x", "gains": [1]}, "'candidates' should be a list, got str"),
-    ({"id": "b", "candidates": ["x"], "gains": 1}, "'gains' should be a list, got int"),
-    ({"id": "b", "candidates": [], "gains": []}, "'candidates' is empty"),
-    ({"id": "b", "candidates": ["x", "y"], "gains": [1]}, "lengths differ: 2 candidates, 1 gains"),
-    ({"id": "b", "candidates": ["x", 3], "gains": [1, 1]}, "candidate 2 should be text, got int"),
-    ({"id": "b", "candidates": ["x", "\ud800"], "gains": [1, 1]}, "candidate 2 is not UTF-8 text, at character 1"),
-    ({"id": "\ud800", "candidates": ["x"], "gains": [1]}, "'id' is not UTF-8 text, at character 1"),
-    ({"id": "b", "candidates": ["x"], "gains": [None]}, "gain 1 should be a number, got null"),
-    ({"id": "b", "candidates": ["x"], "gains": [True]}, "gain 1 should be a number, got bool"),
-    ({"id": "b", "candidates": ["x"], "gains": [float("nan")]}, "gain 1 should be between 0 and 1, got nan"),
-    ({"id": "b", "candidates": ["x"], "gains": [float("inf")]}, "gain 1 should be between 0 and 1, got inf"),
-    ('{"id": "b", "candidates": ["x"], "gains": [1' + "0" * 400 + "]}", "gain 1 should be between 0 and 1, got 1"),
-    ({"id": "b", "candidates": ["x"], "gains": [-0.1]}, "gain 1 should be between 0 and 1, got -0.1"),
-    ({"id": "b", "candidates": ["x", "y"], "gains": [1, 42.5]}, "gain 2 should be between 0 and 1, got 42.5"),
-    (ROW, "c.jsonl:2: id 'a' was already used in line 1"),
-])
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "c.jsonl:2: malformed JSON"),
+        ("[1]", "c.jsonl:2: expected a JSON object, got list"),
+        ({"id": "b", "candidates": ["x"]}, "c.jsonl:2: no key 'gains'"),
+        ({"gains": [1]}, "no key 'id', 'candidates'"),
+        ({"id": None, "candidates": ["x"], "gains": [1]}, "'id' should be text, got null"),
+        ({"id": True, "candidates": ["x"], "gains": [1]}, "'id' should be text, got bool"),
+        ({"id": "b", "candidates": "x", "gains": [1]}, "'candidates' should be a list, got str"),
+        ({"id": "b", "candidates": ["x"], "gains": 1}, "'gains' should be a list, got int"),
+        ({"id": "b", "candidates": [], "gains": []}, "'candidates' is empty"),
+        ({"id": "b", "candidates": ["x", "y"], "gains": [1]}, "lengths differ: 2 candidates, 1 gains"),
+        ({"id": "b", "candidates": ["x", 3], "gains": [1, 1]}, "candidate 2 should be text, got int"),
+        ({"id": "b", "candidates": ["x", "\ud800"], "gains": [1, 1]}, "candidate 2 is not UTF-8 text, at character 1"),
+        ({"id": "\ud800", "candidates": ["x"], "gains": [1]}, "'id' is not UTF-8 text, at character 1"),
+        ({"id": "b", "candidates": ["x"], "gains": [None]}, "gain 1 should be a number, got null"),
+        ({"id": "b", "candidates": ["x"], "gains": [True]}, "gain 1 should be a number, got bool"),
+        ({"id": "b", "candidates": ["x"], "gains": [float("nan")]}, "gain 1 should be between 0 and 1, got nan"),
+        ({"id": "b", "candidates": ["x"], "gains": [float("inf")]}, "gain 1 should be between 0 and 1, got inf"),
+        ('{"id": "b", "candidates": ["x"], "gains": [1' + "0" * 400 + "]}", "gain 1 should be between 0 and 1, got 1"),
+        ({"id": "b", "candidates": ["x"], "gains": [-0.1]}, "gain 1 should be between 0 and 1, got -0.1"),
+        ({"id": "b", "candidates": ["x", "y"], "gains": [1, 42.5]}, "gain 2 should be between 0 and 1, got 42.5"),
+        (ROW, "c.jsonl:2: id 'a' was already used in line 1"),
+    ],
+)
 def test_a_row_that_cannot_be_used_is_named_with_the_reason(tmp_path, line, sentence):
     path = written(tmp_path / "c.jsonl", ROW, line, {"id": "c", "candidates": ["x"], "gains": [2]})
     with pytest.raises(UserError) as stop:
@@ -90,7 +100,9 @@ def test_a_row_that_cannot_be_used_is_named_with_the_reason(tmp_path, line, sent
 
 
 def test_files_that_are_none_get_a_sentence(tmp_path):
-    with pytest.raises(MissingFileError, match=r"has no candidates\.jsonl\. Make candidates with: ngramloss candidates RUN_OR_MODEL"):
+    with pytest.raises(
+        MissingFileError, match=r"has no candidates\.jsonl\. Make candidates with: ngramloss candidates RUN_OR_MODEL"
+    ):
         read_candidates(tmp_path)
     with pytest.raises(MissingFileError, match=r"there is no file .*c\.jsonl\. Make candidates with"):
         read_candidates(tmp_path / "c.jsonl")
@@ -108,10 +120,20 @@ def run(tmp_path_factory):
     """A tiny finished run on the built-in corpus."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     settings = [
-        "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
-        "generation.max_length=8", "generation.min_length=4", "model.feed_forward=16", "model.init_std=0.5",
+        "model.width=16",
+        "model.vocabulary=400",
+        "data.limit=40",
+        "train.max_steps=2",
+        "train.warmup_steps=0",
+        "train.eval_every=0",
+        "generation.max_length=8",
+        "generation.min_length=4",
+        "model.feed_forward=16",
+        "model.init_std=0.5",
     ]
-    assert cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
+    assert (
+        cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
+    )
     return folder
 
 
@@ -138,13 +160,18 @@ def distinct(texts):
     return list(dict.fromkeys(texts))
 
 
-@pytest.mark.parametrize(("how", "as_generate"), [
-    ("groups", ["--set", "generation.num_beams=4", "--groups", 4, "--num-return", 4]),
-    ("beams", ["--set", "generation.num_beams=4", "--num-return", 4]),
-    ("sample", []),
-    ("mixed", ["--set", "generation.num_beams=2", "--groups", 2, "--num-return", 2]),
-])
-def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_first(run, tmp_path, how, as_generate, capsys):
+@pytest.mark.parametrize(
+    ("how", "as_generate"),
+    [
+        ("groups", ["--set", "generation.num_beams=4", "--groups", 4, "--num-return", 4]),
+        ("beams", ["--set", "generation.num_beams=4", "--num-return", 4]),
+        ("sample", []),
+        ("mixed", ["--set", "generation.num_beams=2", "--groups", 2, "--num-return", 2]),
+    ],
+)
+def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_first(
+    run, tmp_path, how, as_generate, capsys
+):
     found = made(tmp_path / "c", run, "--limit", 5, "--count", 4, "--how", how, "--batch-size", 2)
     assert [row["id"] for row in found] == [item.id for item in newswire.items("train", 5)], "in the order of the data"
     searched = generated(tmp_path / "g", run, "--limit", 5, *as_generate)
@@ -155,7 +182,9 @@ def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_fi
         assert len(set(row["candidates"])) == len(row["candidates"]) == len(row["gains"]) == len(row["tokens"]) == 4
         assert row["tokens"][0] == other["tokens"]
         assert all(4 <= tokens <= 8 for tokens in row["tokens"])
-    ours, theirs = (json.loads((tmp_path / name).read_text())["generation"] for name in ("c/candidates.json", "g/generation.json"))
+    ours, theirs = (
+        json.loads((tmp_path / name).read_text())["generation"] for name in ("c/candidates.json", "g/generation.json")
+    )
     assert {"num_return_sequences": 1, "do_sample": False, **theirs} == ours, "the same settings, too"
     assert not list((tmp_path / "c").glob("*partial*"))
     assert not (tmp_path / "c" / "references.jsonl").exists()
@@ -166,13 +195,72 @@ def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_fi
 
 
 def test_equal_texts_are_replaced_by_samples_of_the_seed(run, tmp_path):
-    found = made(tmp_path / "c", run, "--limit", 4, "--count", 4, "--diversity", 0, "--seed", 3, "--top-p", 0.9, "--temperature", 2)
-    same = generated(tmp_path / "g", run, "--limit", 4, "--set", "generation.num_beams=4", "--groups", 4, "--diversity", 0, "--num-return", 4)
+    found = made(
+        tmp_path / "c",
+        run,
+        "--limit",
+        4,
+        "--count",
+        4,
+        "--diversity",
+        0,
+        "--seed",
+        3,
+        "--top-p",
+        0.9,
+        "--temperature",
+        2,
+    )
+    same = generated(
+        tmp_path / "g",
+        run,
+        "--limit",
+        4,
+        "--set",
+        "generation.num_beams=4",
+        "--groups",
+        4,
+        "--diversity",
+        0,
+        "--num-return",
+        4,
+    )
     assert all(len(set(row["candidates"])) == 1 for row in same), "without diversity, all groups write the same"
-    samples = generated(tmp_path / "s", run, "--limit", 4, "--sample", "--num-return", 4, "--seed", 3, "--top-p", 0.9, "--temperature", 2, "--engine", "graph")
+    samples = generated(
+        tmp_path / "s",
+        run,
+        "--limit",
+        4,
+        "--sample",
+        "--num-return",
+        4,
+        "--seed",
+        3,
+        "--top-p",
+        0.9,
+        "--temperature",
+        2,
+        "--engine",
+        "graph",
+    )
     for row, first, drawn in zip(found, same, samples, strict=True):
         assert row["candidates"] == distinct([first["prediction"], *drawn["candidates"]])[:4]
-    again = made(tmp_path / "d", run, "--limit", 4, "--count", 4, "--diversity", 0, "--seed", 4, "--top-p", 0.9, "--temperature", 2)
+    again = made(
+        tmp_path / "d",
+        run,
+        "--limit",
+        4,
+        "--count",
+        4,
+        "--diversity",
+        0,
+        "--seed",
+        4,
+        "--top-p",
+        0.9,
+        "--temperature",
+        2,
+    )
     assert [row["candidates"][0] for row in again] == [row["candidates"][0] for row in found]
     assert again != found
 
@@ -180,17 +268,45 @@ def test_equal_texts_are_replaced_by_samples_of_the_seed(run, tmp_path):
 def test_samples_do_not_depend_on_the_batch(run, tmp_path):
     """Nor does it matter, then, where a job was stopped."""
     for size in (1, 3):
-        made(tmp_path / str(size), run, "--limit", 4, "--count", 3, "--how", "mixed", "--diversity", 0, "--batch-size", size)
+        made(
+            tmp_path / str(size),
+            run,
+            "--limit",
+            4,
+            "--count",
+            3,
+            "--how",
+            "mixed",
+            "--diversity",
+            0,
+            "--batch-size",
+            size,
+        )
     assert (tmp_path / "1" / "candidates.jsonl").read_text() == (tmp_path / "3" / "candidates.jsonl").read_text()
 
 
 def test_a_source_without_enough_distinct_texts_has_fewer_and_the_end_says_so(run, tmp_path, capsys):
-    arguments = [run, "--limit", 3, "--count", 5, "--how", "sample", "--temperature", 1e-6, "--set", "generation.num_beams=1"]
+    arguments = [
+        run,
+        "--limit",
+        3,
+        "--count",
+        5,
+        "--how",
+        "sample",
+        "--temperature",
+        1e-6,
+        "--set",
+        "generation.num_beams=1",
+    ]
     found = made(tmp_path, *arguments)
     lacking = [5 - len(row["candidates"]) for row in found]
     assert all(lacking), "so cold, all samples are the greedy text, up to rounding"
     told = capsys.readouterr().err
-    assert f"3 of 3 sources have fewer than 5 candidates, because no more distinct texts were found: {sum(lacking)} are missing in all." in told
+    assert (
+        f"3 of 3 sources have fewer than 5 candidates, because no more distinct texts were found: {sum(lacking)} are missing in all."
+        in told
+    )
     assert make(tmp_path, *arguments, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["fewer"], summary["missing"], summary["sources"]) == (3, sum(lacking), 3)
@@ -216,7 +332,9 @@ def test_a_second_round_draws_other_samples(run, tmp_path, monkeypatch):
 
 def test_of_more_beams_than_candidates_every_so_many_th_is_kept(run, tmp_path):
     found = made(tmp_path / "c", run, "--limit", 4, "--count", 4, "--beams", 8, "--groups", 4)
-    every = generated(tmp_path / "g", run, "--limit", 4, "--set", "generation.num_beams=8", "--groups", 4, "--num-return", 8)
+    every = generated(
+        tmp_path / "g", run, "--limit", 4, "--set", "generation.num_beams=8", "--groups", 4, "--num-return", 8
+    )
     for row, other in zip(found, every, strict=True):
         own = distinct(other["candidates"][::2])
         assert row["candidates"][: len(own)] == own
@@ -246,14 +364,18 @@ def test_a_gain_is_the_metric_by_hand_with_the_best_of_several_references(run, o
             each = [rouge_scores([[reference]], [text]).values for reference in lines[row["id"]]]
             best = [max(values[name][0] for values in each) for name in ("rouge1", "rouge2", "rougeLsum")]
             assert gain == pytest.approx(sum(best) / 300)
-        assert max(row["gains"]) == pytest.approx(1) or len(lines[row["id"]][1].split()) < 2, "one reference is a candidate"
+        assert max(row["gains"]) == pytest.approx(1) or len(lines[row["id"]][1].split()) < 2, (
+            "one reference is a candidate"
+        )
     assert read_candidates(tmp_path).rows["0"] == (tuple(found[0]["candidates"]), tuple(found[0]["gains"]))
 
 
 def test_the_end_says_what_an_oracle_the_mean_the_worst_and_the_first_gain(run, own_data, tmp_path, capsys):
     gains = [row["gains"] for row in made(tmp_path, run, "--data", own_data, "--count", 4)]
     shown = capsys.readouterr().out.splitlines()[-1].split()
-    expected = [sum(column) / 4 for column in zip(*[(row[0], sum(row) / 4, max(row), min(row)) for row in gains], strict=True)]
+    expected = [
+        sum(column) / 4 for column in zip(*[(row[0], sum(row) / 4, max(row), min(row)) for row in gains], strict=True)
+    ]
     assert shown == ["4", "4.0", *(f"{value:.4f}" for value in expected)]
     assert expected[2] > expected[1] > expected[3]
     assert make(tmp_path, run, "--data", own_data, "--count", 4, "--json") == 0
@@ -266,9 +388,24 @@ def test_a_translation_gains_sentence_bleu(run, own_data, tmp_path):
     from sacrebleu import sentence_bleu
 
     lines = {line["id"]: line["summary"] for line in rows(own_data / "train.jsonl")}
-    found = made(tmp_path / "a", run, "--data", own_data, "--count", 4, "--set", "task=translation", "--set", "data.source=document", "--set", "data.target=summary")
+    found = made(
+        tmp_path / "a",
+        run,
+        "--data",
+        own_data,
+        "--count",
+        4,
+        "--set",
+        "task=translation",
+        "--set",
+        "data.source=document",
+        "--set",
+        "data.target=summary",
+    )
     gains = [gain for row in found for gain in row["gains"]]
-    assert gains == pytest.approx([sentence_bleu(text, lines[row["id"]]).score / 100 for row in found for text in row["candidates"]])
+    assert gains == pytest.approx(
+        [sentence_bleu(text, lines[row["id"]]).score / 100 for row in found for text in row["candidates"]]
+    )
     assert max(gains) > 0
     plus = made(tmp_path / "b", run, "--data", own_data, "--count", 4, "--metric", "chrf", "--set", "chrf.word_order=2")
     expected = METRICS["chrf"].load()([lines["0"]] * 4, plus[0]["candidates"], word_order=2).values["chrf"]
@@ -281,16 +418,32 @@ def test_what_was_written_and_how_is_kept(run, tmp_path):
     assert len(about["weights"]) == 12
     assert (about["data"], about["split"], about["documents"]) == ("newswire", "train", 2)
     assert about["engine"] == about["candidates"]["samples"] == {"name": "graph", "precision": "fp32"}
-    assert about["metric"] == {"name": "rouge", "scores": ["rouge2"], "options": {"stemmer": "False"}, "sentence_a_line": False}
-    assert (about["generation"]["num_beam_groups"], about["generation"]["diversity_penalty"], about["candidates"]["count"]) == (4, 1.0, 4)
+    assert about["metric"] == {
+        "name": "rouge",
+        "scores": ["rouge2"],
+        "options": {"stemmer": "False"},
+        "sentence_a_line": False,
+    }
+    assert (
+        about["generation"]["num_beam_groups"],
+        about["generation"]["diversity_penalty"],
+        about["candidates"]["count"],
+    ) == (4, 1.0, 4)
     assert {"torch", "transformers", "ngramloss", "rouge-score-rs"} <= about["versions"].keys()
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    (["--seed", 1], "candidates.seed: 0 → 1"), (["--metric", "rouge1"], "metric.scores: ['rouge1', 'rouge2', 'rougeLsum'] → ['rouge1']"),
-    (["--how", "mixed"], "candidates.how: 'groups' → 'mixed'"), (["--diversity", 0.5], "generation.diversity_penalty: 1.0 → 0.5"),
-    (["--limit", 3], "documents: 2 → 3"), (["--split", "test"], "split: 'train' → 'test'"), (["--count", 2], "candidates.count: 4 → 2"),
-])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["--seed", 1], "candidates.seed: 0 → 1"),
+        (["--metric", "rouge1"], "metric.scores: ['rouge1', 'rouge2', 'rougeLsum'] → ['rouge1']"),
+        (["--how", "mixed"], "candidates.how: 'groups' → 'mixed'"),
+        (["--diversity", 0.5], "generation.diversity_penalty: 1.0 → 0.5"),
+        (["--limit", 3], "documents: 2 → 3"),
+        (["--split", "test"], "split: 'train' → 'test'"),
+        (["--count", 2], "candidates.count: 4 → 2"),
+    ],
+)
 def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys, change, named):
     first = made(tmp_path, run, "--limit", 2, "--count", 4)
     assert make(tmp_path, run, "--limit", 2, "--count", 4, *change) == 2
@@ -305,7 +458,13 @@ def test_candidates_and_predictions_of_a_run_lie_side_by_side_and_are_cleared_wi
     made(tmp_path, run, "--limit", 2, "--count", 2)
     generated(tmp_path, run, "--limit", 2)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "candidates.json", "candidates.jsonl", "generation.json", "references.jsonl", "predictions.jsonl", "seen.jsonl"}
+        "candidates.json",
+        "candidates.jsonl",
+        "generation.json",
+        "references.jsonl",
+        "predictions.jsonl",
+        "seen.jsonl",
+    }
     (tmp_path / "candidates.partial-1.jsonl").write_text("")
     RunFolder(tmp_path).clear()
     assert not list(tmp_path.iterdir())
@@ -315,7 +474,18 @@ def test_a_held_out_part_of_the_training_split_gets_no_candidates(run, tmp_path)
     texts = [{"id": number, "document": f"Text {number}.", "summary": "A b."} for number in range(10)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     some = made(tmp_path / "c", run, "--data", tmp_path, "--count", 2, "--set", "data.validation_fraction=0.3")
-    others = made(tmp_path / "v", run, "--data", tmp_path, "--count", 2, "--set", "data.validation_fraction=0.3", "--split", "validation")
+    others = made(
+        tmp_path / "v",
+        run,
+        "--data",
+        tmp_path,
+        "--count",
+        2,
+        "--set",
+        "data.validation_fraction=0.3",
+        "--split",
+        "validation",
+    )
     assert (len(some), len(others)) == (7, 3)
     assert {row["id"] for row in some}.isdisjoint(row["id"] for row in others)
 
@@ -341,14 +511,25 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "done"), [(STOP, 4), (STOP_SCORING, 9)])
 def test_a_killed_job_goes_on_and_nothing_is_doubled_or_written_again(run, tmp_path, monkeypatch, program, done):
-    arguments = ["candidates", str(run), "--limit", "9", "--count", "3", "--out", str(tmp_path / "a"), "--batch-size", "2"]
+    arguments = [
+        "candidates",
+        str(run),
+        "--limit",
+        "9",
+        "--count",
+        "3",
+        "--out",
+        str(tmp_path / "a"),
+        "--batch-size",
+        "2",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert fork(program, arguments, environment=environment).wait() == -signal.SIGKILL
     partial = tmp_path / "a" / "candidates.partial-0.jsonl"
     assert len(rows(partial)) == done
     assert not (tmp_path / "a" / "candidates.jsonl").exists()
     with partial.open("a") as file:
-        file.write('{"id": "newswire-tr')   # a line that the kill cut short
+        file.write('{"id": "newswire-tr')  # a line that the kill cut short
     whole, decoded = predictions.decoded, []
     monkeypatch.setattr(predictions, "decoded", lambda *given: decoded.append(given) or whole(*given))
     assert cli.main(arguments) == 0
@@ -372,32 +553,64 @@ def test_processes_share_the_sources(run, tmp_path):
 # What is wrong
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["--count", "1"], "--count must be 2 or more, got 1."),
-    (["--how", "beams", "--groups", "2"], "--groups and --diversity are options of --how groups and mixed, not of beams."),
-    (["--how", "sample", "--diversity", "0"], "--groups and --diversity are options of --how groups and mixed, not of sample."),
-    (["--how", "sample", "--beams", "4"], "--how sample has no --beams. The search for the first text has generation.num_beams."),
-    (["--how", "beams", "--beams", "4"], "--beams 4 are fewer than --count 16."),
-    (["--beams", "24"], "--beams 24 must be a multiple of the 16 groups."),
-    (["--beams", "24", "--groups", "8"], "--beams 24 must be a multiple of the 16 candidates of the search."),
-    (["--groups", "1"], "one group is a plain beam search, which has no diversity. Use --how beams, or more groups."),
-    (["--how", "mixed", "--count", "2", "--diversity", "1"], "one group is a plain beam search"),
-    (["--diversity", "-1"], "--diversity must be 0 or more, got -1."),
-    (["--diversity", "nan"], "--diversity must be 0 or more, got nan."),
-    (["--temperature", "0"], "--temperature must be above 0, got 0."),
-    (["--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
-    (["--engine", "hf"], "groups of beams need the engine graph, not hf. Leave --engine out. Use --how sample or --how beams."),
-    (["--set", "train.seed=1"], "candidates accepts --set only for generation.*, data.*, task and options of the metric, rouge.*, got 'train.seed=1'."),
-    (["--set", "rouge.stem=1"], "rouge.stem: unknown option. Did you mean 'stemmer'?"),
-    (["--metric", "rogue"], "--metric: unknown metric or score 'rogue'. Did you mean 'rouge'?"),
-    (["--metric", "shape"], "--metric shape is no single score. Use rouge, bleu or chrf."),
-    (["--metric", "summac"], "--metric summac is no single score. Choose one of its scores: summac_conv, summac_zs."),
-    (["--metric", "words"], "--metric words: higher values of words are not better, so it is no gain. Use rouge, bleu or chrf."),
-    (["--metric", "wmd"], "--metric wmd: higher values of wmd are not better"),
-    (["--metric", "bertscore"], "--metric bertscore needs --set bertscore.model=…; docs/metrics.md says what to give."),
-    (["--metric", "rouge2_recall"], "--metric rouge has no rouge2_recall of each document with these options."),
-])
-def test_what_is_wrong_gets_a_sentence_before_the_model_is_loaded(run, tmp_path, capsys, monkeypatch, arguments, sentence):
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--count", "1"], "--count must be 2 or more, got 1."),
+        (
+            ["--how", "beams", "--groups", "2"],
+            "--groups and --diversity are options of --how groups and mixed, not of beams.",
+        ),
+        (
+            ["--how", "sample", "--diversity", "0"],
+            "--groups and --diversity are options of --how groups and mixed, not of sample.",
+        ),
+        (
+            ["--how", "sample", "--beams", "4"],
+            "--how sample has no --beams. The search for the first text has generation.num_beams.",
+        ),
+        (["--how", "beams", "--beams", "4"], "--beams 4 are fewer than --count 16."),
+        (["--beams", "24"], "--beams 24 must be a multiple of the 16 groups."),
+        (["--beams", "24", "--groups", "8"], "--beams 24 must be a multiple of the 16 candidates of the search."),
+        (
+            ["--groups", "1"],
+            "one group is a plain beam search, which has no diversity. Use --how beams, or more groups.",
+        ),
+        (["--how", "mixed", "--count", "2", "--diversity", "1"], "one group is a plain beam search"),
+        (["--diversity", "-1"], "--diversity must be 0 or more, got -1."),
+        (["--diversity", "nan"], "--diversity must be 0 or more, got nan."),
+        (["--temperature", "0"], "--temperature must be above 0, got 0."),
+        (["--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
+        (
+            ["--engine", "hf"],
+            "groups of beams need the engine graph, not hf. Leave --engine out. Use --how sample or --how beams.",
+        ),
+        (
+            ["--set", "train.seed=1"],
+            "candidates accepts --set only for generation.*, data.*, task and options of the metric, rouge.*, got 'train.seed=1'.",
+        ),
+        (["--set", "rouge.stem=1"], "rouge.stem: unknown option. Did you mean 'stemmer'?"),
+        (["--metric", "rogue"], "--metric: unknown metric or score 'rogue'. Did you mean 'rouge'?"),
+        (["--metric", "shape"], "--metric shape is no single score. Use rouge, bleu or chrf."),
+        (
+            ["--metric", "summac"],
+            "--metric summac is no single score. Choose one of its scores: summac_conv, summac_zs.",
+        ),
+        (
+            ["--metric", "words"],
+            "--metric words: higher values of words are not better, so it is no gain. Use rouge, bleu or chrf.",
+        ),
+        (["--metric", "wmd"], "--metric wmd: higher values of wmd are not better"),
+        (
+            ["--metric", "bertscore"],
+            "--metric bertscore needs --set bertscore.model=…; docs/metrics.md says what to give.",
+        ),
+        (["--metric", "rouge2_recall"], "--metric rouge has no rouge2_recall of each document with these options."),
+    ],
+)
+def test_what_is_wrong_gets_a_sentence_before_the_model_is_loaded(
+    run, tmp_path, capsys, monkeypatch, arguments, sentence
+):
     monkeypatch.setattr(predictions, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert make(tmp_path / "x", run, "--limit", 2, *arguments) == 2
     assert sentence in capsys.readouterr().err
@@ -416,21 +629,32 @@ def test_a_model_without_groups_says_what_to_do_before_it_is_loaded(tmp_path, ca
 def test_settings_that_the_engine_does_not_know_are_told_with_what_to_do_instead():
     model = tiny("bart")
     search = with_settings(model, num_beams=4, repetition_penalty=1.5)
-    with pytest.raises(UserError, match=r"engine graph, which cannot be used: it does not know repetition_penalty\. Do this\."):
+    with pytest.raises(
+        UserError, match=r"engine graph, which cannot be used: it does not know repetition_penalty\. Do this\."
+    ):
         predictions.grouped_engine(model, search, "Do this.", say=print)
 
 
 def test_baselines_have_no_candidates_and_folders_must_be_named(run, tmp_path, capsys):
     assert make(tmp_path / "x", "lead-3", "--data", "newswire") == 2
-    assert "lead-3 is a baseline, which writes one text of each document. Candidates need a model." in capsys.readouterr().err
+    assert (
+        "lead-3 is a baseline, which writes one text of each document. Candidates need a model."
+        in capsys.readouterr().err
+    )
     assert cli.main(["candidates", str(run / "model"), "--data", "newswire"]) == 2
-    assert "give an output folder with --out DIR. It may be left out only if RUN_OR_MODEL is a run's folder." in capsys.readouterr().err
+    assert (
+        "give an output folder with --out DIR. It may be left out only if RUN_OR_MODEL is a run's folder."
+        in capsys.readouterr().err
+    )
 
 
 # Gains
 
 
-EXAMPLES = [Example(str(number), "A text.", f"the cat {number} sat on the mat", ("the cat sat", "a dog") if number % 2 else ()) for number in range(600)]
+EXAMPLES = [
+    Example(str(number), "A text.", f"the cat {number} sat on the mat", ("the cat sat", "a dog") if number % 2 else ())
+    for number in range(600)
+]
 TEXTS = [[f"the cat {number} sat", "a dog sat on the mat", ""][: 1 + number % 3] for number in range(600)]
 
 
@@ -466,24 +690,48 @@ def test_if_most_candidates_gain_the_same_the_end_says_so(run, own_data, tmp_pat
 
 def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(predictions, "NOT_CAUSAL", ("mbart", "bart"))
-    assert cli.main(["generate", str(run), "--limit", "2", "--out", str(tmp_path / "x"), "--set", "generation.num_beams=2", "--rerank", "probability"]) == 2
+    assert (
+        cli.main(
+            [
+                "generate",
+                str(run),
+                "--limit",
+                "2",
+                "--out",
+                str(tmp_path / "x"),
+                "--set",
+                "generation.num_beams=2",
+                "--rerank",
+                "probability",
+            ]
+        )
+        == 2
+    )
     assert "gives a text another probability if padding follows it" in capsys.readouterr().err
 
 
 def test_sentences_are_put_on_lines_where_the_data_set_has_several():
-    example, text = Example("1", "x", "The dog ran home and a cat sat on the mat."), "And a cat sat on the mat. The dog ran home."
-    whole, split = (gains_of(gain_of("rougeLsum", {}, lines=lines), [example], [[text]])[0][0] for lines in (None, "auto"))
+    example, text = (
+        Example("1", "x", "The dog ran home and a cat sat on the mat."),
+        "And a cat sat on the mat. The dog ran home.",
+    )
+    whole, split = (
+        gains_of(gain_of("rougeLsum", {}, lines=lines), [example], [[text]])[0][0] for lines in (None, "auto")
+    )
     assert split == pytest.approx(1)
     assert whole < 1
     assert gain_of("rouge", {}, lines="auto").settings["sentence_a_line"] == "auto"
 
 
-@pytest.mark.parametrize(("scores", "sentence"), [
-    ({"mine": [50.0, float("nan")]}, "--metric mine has no score for candidate 2 of '1'. Use another metric."),
-    ({"mine": [50.0, 140.0]}, "--metric mine has a score of 140, not between 0 and 100, for candidate 2 of '1'."),
-    ({"mine": [-3.0, 1.0]}, "--metric mine has a score of -3, not between 0 and 100, for candidate 1 of '1'."),
-    ({}, "--metric mine has no mine of each document with these options. Use rouge, bleu or chrf."),
-])
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        ({"mine": [50.0, float("nan")]}, "--metric mine has no score for candidate 2 of '1'. Use another metric."),
+        ({"mine": [50.0, 140.0]}, "--metric mine has a score of 140, not between 0 and 100, for candidate 2 of '1'."),
+        ({"mine": [-3.0, 1.0]}, "--metric mine has a score of -3, not between 0 and 100, for candidate 1 of '1'."),
+        ({}, "--metric mine has no mine of each document with these options. Use rouge, bleu or chrf."),
+    ],
+)
 def test_scores_that_are_no_gains_are_refused(scores, sentence):
     METRICS["mine"] = Metric(lambda references, predictions: Scores(scores, "mine"))
     with pytest.raises(UserError) as stop:
@@ -520,18 +768,27 @@ def logp_one_by_one(model, source, text):
     total = 0.0
     for place in range(1, len(text)):
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([text[:place]])).logits[0, -1]
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([text[:place]])).logits[
+                0, -1
+            ]
         total += float(logits.double().log_softmax(-1)[text[place]])
     return total
 
 
-@pytest.mark.parametrize("family", ["bart", "mbart", "pegasus", "marian", "m2m_100", "t5", "umt5", "led", "longt5", "bert2bert"])
+@pytest.mark.parametrize(
+    "family", ["bart", "mbart", "pegasus", "marian", "m2m_100", "t5", "umt5", "led", "longt5", "bert2bert"]
+)
 def test_log_probabilities_of_texts_are_those_of_the_model_one_by_one(family, monkeypatch):
     model = tiny(family)
-    texts = [[[models.EOS, 5 + number, 6, 7][: 2 + number], [models.EOS, 9, 2], [models.EOS, 8, 8, 4, 4, 2]] for number in range(3)]
+    texts = [
+        [[models.EOS, 5 + number, 6, 7][: 2 + number], [models.EOS, 9, 2], [models.EOS, 8, 8, 4, 4, 2]]
+        for number in range(3)
+    ]
     sources = SOURCES[:3]
-    expected = [[logp_one_by_one(model, source, text) for text in rows] for source, rows in zip(sources, texts, strict=True)]
-    for most in (2**28, 2 * 13 * 6):   # all at a time, or two texts
+    expected = [
+        [logp_one_by_one(model, source, text) for text in rows] for source, rows in zip(sources, texts, strict=True)
+    ]
+    for most in (2**28, 2 * 13 * 6):  # all at a time, or two texts
         monkeypatch.setattr("ngramloss.generation.teacher_forced.MOST_LOGITS", most)
         found = text_logp(model, sources, texts, pad=models.PAD)
         for row, other in zip(found, expected, strict=True):
@@ -552,11 +809,26 @@ def test_reranking_orders_the_texts_by_the_models_own_probability_by_length(run,
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     # A minimum length leaves probability out of the search's scores, so that its order is another.
-    search = ["--limit", 6, "--set", "generation.num_beams=4", "--set", f"generation.length_penalty={alpha}", "--set", "generation.min_length=6",
-              "--set", "generation.renormalize=true", "--engine", "hf"]
+    search = [
+        "--limit",
+        6,
+        "--set",
+        "generation.num_beams=4",
+        "--set",
+        f"generation.length_penalty={alpha}",
+        "--set",
+        "generation.min_length=6",
+        "--set",
+        "generation.renormalize=true",
+        "--engine",
+        "hf",
+    ]
     plain = generated(tmp_path / "plain", run, *search, "--num-return", 4)
     found = generated(tmp_path / "reranked", run, *search, "--rerank", "probability")
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(run / "model").eval(), AutoTokenizer.from_pretrained(run / "model")
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(run / "model").eval(),
+        AutoTokenizer.from_pretrained(run / "model"),
+    )
     saved = json.loads((tmp_path / "reranked" / "generation.json").read_text())["generation"]
     model.generation_config.update(**{key: value for key, value in saved.items() if key != "rerank"})
     write = hf.load(model, search_of(model), precision="fp32", say=print)
@@ -590,21 +862,69 @@ def test_reranking_and_groups_are_part_of_the_signature(run, tmp_path, capsys):
     signature = provenance.written_by(provenance.run(tmp_path))
     assert "|num_beam_groups:2|diversity_penalty:0.5|" in signature
     assert "|num_return_sequences:4|rerank:probability|" in signature
-    assert cli.main(["generate", *map(str, arguments), "--split", "train", "--groups", "2", "--diversity", "0.5", "--num-return", "4", "--out", str(tmp_path)]) == 2
+    assert (
+        cli.main(
+            [
+                "generate",
+                *map(str, arguments),
+                "--split",
+                "train",
+                "--groups",
+                "2",
+                "--diversity",
+                "0.5",
+                "--num-return",
+                "4",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 2
+    )
     assert "other settings (generation.rerank: 'probability' → not set)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["--rerank", "probability"], "--rerank orders several texts of a document, but the search has 1 beam."),
-    (["--rerank", "probability", "--num-return", "1"], "--rerank orders several texts of a document; add --num-return N."),
-    (["--rerank", "probability", "--sample"], "--rerank orders several texts of a document; add --num-return N."),
-    (["--groups", "3"], "--groups 3 needs a multiple of as many beams, but the search has 1. Use --set generation.num_beams=3."),
-    (["--diversity", "0.5"], "--diversity is an option of groups of beams; add --groups N."),
-    (["--groups", "2", "--sample"], "--groups are groups of beams, and --sample has no beams. Leave one of them out."),
-    (["--groups", "2", "--set", "generation.num_beams=2", "--engine", "hf"], "groups of beams need the engine graph, not hf."),
-])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--rerank", "probability"], "--rerank orders several texts of a document, but the search has 1 beam."),
+        (
+            ["--rerank", "probability", "--num-return", "1"],
+            "--rerank orders several texts of a document; add --num-return N.",
+        ),
+        (["--rerank", "probability", "--sample"], "--rerank orders several texts of a document; add --num-return N."),
+        (
+            ["--groups", "3"],
+            "--groups 3 needs a multiple of as many beams, but the search has 1. Use --set generation.num_beams=3.",
+        ),
+        (["--diversity", "0.5"], "--diversity is an option of groups of beams; add --groups N."),
+        (
+            ["--groups", "2", "--sample"],
+            "--groups are groups of beams, and --sample has no beams. Leave one of them out.",
+        ),
+        (
+            ["--groups", "2", "--set", "generation.num_beams=2", "--engine", "hf"],
+            "groups of beams need the engine graph, not hf.",
+        ),
+    ],
+)
 def test_options_of_generate_that_cannot_be_are_a_sentence(run, tmp_path, capsys, arguments, sentence):
-    assert cli.main(["generate", str(run), "--limit", "2", "--out", str(tmp_path / "x"), "--set", "generation.num_beams=1", *arguments]) == 2
+    assert (
+        cli.main(
+            [
+                "generate",
+                str(run),
+                "--limit",
+                "2",
+                "--out",
+                str(tmp_path / "x"),
+                "--set",
+                "generation.num_beams=1",
+                *arguments,
+            ]
+        )
+        == 2
+    )
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
@@ -618,7 +938,11 @@ def test_samples_can_be_reranked(run, tmp_path):
 
 def test_progress_begins_before_the_first_batch_so_that_its_time_counts(run, tmp_path):
     told = []
-    predictions.write_predictions(predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done))
+    predictions.write_predictions(
+        predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done)
+    )
     assert told == [(0, 3), (2, 3), (1, 3)]
-    predictions.write_predictions(predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done))
+    predictions.write_predictions(
+        predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done)
+    )
     assert len(told) == 3

@@ -9,10 +9,13 @@ import torch
 from ngramloss import __version__, recipe
 from ngramloss.training import card
 
-PREPARED = {"machine": {"processes": 2, "device": "CPU", "precision": "fp32"}, "splits": {
-    "train": {"examples": 24000, "skipped": ["a.jsonl:3: blank"], "fingerprint": "0123456789abcdef"},
-    "validation": {"examples": 500, "skipped": [], "fingerprint": "fedcba9876543210"},
-}}  # fmt: skip
+PREPARED = {
+    "machine": {"processes": 2, "device": "CPU", "precision": "fp32"},
+    "splits": {
+        "train": {"examples": 24000, "skipped": ["a.jsonl:3: blank"], "fingerprint": "0123456789abcdef"},
+        "validation": {"examples": 500, "skipped": [], "fingerprint": "fedcba9876543210"},
+    },
+}
 
 
 def test_the_papers_own_recipe_deviates_only_where_it_always_must():
@@ -23,9 +26,26 @@ def test_the_papers_own_recipe_deviates_only_where_it_always_must():
 
 
 def test_every_setting_that_is_not_the_papers_is_named_with_both_values():
-    told = card.deviations(recipe.load("xsum", ["train.batch_size=8", "train.clip=0.5", "train.log_every=7", "train.keep=5", "train.eval_batch_size=3", 'train.report_to=["wandb"]', "generation.num_beams=2", "data.prefix=x"]), "bf16")
+    told = card.deviations(
+        recipe.load(
+            "xsum",
+            [
+                "train.batch_size=8",
+                "train.clip=0.5",
+                "train.log_every=7",
+                "train.keep=5",
+                "train.eval_batch_size=3",
+                'train.report_to=["wandb"]',
+                "generation.num_beams=2",
+                "data.prefix=x",
+            ],
+        ),
+        "bf16",
+    )
     assert told[:4] == [
-        "`data.prefix: ''`, here `'x'`", "`train.batch_size: 16`, here `8`", "`train.clip: 1.0`, here `0.5`",
+        "`data.prefix: ''`, here `'x'`",
+        "`train.batch_size: 16`, here `8`",
+        "`train.clip: 1.0`, here `0.5`",
         "`generation.num_beams: 6`, here `2`",
     ]
     assert tuple(told[4:-1]) == card.ALWAYS
@@ -51,16 +71,28 @@ def test_a_model_from_scratch_and_its_path_for_copying_are_disclosed():
 
 
 def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
-    text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": 1500, "best": 1.23456}, Path("checkpoint-1500"))
-    assert text.startswith("# demo-matches234\n\nSummarisation: `ce + matches(2,3,4)` on `newswire`, from `scratch`. Weights of step 1500 (lowest validation ce, 1.2346) of 1800.\n")
+    text = card.card_text(
+        recipe.load("demo"), PREPARED, {"step": 1800, "best_step": 1500, "best": 1.23456}, Path("checkpoint-1500")
+    )
+    assert text.startswith(
+        "# demo-matches234\n\nSummarisation: `ce + matches(2,3,4)` on `newswire`, from `scratch`. Weights of step 1500 (lowest validation ce, 1.2346) of 1800.\n"
+    )
     assert "\n| train | 24,000 | 1 | `0123456789abcdef` |\n| validation | 500 | 0 | `fedcba9876543210` |\n" in text
     assert f"\n* ngramloss {__version__}\n* torch {torch.__version__}\n" in text
     assert all(f"* {line}\n" in text for line in card.ALWAYS)
-    assert re.search(r"Finished \d{4}-\d\d-\d\d \d\d:\d\d UTC\. Every setting is in recipe\.toml, every step in log\.jsonl\.\n$", text)
+    assert re.search(
+        r"Finished \d{4}-\d\d-\d\d \d\d:\d\d UTC\. Every setting is in recipe\.toml, every step in log\.jsonl\.\n$",
+        text,
+    )
 
 
 def test_the_card_says_which_score_of_generated_texts_chose_the_weights():
-    text = card.card_text(recipe.load("demo", ["train.best=bleu"]), PREPARED, {"step": 1800, "best_step": 1500, "best": 31.2}, Path("checkpoint-1500"))
+    text = card.card_text(
+        recipe.load("demo", ["train.best=bleu"]),
+        PREPARED,
+        {"step": 1800, "best_step": 1500, "best": 31.2},
+        Path("checkpoint-1500"),
+    )
     assert "Weights of step 1500 (highest validation bleu, 31.2000) of 1800." in text
 
 
@@ -72,5 +104,7 @@ def test_the_card_says_where_the_last_weights_were_taken(facts):
 
 def test_a_package_that_is_not_there_is_named_as_such(monkeypatch):
     monkeypatch.setattr(card, "PACKAGES", ("no-such-package-anywhere",))
-    text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800"))
+    text = card.card_text(
+        recipe.load("demo"), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800")
+    )
     assert "* no-such-package-anywhere not installed" in text

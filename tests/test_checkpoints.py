@@ -72,19 +72,41 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_found(tmp_path, 
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"{", b"\x00" * 50, b"\xff\xfe", b"[]", b"3", b"null", b"{}", b'{"files": 3}', b'{"files": {"model.safetensors": 1}}',
-     b'{"files": {"model.safetensors": [1, 2, 3]}}', b'{"files": [1]}'],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"\x00" * 50,
+        b"\xff\xfe",
+        b"[]",
+        b"3",
+        b"null",
+        b"{}",
+        b'{"files": 3}',
+        b'{"files": {"model.safetensors": 1}}',
+        b'{"files": {"model.safetensors": [1, 2, 3]}}',
+        b'{"files": [1]}',
+    ],
+)
 def test_a_seal_of_garbage_seals_nothing(tmp_path, garbage):
     before, newest = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
     (newest / SEAL).write_bytes(garbage)
     assert find(tmp_path) == (before, {newest: f"its {SEAL} cannot be read"})
 
 
-@pytest.mark.parametrize(("facts", "sound"), [
-    ({}, True), ({"finished": True}, True), ({"best_step": 1, "best": 0.5}, True), ({"best": "x"}, True),
-    ({"finished": "yes"}, False), ({"finished": None}, False), ({"best_step": 1}, False), ({"best_step": "1", "best": 1.0}, False), ({"best_step": True, "best": 1}, False),
-])
+@pytest.mark.parametrize(
+    ("facts", "sound"),
+    [
+        ({}, True),
+        ({"finished": True}, True),
+        ({"best_step": 1, "best": 0.5}, True),
+        ({"best": "x"}, True),
+        ({"finished": "yes"}, False),
+        ({"finished": None}, False),
+        ({"best_step": 1}, False),
+        ({"best_step": "1", "best": 1.0}, False),
+        ({"best_step": True, "best": 1}, False),
+    ],
+)
 def test_a_seal_may_say_less_but_nothing_of_another_kind(tmp_path, facts, sound):
     before, newest = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2, **facts)
     assert find(tmp_path).newest == (newest if sound else before)
@@ -138,7 +160,15 @@ def left(folder):
 
 @pytest.mark.parametrize(
     ("keep", "best", "remain"),
-    [(2, None, [30, 100]), (1, None, [100]), (1, 9, [9, 100]), (2, 100, [30, 100]), (2, 30, [30, 100]), (9, None, [9, 20, 30, 100]), (1, 7, [100])],
+    [
+        (2, None, [30, 100]),
+        (1, None, [100]),
+        (1, 9, [9, 100]),
+        (2, 100, [30, 100]),
+        (2, 30, [30, 100]),
+        (9, None, [9, 20, 30, 100]),
+        (1, 7, [100]),
+    ],
 )
 def test_the_newest_and_the_best_are_kept(tmp_path, keep, best, remain):
     for step in (9, 20, 30, 100):
@@ -178,21 +208,49 @@ def test_what_is_copied_loads_and_is_nothing_of_training(tmp_path):
     model.save_pretrained(source, max_shard_size="10KB")
     shards = {path.name for path in source.glob("model-*-of-*.safetensors")}
     assert len(shards) > 1
-    words = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "spiece.model",
-             "sentencepiece.bpe.model", "added_tokens.json", "chat_template.jinja"}   # fmt: skip
-    training = {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "rng_state_11.pth",
-                "trainer_state.json", "training_args.bin", "data.json", "pytorch_model_fsdp.bin", "whole.json.partial"}   # fmt: skip
+    words = {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "vocab.json",
+        "merges.txt",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "added_tokens.json",
+        "chat_template.jinja",
+    }
+    training = {
+        "optimizer.pt",
+        "optimizer.bin",
+        "scheduler.pt",
+        "scaler.pt",
+        "rng_state.pth",
+        "rng_state_0.pth",
+        "rng_state_11.pth",
+        "trainer_state.json",
+        "training_args.bin",
+        "data.json",
+        "pytorch_model_fsdp.bin",
+        "whole.json.partial",
+    }
     for name in words | training:
         (source / name).write_text("x")
     (source / "pytorch_model_fsdp_0").mkdir()
     seal(source)
     target.mkdir()
     copy_model(source, target)
-    assert set(os.listdir(target)) == shards | words | {"model.safetensors.index.json", "config.json", "generation_config.json"}
+    assert set(os.listdir(target)) == shards | words | {
+        "model.safetensors.index.json",
+        "config.json",
+        "generation_config.json",
+    }
     for name in words:
         (target / name).unlink()
     again = AutoModelForSeq2SeqLM.from_pretrained(target, use_safetensors=True)
-    assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+    )
 
 
 # Writing
@@ -201,7 +259,9 @@ def test_what_is_copied_loads_and_is_nothing_of_training(tmp_path):
 def test_files_reach_the_disk_before_they_are_declared_whole(tmp_path, monkeypatch):
     path = checkpoint(tmp_path, 1, sealed=False)
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}"))))
+    monkeypatch.setattr(
+        os, "fsync", lambda number: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}")))
+    )
     seal(path)
     assert sorted(synced[:-1]) == ["empty", "model.safetensors", "optimizer.bin"]
     assert synced[-1].startswith(f"{SEAL}.partial-")

@@ -34,7 +34,9 @@ DAMAGE = {
     "added_tokens.json is not one of its files": lambda folder: (folder / "added_tokens.json").write_text("{}"),
     "writing it did not finish": lambda folder: (folder / SEAL).unlink(),
     f"its {SEAL} cannot be read": lambda folder: (folder / SEAL).write_text("[" * 100_000),
-    f"its {SEAL} was changed": lambda folder: (folder / SEAL).write_text((folder / SEAL).read_text().replace("1024", "1025")),
+    f"its {SEAL} was changed": lambda folder: (folder / SEAL).write_text(
+        (folder / SEAL).read_text().replace("1024", "1025")
+    ),
 }
 
 

@@ -36,7 +36,7 @@ def test_help_answers_without_loading_torch_or_metrics():
     )
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert time.perf_counter() - start < 5   # half a second here; slow machines are not the program's fault
+    assert time.perf_counter() - start < 5  # half a second here; slow machines are not the program's fault
     assert json.loads(done.stdout.splitlines()[-1]) == [False, False]
     assert "explain" in done.stdout
 
@@ -53,7 +53,9 @@ def test_version_and_missing_command():
     assert run().returncode == 2
 
 
-@pytest.mark.parametrize("command", ["explain", "doctor", "train", "data stats", "bench head", "bench step", "bench train", "bench ngrams"])
+@pytest.mark.parametrize(
+    "command", ["explain", "doctor", "train", "data stats", "bench head", "bench step", "bench train", "bench ngrams"]
+)
 def test_help_has_examples_that_can_be_pasted(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
@@ -73,7 +75,10 @@ def test_explain_shows_windows_and_total():
     ("more", "message"),
     [
         (["--objective", "matchs(2)"], "error: unknown objective 'matchs'. Did you mean 'matches'?"),
-        (["--objective", "matches(2"], "error: expected ',' or ')', got the end of the text:\n  matches(2\n           ^\n"),
+        (
+            ["--objective", "matches(2"],
+            "error: expected ',' or ')', got the end of the text:\n  matches(2\n           ^\n",
+        ),
         (["--confidence", "0.9", "0.8"], "error: expected 1 confidence, or 6 (one for each word), got 2."),
         (["--confidence", "1.5"], "error: the confidence at position 1 must be above 0.143"),
         (["--candidate", " "], "error: the candidate has no words. Give a sentence in quotes."),
@@ -87,17 +92,36 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(more, message, capsys):
 
 
 def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
-    tiny = ["--model", "bart-tiny", "--count", "2", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]
+    tiny = [
+        "--model",
+        "bart-tiny",
+        "--count",
+        "2",
+        "--batch",
+        "2",
+        "--source",
+        "16",
+        "--target",
+        "8",
+        "--device",
+        "cpu",
+    ]
     assert main(["bench", "candidates", *tiny, "--json", str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[2:]] == ["ce", "the encoder alone", "ce + 10*rank(margin=0.001,alpha=2), 2 candidates"]
+    assert [line.split("  ")[0] for line in lines[2:]] == [
+        "ce",
+        "the encoder alone",
+        "ce + 10*rank(margin=0.001,alpha=2), 2 candidates",
+    ]
     plain, encoder, found = json.loads((tmp_path / "a.json").read_text())["rows"]
     parts = encoder["milliseconds"] + 3 * (plain["milliseconds"] - encoder["milliseconds"])
     assert found["to_parts"] == pytest.approx(found["milliseconds"] / parts)
     assert plain["to_parts"] is None
-    for change, sentence in ((["--objective", "ce"], "no term of 'ce' compares candidates. Add one, such as rank."),
-                             (["--source", "2000"], "bart-tiny has 1,024 positions, but 2,000 tokens were asked for."),
-                             (["--target", "0"], "expected numbers of at least 1, got 2, 2, 16 and 0.")):   # fmt: skip
+    for change, sentence in (
+        (["--objective", "ce"], "no term of 'ce' compares candidates. Add one, such as rank."),
+        (["--source", "2000"], "bart-tiny has 1,024 positions, but 2,000 tokens were asked for."),
+        (["--target", "0"], "expected numbers of at least 1, got 2, 2, 16 and 0."),
+    ):
         assert main(["bench", "candidates", *tiny, *change]) == 2
         assert sentence in capsys.readouterr().err
 
@@ -111,20 +135,32 @@ def test_bench_ngrams_shows_the_curve(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ngrams", "--objective", "bag(2)"], "reads more than [B, T] numbers. Use matches, rewards or precision here."),
+        (
+            ["ngrams", "--objective", "bag(2)"],
+            "reads more than [B, T] numbers. Use matches, rewards or precision here.",
+        ),
         (["ngrams", "--longest", "64"], "expected T of at least 128 and a batch of at least 1, got 64 and 4."),
-        (["step", "--model", "bart-tiny", "--batch", "0"], "expected a batch of at least 1 and lengths from 1 to 1024, got 0,"),
+        (
+            ["step", "--model", "bart-tiny", "--batch", "0"],
+            "expected a batch of at least 1 and lengths from 1 to 1024, got 0,",
+        ),
         (["step", "--model", "bart-tiny", "--target", "2000"], "lengths from 1 to 1024, got 16, 1024 and 2000."),
-        *(([kind, "--objective", "ce + rank"], "rank reads candidates, and bench has none. Leave it out of 'ce + rank'.")
-          for kind in ("head", "step", "train", "ngrams")),
+        *(
+            (
+                [kind, "--objective", "ce + rank"],
+                "rank reads candidates, and bench has none. Leave it out of 'ce + rank'.",
+            )
+            for kind in ("head", "step", "train", "ngrams")
+        ),
         (["head", "--objective", "ce", "ce + ce"], "ce is given twice in 'ce + ce'."),
         (["head", "--sizes", "huge"], "unknown size 'huge'. Choose from bart-16, "),
         pytest.param(
-            ["step", "--device", "cuda"], "no CUDA device found. Leave --device out",
+            ["step", "--device", "cuda"],
+            "no CUDA device found. Leave --device out",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
     ],
-)  # fmt: skip
+)
 def test_bench_refuses_what_it_cannot_measure(arguments, message, capsys):
     assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -133,19 +169,43 @@ def test_bench_refuses_what_it_cannot_measure(arguments, message, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--limit", "-1"], "--limit must be 0 or more, got -1."),
-        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--limit", str(2**40)], "--limit must be at most 4,294,967,295, got 1,099,511,627,776."),
-        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0."),
-        (["generate", "lead-3", "--data", "newswire", "--out", "x", "--batch-size", str(10**9)], "--batch-size must be at most 65,536, got 1,000,000,000."),
+        (
+            ["generate", "lead-3", "--data", "newswire", "--out", "x", "--limit", "-1"],
+            "--limit must be 0 or more, got -1.",
+        ),
+        (
+            ["generate", "lead-3", "--data", "newswire", "--out", "x", "--limit", str(2**40)],
+            "--limit must be at most 4,294,967,295, got 1,099,511,627,776.",
+        ),
+        (
+            ["generate", "lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"],
+            "--batch-size must be 1 or more, got 0.",
+        ),
+        (
+            ["generate", "lead-3", "--data", "newswire", "--out", "x", "--batch-size", str(10**9)],
+            "--batch-size must be at most 65,536, got 1,000,000,000.",
+        ),
         (["data", "stats", "newswire", "--limit", "-1"], "--limit must be 0 or more, got -1."),
-        (["reproduce", "cases", "--data", "newswire", "--runs", "x", "--limit", "-1"], "--limit must be 0 or more, got -1."),
-        (["reproduce", "cases", "--data", "newswire", "--runs", "x", "--seeds", "0"], "--seeds must be 1 or more, got 0."),
-        (["reproduce", "cases", "--data", "newswire", "--runs", "x", "--seeds", "1000000"], "--seeds must be at most 1,000, got 1,000,000."),
+        (
+            ["reproduce", "cases", "--data", "newswire", "--runs", "x", "--limit", "-1"],
+            "--limit must be 0 or more, got -1.",
+        ),
+        (
+            ["reproduce", "cases", "--data", "newswire", "--runs", "x", "--seeds", "0"],
+            "--seeds must be 1 or more, got 0.",
+        ),
+        (
+            ["reproduce", "cases", "--data", "newswire", "--runs", "x", "--seeds", "1000000"],
+            "--seeds must be at most 1,000, got 1,000,000.",
+        ),
         (["score", "a.jsonl", "--samples", "0"], "--samples must be 1 or more, got 0."),
         (["score", "a.jsonl", "--samples", str(10**12)], "--samples must be at most 1,000,000, got 1,000,000,000,000."),
         (["report", "a.jsonl", "--shuffles", "-1"], "--shuffles must be 0 or more, got -1."),
         (["score", "a.jsonl", "--seed", "-1"], "--seed must be 0 or more, got -1."),
-        (["bench", "step", "--model", "bart-tiny", "--batch", str(10**9)], "--batch must be at most 65,536, got 1,000,000,000."),
+        (
+            ["bench", "step", "--model", "bart-tiny", "--batch", str(10**9)],
+            "--batch must be at most 65,536, got 1,000,000,000.",
+        ),
         (["bench", "ngrams", "--longest", str(10**12)], "--longest must be at most 16,777,216, got 1,000,000,000,000."),
     ],
 )
@@ -162,7 +222,19 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
 
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 8, 101, 16))
     written, drawn = tmp_path / "head.json", tmp_path / "head.png"
-    arguments = ["bench", "head", "--sizes", "tiny", "--loops", "--device", "cpu", "--json", str(written), "--plot", str(drawn)]
+    arguments = [
+        "bench",
+        "head",
+        "--sizes",
+        "tiny",
+        "--loops",
+        "--device",
+        "cpu",
+        "--json",
+        str(written),
+        "--plot",
+        str(drawn),
+    ]
     assert main(arguments) == 0
     rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
     assert rows[head.STOCK]["to_stock"] == rows[head.FLOOR]["to_floor"] == 1
@@ -174,7 +246,19 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
 
 def test_bench_step_counts_documents_a_second(tmp_path, capsys):
     written = tmp_path / "step.json"
-    arguments = ["--model", "bart-tiny", "--batch", "2", "--source", "16", "--target", "8", "--loops", "--device", "cpu"]
+    arguments = [
+        "--model",
+        "bart-tiny",
+        "--batch",
+        "2",
+        "--source",
+        "16",
+        "--target",
+        "8",
+        "--loops",
+        "--device",
+        "cpu",
+    ]
     assert main(["bench", "step", *arguments, "--json", str(written)]) == 0
     rows = json.loads(written.read_text())["rows"]
     assert [row["what"] for row in rows][:3] == ["the model's own cross-entropy", "ce", "ce + matches(2,3,4)"]
@@ -194,7 +278,7 @@ def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
     from ngramloss.bench import step
     from ngramloss.bench.captured import Graph
 
-    def captured(run, clear):   # there is no GPU: the function itself stands for its graph
+    def captured(run, clear):  # there is no GPU: the function itself stands for its graph
         run()
         if not captures:
             raise RuntimeError("CUDA error:\nout of memory")
@@ -206,7 +290,10 @@ def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
     sizes = {"batch": 2, "source": 8, "target": 8, "precision": "fp32", "device": "cpu", "loops": False}
     _, *rows = step.measure("bart-tiny", [], captured=["ce + bag(2)", "ce", "matches(2)"], **sizes)
     assert [row.what for row in rows] == ["ce, captured", "ce + bag(2), captured", "matches(2), captured"]
-    assert [(row.milliseconds, row.gibibytes, row.added_milliseconds) for row in rows[:2]] == [(12, 0.5, 0), (20, 0.75, 4)]
+    assert [(row.milliseconds, row.gibibytes, row.added_milliseconds) for row in rows[:2]] == [
+        (12, 0.5, 0),
+        (20, 0.75, 4),
+    ]
     assert rows[1].docs_per_second == 100
     assert rows[2].why_not == "RuntimeError: CUDA error: out of memory"
 
@@ -221,7 +308,11 @@ def test_bench_head_captures_every_objective_on_a_gpu(monkeypatch):
     inputs = head.example(head.SIZES["tiny"], "cpu", torch.float32)
     names = [what for what, *_ in head.contestants(*inputs, objectives=head.OBJECTIVES, loops=False, capture=True)]
     assert names[-5:] == [f"ngramloss chunked fast, {objective}, captured" for objective in head.OBJECTIVES]
-    monkeypatch.setattr(head, "contestants", lambda *_, capture, **__: [(head.FLOOR, None, []), (head.STOCK, None, []), ("x, captured", None, [])])
+    monkeypatch.setattr(
+        head,
+        "contestants",
+        lambda *_, capture, **__: [(head.FLOOR, None, []), (head.STOCK, None, []), ("x, captured", None, [])],
+    )
     assert [row.milliseconds for row in head.measure(["tiny"], "cpu", torch.float32, loops=False)] == [2, 2, 1]
 
 
@@ -232,7 +323,10 @@ def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypat
 
     monkeypatch.setattr(step, "built", lambda name, **_: tiny("t5"))
     assert main(["bench", "step", "--loops", "--source", "8", "--target", "8", "--device", "cpu"]) == 2
-    assert "the paper's loops work only with BART, not with T5ForConditionalGeneration. Remove --loops." in capsys.readouterr().err
+    assert (
+        "the paper's loops work only with BART, not with T5ForConditionalGeneration. Remove --loops."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
@@ -289,17 +383,40 @@ def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert main(["doctor", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
-    assert list(known) == ["ngramloss", "python", "packages", "gpu", "chosen", "backends", "engines", "objectives", "metrics"]
+    assert list(known) == [
+        "ngramloss",
+        "python",
+        "packages",
+        "gpu",
+        "chosen",
+        "backends",
+        "engines",
+        "objectives",
+        "metrics",
+    ]
     assert known["packages"]["torch"] == version("torch")
     assert known["packages"].keys() == set(doctor.PACKAGES)
     assert known["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
     first = known["chosen"][0]
-    assert (first["device"], first["dtype"], first["backend"]) == ("cpu", "float32", chosen_backend(torch.device("cpu"), torch.float32).backend)
+    assert (first["device"], first["dtype"], first["backend"]) == (
+        "cpu",
+        "float32",
+        chosen_backend(torch.device("cpu"), torch.float32).backend,
+    )
     assert known["backends"] == BACKENDS
     assert known["engines"].keys() == set(ENGINES)
-    assert known["engines"]["hf"] == {"ready": True, "state": "ready", "version": version("transformers"), "precision": "fp32, bf16 or fp16"}
+    assert known["engines"]["hf"] == {
+        "ready": True,
+        "state": "ready",
+        "version": version("transformers"),
+        "precision": "fp32, bf16 or fp16",
+    }
     assert known["objectives"]["ce"] == {"ready": True, "state": "ready", "origin": None}
-    assert known["metrics"]["bleu"] == {"ready": False, "state": "needs the package sacrebleu: pip install 'ngramloss[score]'", "origin": None}
+    assert known["metrics"]["bleu"] == {
+        "ready": False,
+        "state": "needs the package sacrebleu: pip install 'ngramloss[score]'",
+        "origin": None,
+    }
     assert known["metrics"].keys() == set(METRICS)
     assert "\n".join(doctor.lines(known)) + "\n" == shown, "nothing is printed that JSON does not have"
 
@@ -311,13 +428,30 @@ def test_show_prints_the_recipe_as_it_would_be_run_and_stops(tmp_path, capsys, m
     from ngramloss import recipe
 
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "xsum", "--show", "--set", "train.seed=7", "--set", "objective=ce+matches(2)", "--on-bad-row", "skip"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "xsum",
+                "--show",
+                "--set",
+                "train.seed=7",
+                "--set",
+                "objective=ce+matches(2)",
+                "--on-bad-row",
+                "skip",
+            ]
+        )
+        == 0
+    )
     captured = capsys.readouterr()
     assert captured.err == ""
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine.toml").write_text(captured.out)
     assert recipe.differences(recipe.load("xsum"), recipe.load("mine.toml")) == [
-        "objective: 'ce + matches(2,3,4)' → 'ce + matches(2)'", "data.on_bad_row: 'error' → 'skip'", "train.seed: 42 → 7",
+        "objective: 'ce + matches(2,3,4)' → 'ce + matches(2)'",
+        "data.on_bad_row: 'error' → 'skip'",
+        "train.seed: 42 → 7",
     ]
     assert captured.out.endswith("\n")
     assert not captured.out.endswith("\n\n")
@@ -331,10 +465,18 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demmo"], "error: there is no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'demo'?\n"),
-        (["demo", "--set", "train.seed"], "error: --set takes key=value, got 'train.seed'; for example --set train.batch_size=8.\n"),
-        (["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
-         "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n"),
+        (
+            ["demmo"],
+            "error: there is no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'demo'?\n",
+        ),
+        (
+            ["demo", "--set", "train.seed"],
+            "error: --set takes key=value, got 'train.seed'; for example --set train.batch_size=8.\n",
+        ),
+        (
+            ["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
+            "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n",
+        ),
     ],
 )
 def test_train_tells_mistakes_without_making_a_folder(arguments, message, capsys, tmp_path, monkeypatch):
@@ -344,7 +486,9 @@ def test_train_tells_mistakes_without_making_a_folder(arguments, message, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["demo", "--on-bad-row", "drop"], ["demo", "--sat", "x=1"], ["demo", "cnndm"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["demo", "--on-bad-row", "drop"], ["demo", "--sat", "x=1"], ["demo", "cnndm"]]
+)
 def test_train_misused_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", *arguments])
@@ -372,7 +516,11 @@ def training(monkeypatch):
 
 def test_a_runs_folder_is_named_after_the_recipe_unless_told_otherwise(training, capsys):
     assert main(["train", "xsum", "--set", "objective=ce"]) == 0
-    assert (training["folder"], training["fresh"], training["settings"].objective) == (Path("runs/xsum-ce"), False, "ce")
+    assert (training["folder"], training["fresh"], training["settings"].objective) == (
+        Path("runs/xsum-ce"),
+        False,
+        "ce",
+    )
     assert capsys.readouterr() == ("", "a sentence\nnext: ngramloss generate runs/xsum-ce\n")
     assert main(["train", "xsum", "--run", "there", "--fresh"]) == 0
     assert (training["folder"], training["fresh"]) == (Path("there"), True)
@@ -388,7 +536,11 @@ def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
         (KeyboardInterrupt(), 130, "a sentence\nstopped.\n"),
         (OSError(28, "No space left on device", "runs/x"), 1, "a sentence\nerror: No space left on device: runs/x\n"),
         (OSError(28, "No space left on device"), 1, "a sentence\nerror: No space left on device\n"),
-        (OSError("the checkpoint could not be written."), 1, "a sentence\nerror: the checkpoint could not be written.\n"),
+        (
+            OSError("the checkpoint could not be written."),
+            1,
+            "a sentence\nerror: the checkpoint could not be written.\n",
+        ),
         (PermissionError(13, "Permission denied", "runs"), 1, "a sentence\nerror: Permission denied: runs\n"),
         (UserError("other settings"), 2, "a sentence\nerror: other settings\n"),
     ]:
@@ -398,21 +550,30 @@ def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
         assert capsys.readouterr().err == told
 
 
-@pytest.mark.parametrize("bug", [ValueError("a shape"), TypeError("a kind"), RuntimeError("a graph"), ModuleNotFoundError("x", name="ngramloss.x")])
+@pytest.mark.parametrize(
+    "bug",
+    [ValueError("a shape"), TypeError("a kind"), RuntimeError("a graph"), ModuleNotFoundError("x", name="ngramloss.x")],
+)
 def test_a_bug_of_ours_shows_its_traceback_and_is_not_blamed_on_the_user(training, capsys, bug):
     training["outcome"] = bug
     assert main(["train", "demo"]) == 1
     told = capsys.readouterr().err
     assert "Traceback (most recent call last)" in told
     assert f"{type(bug).__name__}: {bug}" in told
-    assert told.endswith("error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
-                         "with the traceback above and the output of `ngramloss doctor`.\n")
+    assert told.endswith(
+        "error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
+        "with the traceback above and the output of `ngramloss doctor`.\n"
+    )
 
 
 def test_a_lack_of_memory_is_no_bug_and_says_what_to_lower(training, capsys):
     import torch
 
-    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")):
+    for error in (
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+    ):
         training["outcome"] = error
         assert main(["train", "demo"]) == 1
         told = capsys.readouterr().err
@@ -432,9 +593,17 @@ def test_a_finished_training_names_the_next_command(training, capsys, monkeypatc
 # list
 
 
-@pytest.mark.parametrize(("what", "line"), [
-    ("objectives", "matches(2)"), ("objectives", "bag(2):original"), ("metrics", "rouge"), ("recipes", "xsum"), ("baselines", "lead-N"), ("baselines", "random-facts"),
-])
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("objectives", "matches(2)"),
+        ("objectives", "bag(2):original"),
+        ("metrics", "rouge"),
+        ("recipes", "xsum"),
+        ("baselines", "lead-N"),
+        ("baselines", "random-facts"),
+    ],
+)
 def test_list_has_a_line_for_each_name(what, line, capsys):
     assert main(["list", what]) == 0
     rows = dict(row.split("  ", 1) for row in capsys.readouterr().out.splitlines())
@@ -447,9 +616,18 @@ def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
     from ngramloss.generation.baselines import BASELINES
     from ngramloss.metrics.registry import METRICS
 
-    for what, names in {"objectives": OBJECTIVES, "metrics": METRICS, "recipes": recipe.builtin(), "baselines": BASELINES}.items():
+    for what, names in {
+        "objectives": OBJECTIVES,
+        "metrics": METRICS,
+        "recipes": recipe.builtin(),
+        "baselines": BASELINES,
+    }.items():
         assert main(["list", what]) == 0
-        listed = [re.split("[(:]", row)[0].split()[0] for row in capsys.readouterr().out.splitlines() if not row.startswith(" ")]
+        listed = [
+            re.split("[(:]", row)[0].split()[0]
+            for row in capsys.readouterr().out.splitlines()
+            if not row.startswith(" ")
+        ]
         assert set(listed) == set(names)
 
 
@@ -509,7 +687,25 @@ def test_stats_tells_bad_rows_and_stops(data, capsys):
 
 
 def test_stats_of_named_columns_splits_and_a_limit(data, capsys):
-    assert main(["data", "stats", data, "--source", "summary", "--target", "article", "--limit", "1", "--split", "train", "--json"]) == 0
+    assert (
+        main(
+            [
+                "data",
+                "stats",
+                data,
+                "--source",
+                "summary",
+                "--target",
+                "article",
+                "--limit",
+                "1",
+                "--split",
+                "train",
+                "--json",
+            ]
+        )
+        == 0
+    )
     (split,) = json.loads(capsys.readouterr().out)["splits"].values()
     assert (split["examples"], split["source_words"], split["target_words"]) == (1, 3, 5)
     assert main(["data", "stats", "newswire", "--split", "test", "dev", "--limit", "3", "--json"]) == 0

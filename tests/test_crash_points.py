@@ -14,7 +14,7 @@ from ngramloss.data import newswire
 pytestmark = pytest.mark.slow
 
 POINTS, SEED = 50, 20261115
-PARTS = 2   # tests of their own, so that two processes can share them
+PARTS = 2  # tests of their own, so that two processes can share them
 RECIPE = """
 objective = "ce + matches(2)"
 [data]
@@ -52,13 +52,19 @@ def report(place, kind, *numbers, best="ce"):
     """What ``crashes.py`` found out, in one process that forks."""
     (place / "data").mkdir()
     for split, count in (("train", 40), ("validation", 6)):
-        rows = [json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items(split, count)]
+        rows = [
+            json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items(split, count)
+        ]
         (place / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
     (place / "tiny.toml").write_text(RECIPE.format(data=place / "data", best=best))
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "crashes.py"), str(place), kind, *map(str, numbers)],
-        capture_output=True, text=True, check=False, env={**os.environ, **settings}, timeout=550,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **settings},
+        timeout=550,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -73,7 +79,9 @@ def test_after_a_kill_at_any_of_fifty_points_the_same_command_ends_at_the_same_w
     found = report(tmp_path, "killed", SEED, POINTS, part, PARTS)
     outcomes = found["outcomes"]
     assert len(outcomes) == POINTS / PARTS
-    assert [one["kill_at"] for one in outcomes[: 10 // PARTS]] == list(range(1, 11))[part::PARTS], "the first moments are among them"
+    assert [one["kill_at"] for one in outcomes[: 10 // PARTS]] == list(range(1, 11))[part::PARTS], (
+        "the first moments are among them"
+    )
     assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * len(outcomes)
     assert found["operations"] > 150
     assert not wrong(outcomes)

@@ -77,7 +77,9 @@ def solid(text):
 # ── formats ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-PACKINGS = [(kind, compression) for kind in WRITERS for compression in COMPRESSED if kind != ".parquet" or not compression]
+PACKINGS = [
+    (kind, compression) for kind in WRITERS for compression in COMPRESSED if kind != ".parquet" or not compression
+]
 
 
 @pytest.mark.parametrize(("kind", "compression"), PACKINGS)
@@ -160,10 +162,14 @@ def test_limit_takes_the_first_examples_and_reads_no_further(tmp_path):
         load(str(tmp_path / "mine.jsonl"), "train", limit=151)
 
 
-@pytest.mark.parametrize(("rows", "limit", "steps"), [(250, 0, [100, 100, 50]), (200, 0, [100, 100, 0]), (250, 120, [100, 20]), (3, 0, [3])])
+@pytest.mark.parametrize(
+    ("rows", "limit", "steps"), [(250, 0, [100, 100, 50]), (200, 0, [100, 100, 0]), (250, 120, [100, 20]), (3, 0, [3])]
+)
 def test_reading_reports_how_many_rows_it_has_read(tmp_path, monkeypatch, rows, limit, steps):
     monkeypatch.setattr(examples_room, "STEP", 100)
-    name = written(tmp_path / "mine.jsonl", json_lines([{"source": f"a{number}", "target": "b"} for number in range(rows)]))
+    name = written(
+        tmp_path / "mine.jsonl", json_lines([{"source": f"a{number}", "target": "b"} for number in range(rows)])
+    )
     counted = []
     found = load(name, "train", limit=limit, progress=counted.append)
     assert counted == steps
@@ -199,10 +205,14 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(tmp_path, monkeyp
     with pytest.raises(ValueError, match=r"reading .*mine.parquet needs the package 'pyarrow'.*ngramloss\[hf\]"):
         load(written(tmp_path / "mine.parquet", b""), "train")
     monkeypatch.setitem(sys.modules, "pysbd", None)
-    with pytest.raises(ValueError, match=r"splitting sentences by rules needs the package 'pysbd'.*ngramloss\[metrics\]"):
+    with pytest.raises(
+        ValueError, match=r"splitting sentences by rules needs the package 'pysbd'.*ngramloss\[metrics\]"
+    ):
         sentences("A. B.")
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(ValueError, match=r"splitting sentences by rules needs the package 'sentencex'.*ngramloss\[hf\]"):
+    with pytest.raises(
+        ValueError, match=r"splitting sentences by rules needs the package 'sentencex'.*ngramloss\[hf\]"
+    ):
         sentences("A. B.", "sentencex")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"reading EdinburghNLP/xsum from the hub needs the package 'datasets'"):
@@ -265,7 +275,10 @@ def test_a_csv_text_that_is_not_utf8_is_a_bad_row(tmp_path):
 
 
 def test_a_bad_item_of_a_json_list_is_named_with_its_line(tmp_path):
-    name = written(tmp_path / "mine.json", '[\n {"text": "a", "summary": "b"},\n\n {"text": "a"}, 5,\n {"text": "c", "summary": "d"}\n]')
+    name = written(
+        tmp_path / "mine.json",
+        '[\n {"text": "a", "summary": "b"},\n\n {"text": "a"}, 5,\n {"text": "c", "summary": "d"}\n]',
+    )
     found = load(name, "train", on_bad_row="skip")
     assert found.examples == [Example("1", "a", "b"), Example("4", "c", "d")]
     assert found.skipped == [BadRow(name, 4, "no column 'summary'"), BadRow(name, 4, "expected a JSON object, got int")]
@@ -273,9 +286,13 @@ def test_a_bad_item_of_a_json_list_is_named_with_its_line(tmp_path):
 
 def test_a_bad_parquet_row_is_named_with_its_number(tmp_path):
     arrow = pytest.importorskip("pyarrow")
-    latin = arrow.StringArray.from_buffers(3, arrow.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0"), arrow.py_buffer(b"a\xe9c"))
+    latin = arrow.StringArray.from_buffers(
+        3, arrow.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0"), arrow.py_buffer(b"a\xe9c")
+    )
     content = io.BytesIO()
-    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"source": latin, "target": ["x", "y", None]}), content)
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.table({"source": latin, "target": ["x", "y", None]}), content
+    )
     name = written(tmp_path / "mine.parquet", content.getvalue())
     found = load(name, "train", on_bad_row="skip")
     assert found.examples == [Example("1", "a", "x")]
@@ -321,7 +338,10 @@ def test_skipping_every_row_is_an_error(tmp_path):
                 load(name, "train", on_bad_row=on_bad_row)
 
 
-@pytest.mark.parametrize(("content", "kind"), [("", ".jsonl"), ("\n \n", ".jsonl"), ("", ".csv"), ("source,target\n", ".csv"), ("[ ]", ".json")])
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [("", ".jsonl"), ("\n \n", ".jsonl"), ("", ".csv"), ("source,target\n", ".csv"), ("[ ]", ".json")],
+)
 def test_a_file_without_rows_is_an_error(tmp_path, content, kind):
     with pytest.raises(ValueError, match=r"the split 'train' of .*mine\..* has no rows"):
         load(written(tmp_path / f"mine{kind}", content), "train")
@@ -343,7 +363,9 @@ def test_a_truncated_file_is_told_in_a_sentence_even_when_bad_rows_are_skipped(t
 @pytest.mark.parametrize("at", [10, 1000])
 @pytest.mark.parametrize("compression", [".gz", ".xz", ".bz2"])
 def test_a_damaged_file_is_told_in_a_sentence(tmp_path, compression, at):
-    whole = bytearray(COMPRESSED[compression](json_lines([{"source": f"{number}", "target": "b"} for number in range(5000)])))
+    whole = bytearray(
+        COMPRESSED[compression](json_lines([{"source": f"{number}", "target": "b"} for number in range(5000)]))
+    )
     whole[at : at + 50] = b"\xff" * 50
     with pytest.raises(ValueError, match=r"mine.jsonl.* is truncated or damaged"):
         load(written(tmp_path / f"mine.jsonl{compression}", bytes(whole)), "train", on_bad_row="skip")
@@ -378,18 +400,25 @@ def test_a_json_list_must_be_whole(tmp_path, content):
 
 def test_a_damaged_parquet_file_is_told_in_a_sentence(tmp_path):
     pytest.importorskip("pyarrow")
-    with pytest.raises(ValueError, match=r"mine.parquet cannot be read as Parquet: .*[^.]\. Copy or create the file again"):
+    with pytest.raises(
+        ValueError, match=r"mine.parquet cannot be read as Parquet: .*[^.]\. Copy or create the file again"
+    ):
         load(written(tmp_path / "mine.parquet", b"PAR1 and nothing more"), "train")
 
 
 @pytest.mark.parametrize("end", [".doc", ".gz", ".parquet.gz", ""])
 def test_a_format_that_the_name_does_not_tell_is_an_error(tmp_path, end):
-    with pytest.raises(ValueError, match=r"unknown file format: .*mine.*Expected a name that ends in one of .jsonl, .ndjson, .json, .csv, .tsv, .txt, .parquet"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown file format: .*mine.*Expected a name that ends in one of .jsonl, .ndjson, .json, .csv, .tsv, .txt, .parquet",
+    ):
         load(written(tmp_path / f"mine{end}", GOOD), "train")
 
 
 def test_csv_columns_need_names_of_their_own(tmp_path):
-    with pytest.raises(ValueError, match=r"mine.csv:1: column names must be unique, but \['text'\] occur more than once"):
+    with pytest.raises(
+        ValueError, match=r"mine.csv:1: column names must be unique, but \['text'\] occur more than once"
+    ):
         load(written(tmp_path / "mine.csv", "text,text,summary\na,b,c\n"), "train")
 
 
@@ -420,13 +449,23 @@ def test_usual_columns_are_found(present, expected):
 def test_given_columns_win_and_are_not_taken_twice():
     assert columns(["document", "summary", "body"], "here", source="body") == ("body", "summary", None, ())
     assert columns(["document", "summary", "output"], "here", source="summary") == ("summary", "output", None, ())
-    assert columns(["document", "text", "title"], "here", target="document", source=None) == ("text", "document", None, ())
+    assert columns(["document", "text", "title"], "here", target="document", source=None) == (
+        "text",
+        "document",
+        None,
+        (),
+    )
 
 
 def test_columns_that_cannot_be_found_are_asked_for():
-    with pytest.raises(ValueError, match=r"cannot find the source column of here. Its columns are 'body', 'summary', .*data.source = \"…\""):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot find the source column of here. Its columns are 'body', 'summary', .*data.source = \"…\"",
+    ):
         columns(["body", "summary"], "here")
-    with pytest.raises(ValueError, match=r"cannot find the target column of here. .*called summary, .* or tgt\. .*--target"):
+    with pytest.raises(
+        ValueError, match=r"cannot find the target column of here. .*called summary, .* or tgt\. .*--target"
+    ):
         columns(["text", "title"], "here")
     with pytest.raises(ValueError, match=r"Its columns are '" + "x" * 39 + "…', .* and 5 more, and"):
         columns(["x" * 50] + [str(number) for number in range(24)], "here")
@@ -435,9 +474,13 @@ def test_columns_that_cannot_be_found_are_asked_for():
 
 
 def test_a_given_column_that_is_absent_is_corrected():
-    with pytest.raises(ValueError, match=r"here has no column 'sumary' for the target \(did you mean 'summary'\?\). Its columns are"):
+    with pytest.raises(
+        ValueError, match=r"here has no column 'sumary' for the target \(did you mean 'summary'\?\). Its columns are"
+    ):
         columns(["text", "summary"], "here", target="sumary")
-    with pytest.raises(ValueError, match=r"here has no column 'zzz' for the source\. Its columns are 'text', 'summary'"):
+    with pytest.raises(
+        ValueError, match=r"here has no column 'zzz' for the source\. Its columns are 'text', 'summary'"
+    ):
         columns(["text", "summary"], "here", source="zzz")
     with pytest.raises(ValueError, match=r"must be different columns, but both are 'text'"):
         columns(["text", "summary"], "here", source="text", target="text")
@@ -492,13 +535,17 @@ def test_a_folder_lists_its_splits_when_another_is_asked_for(tmp_path, folder):
     with pytest.raises(FileNotFoundError, match=r"set has no split 'validation'; its splits are \['test', 'train'\]"):
         load(str(folder), "validation")
     written(tmp_path / "empty" / "notes.txt", "")
-    with pytest.raises(FileNotFoundError, match=r"empty has no data files. Expected names like train.jsonl.*contains notes.txt"):
+    with pytest.raises(
+        FileNotFoundError, match=r"empty has no data files. Expected names like train.jsonl.*contains notes.txt"
+    ):
         load(str(tmp_path / "empty"), "train")
 
 
 def test_a_split_in_two_files_is_ambiguous(folder):
     written(folder / "train.csv", separated(ROWS))
-    with pytest.raises(ValueError, match=r"expected one file for the split 'train' of .*, got \['train.csv', 'train.jsonl'\]"):
+    with pytest.raises(
+        ValueError, match=r"expected one file for the split 'train' of .*, got \['train.csv', 'train.jsonl'\]"
+    ):
         load(str(folder), "train")
 
 
@@ -507,10 +554,14 @@ def test_numbered_parts_make_one_split(tmp_path):
         written(tmp_path / f"train-0000{number}-of-00003.jsonl", json_lines([row]))
     assert load(str(tmp_path), "train").examples == EXAMPLES
     (tmp_path / "train-00001-of-00003.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"the split 'train' of .* is incomplete: it has only the parts \['train-00000"):
+    with pytest.raises(
+        FileNotFoundError, match=r"the split 'train' of .* is incomplete: it has only the parts \['train-00000"
+    ):
         load(str(tmp_path), "train")
     (tmp_path / "train-00002-of-00003.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"is incomplete: it has only the parts \['train-00000-of-00003.jsonl'\]"):
+    with pytest.raises(
+        FileNotFoundError, match=r"is incomplete: it has only the parts \['train-00000-of-00003.jsonl'\]"
+    ):
         load(str(tmp_path), "train")
     assert load(str(tmp_path / "train-00000-of-00003.jsonl"), "train").examples == EXAMPLES[:1]
 
@@ -518,19 +569,28 @@ def test_numbered_parts_make_one_split(tmp_path):
 def test_a_single_file_is_the_training_split(tmp_path):
     name = written(tmp_path / "mine.csv", separated(ROWS))
     assert split_names(name) == ["train"]
-    with pytest.raises(ValueError, match=r"mine.csv is a single file, so it has only the split 'train', not 'test'.*train=.*mine.csv,test=FILE"):
+    with pytest.raises(
+        ValueError,
+        match=r"mine.csv is a single file, so it has only the split 'train', not 'test'.*train=.*mine.csv,test=FILE",
+    ):
         load(name, "test")
 
 
 def test_splits_may_be_given_file_by_file(tmp_path):
     files = {"train": ".jsonl", "val": ".csv", "test": ".parquet"}
-    name = ", ".join(f"{split}={written(tmp_path / f'{split}{kind}', WRITERS[kind](ROWS))}" for split, kind in files.items())
+    name = ", ".join(
+        f"{split}={written(tmp_path / f'{split}{kind}', WRITERS[kind](ROWS))}" for split, kind in files.items()
+    )
     assert split_names(name) == ["train", "validation", "test"]
-    assert {load(name, split).fingerprint for split in ("train", "dev", "test")} == {examples_room.fingerprint(EXAMPLES)}
+    assert {load(name, split).fingerprint for split in ("train", "dev", "test")} == {
+        examples_room.fingerprint(EXAMPLES)
+    }
 
 
 def test_files_given_split_by_split_are_checked(tmp_path):
-    with pytest.raises(ValueError, match=r"expected train=FILE,validation=FILE,test=FILE, got 'train=a.csv,b.csv': 'b.csv' is no"):
+    with pytest.raises(
+        ValueError, match=r"expected train=FILE,validation=FILE,test=FILE, got 'train=a.csv,b.csv': 'b.csv' is no"
+    ):
         load("train=a.csv,b.csv", "train")
     with pytest.raises(ValueError, match=r"one file for each split, got 'validation' twice"):
         load("val=a.csv,dev=b.csv", "train")
@@ -548,9 +608,13 @@ def test_an_absent_file_names_what_is_near(tmp_path):
     written(tmp_path / "reviews.jsonl", GOOD)
     with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*review.jsonl. Did you mean reviews.jsonl"):
         load(str(tmp_path / "review.jsonl"), "train")
-    with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*zzz. The folder .* contains reviews.jsonl\."):
+    with pytest.raises(
+        FileNotFoundError, match=r"no such file or folder: .*zzz. The folder .* contains reviews.jsonl\."
+    ):
         load(str(tmp_path / "zzz"), "train")
-    with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*mine.csv. The folder .* contains reviews.jsonl\."):
+    with pytest.raises(
+        FileNotFoundError, match=r"no such file or folder: .*mine.csv. The folder .* contains reviews.jsonl\."
+    ):
         load(str(tmp_path / "sub" / "sub" / "mine.csv"), "train")
     for number in range(12):
         written(tmp_path / "many" / f"{number:02}", "")
@@ -577,7 +641,14 @@ def test_an_empty_folder_is_said_to_be_empty(tmp_path):
         load(str(tmp_path), "train")
 
 
-@pytest.mark.parametrize(("name", "said"), [("xsun", "Did you mean 'xsum'?"), ("newswires", "Did you mean 'newswire'?"), ("qqq", "Known names are newswire, cnn_dailymail")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("xsun", "Did you mean 'xsum'?"),
+        ("newswires", "Did you mean 'newswire'?"),
+        ("qqq", "Known names are newswire, cnn_dailymail"),
+    ],
+)
 def test_an_unknown_name_is_corrected(name, said):
     with pytest.raises(ValueError, match=rf"unknown data set '{name}'.*") as caught:
         load(name, "train")
@@ -660,7 +731,9 @@ def test_a_data_set_of_the_real_library_is_read(monkeypatch):
 def test_an_unreachable_hub_points_to_local_files(hub, name):
     hub.answer = ConnectionError("Couldn't reach it on the Hub (LocalEntryNotFoundError)\nand more")
     for attempt in (lambda: load(name, "test"), lambda: split_names(name)):
-        with pytest.raises(FileNotFoundError, match=rf"cannot load '{name}': tried the data set .*/.* on the Hugging Face hub") as caught:
+        with pytest.raises(
+            FileNotFoundError, match=rf"cannot load '{name}': tried the data set .*/.* on the Hugging Face hub"
+        ) as caught:
             attempt()
         said = str(caught.value)
         assert "(ConnectionError: Couldn't reach it on the Hub (LocalEntryNotFoundError))" in said
@@ -680,7 +753,10 @@ def test_a_local_folder_of_a_known_name_is_pointed_out(hub, tmp_path, monkeypatc
 
 def test_a_split_that_the_hub_does_not_have_is_a_bad_value(hub):
     hub.answer = ValueError("Unknown split \"validation\". Should be one of ['train'].")
-    with pytest.raises(ValueError, match=r"cannot load 'xsum'.*ValueError: Unknown split \"validation\". Should be one of \['train'\]\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot load 'xsum'.*ValueError: Unknown split \"validation\". Should be one of \['train'\]\)",
+    ):
         load("xsum", "validation")
 
 
@@ -701,14 +777,18 @@ def test_newswire_is_made_here():
     assert found.examples[0] == (item.id, item.document, item.summary, ())
     assert found.fingerprint == load("newswire", "validation", limit=3, seed=0).fingerprint
     assert found.fingerprint != load("newswire", "validation", limit=3, seed=1).fingerprint
-    with pytest.raises(ValueError, match=r"newswire has no split 'tset'; choose from \['train', 'validation', 'test'\]"):
+    with pytest.raises(
+        ValueError, match=r"newswire has no split 'tset'; choose from \['train', 'validation', 'test'\]"
+    ):
         load("newswire", "tset")
 
 
 def test_no_more_of_newswire_is_made_than_is_asked_for(monkeypatch):
     newswire = pytest.importorskip("ngramloss.data.newswire")
     asked, items = [], newswire.items
-    monkeypatch.setattr(newswire, "items", lambda split, count=None, *, seed=0: asked.append((split, count, seed)) or items(split, 4))
+    monkeypatch.setattr(
+        newswire, "items", lambda split, count=None, *, seed=0: asked.append((split, count, seed)) or items(split, 4)
+    )
     load("newswire", "train", limit=2, seed=5)
     load("newswire", "test")
     assert asked == [("train", 2, 5), ("test", None, 0)]
@@ -729,9 +809,34 @@ def test_a_text_without_words_has_no_sentences(splitter):
     assert sentences("", splitter) == sentences(" \n\t\u2028 ", splitter) == []
 
 
-odd_text = st.text(st.sampled_from("aB1 .!?…\"'”’()[]{}|\\*+^$&#@,;:–—•\n\r\t\u2028\u00a0ß€∯ȸȹƪ☉☇☈☄☏☍☝♟☺ȠϟⅤ"), max_size=60)
+odd_text = st.text(
+    st.sampled_from("aB1 .!?…\"'”’()[]{}|\\*+^$&#@,;:–—•\n\r\t\u2028\u00a0ß€∯ȸȹƪ☉☇☈☄☏☍☝♟☺ȠϟⅤ"), max_size=60
+)
 phrases = st.lists(
-    st.sampled_from(["Dr.", "U.S.", "e.g.", "a", "He said", '"No."', "'s", "1.", "(i)", "...", ". . .", "http://a.b/c?d", "??", "&ᓰ&", "p.m.", "\n", "No.", "Yes!", "–", "3.5"]),
+    st.sampled_from(
+        [
+            "Dr.",
+            "U.S.",
+            "e.g.",
+            "a",
+            "He said",
+            '"No."',
+            "'s",
+            "1.",
+            "(i)",
+            "...",
+            ". . .",
+            "http://a.b/c?d",
+            "??",
+            "&ᓰ&",
+            "p.m.",
+            "\n",
+            "No.",
+            "Yes!",
+            "–",
+            "3.5",
+        ]
+    ),
     max_size=14,
 ).map(" ".join)
 
@@ -758,7 +863,9 @@ def test_a_line_that_pysbd_spoils_is_split_at_endings(segment, monkeypatch):
 
 
 def test_wrong_splitters_and_languages_are_told():
-    with pytest.raises(ValueError, match=r"unknown splitter 'nltk'; choose from \['sentencex', 'pysbd', 'newline', 'period'\]"):
+    with pytest.raises(
+        ValueError, match=r"unknown splitter 'nltk'; choose from \['sentencex', 'pysbd', 'newline', 'period'\]"
+    ):
         sentences("A.", "nltk")
     with pytest.raises(ValueError, match="the language must be auto or a code of two letters such as de, got 'German'"):
         sentences("A.", language="German")
@@ -777,14 +884,26 @@ def test_another_language_has_rules_of_its_own(splitter):
 
 def test_sentencex_splits_a_plain_text_at_line_ends_and_by_its_rules():
     text = "Mr. Smith paid $3.50 in the U.S. on Jan. 5. Did he?  Yes!\nA line\n\n\tends one. "
-    assert sentences(text, "sentencex") == ["Mr. Smith paid $3.50 in the U.S. on Jan. 5.", "Did he?", "Yes!", "A line", "ends one."]
+    assert sentences(text, "sentencex") == [
+        "Mr. Smith paid $3.50 in the U.S. on Jan. 5.",
+        "Did he?",
+        "Yes!",
+        "A line",
+        "ends one.",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ('"It did not work," Horner added. "We have not put on a show.', ['"It did not work," Horner added.', '"We have not put on a show.']),
-        ('Adam: "I have seen 3 "when are you going?" Racist incidents here."', ['Adam: "I have seen 3 "when are you going?"', 'Racist incidents here."']),
+        (
+            '"It did not work," Horner added. "We have not put on a show.',
+            ['"It did not work," Horner added.', '"We have not put on a show.'],
+        ),
+        (
+            'Adam: "I have seen 3 "when are you going?" Racist incidents here."',
+            ['Adam: "I have seen 3 "when are you going?"', 'Racist incidents here."'],
+        ),
         ("Nobody came.It rained.", ["Nobody came.", "It rained."]),
     ],
 )
@@ -792,24 +911,41 @@ def test_quotes_stay_with_their_sentence(text, parts):
     assert sentences(text, "sentencex") == parts
 
 
-@pytest.mark.parametrize("segment", [lambda language, line: [line[:5]], lambda language, line: [line, line], lambda language, line: 1 / 0])
+@pytest.mark.parametrize(
+    "segment", [lambda language, line: [line[:5]], lambda language, line: [line, line], lambda language, line: 1 / 0]
+)
 def test_a_line_that_sentencex_spoils_is_split_at_endings(segment, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", types.SimpleNamespace(segment=segment))
-    assert sentences('One. "Two!" Three 3.5? (Four.) five', "sentencex") == ["One.", '"Two!"', "Three 3.5?", "(Four.)", "five"]
+    assert sentences('One. "Two!" Three 3.5? (Four.) five', "sentencex") == [
+        "One.",
+        '"Two!"',
+        "Three 3.5?",
+        "(Four.)",
+        "five",
+    ]
 
 
 def test_many_texts_are_split_alike_by_one_process_and_by_two():
     texts = [f"Mr. {number} came. He left." for number in range(sentences_room.IN_PROCESS + 5)]
     done = []
     found = split_many(texts, processes=2, progress=done.append)
-    assert found == split_many(texts, processes=1) == [[f"Mr. {number} came.", "He left."] for number in range(len(texts))]
+    assert (
+        found == split_many(texts, processes=1) == [[f"Mr. {number} came.", "He left."] for number in range(len(texts))]
+    )
     assert done == sorted(done)
     assert done[-1] == len(texts)
 
 
 @pytest.mark.parametrize(
     ("count", "splitter", "processes", "workers"),
-    [(199, "pysbd", 4, 1), (200, "pysbd", 4, 4), (200, "newline", 4, 1), (200, "sentencex", 4, 1), (200, "pysbd", None, 3), (200, "pysbd", 1, 1)],
+    [
+        (199, "pysbd", 4, 1),
+        (200, "pysbd", 4, 4),
+        (200, "newline", 4, 1),
+        (200, "sentencex", 4, 1),
+        (200, "pysbd", None, 3),
+        (200, "pysbd", 1, 1),
+    ],
 )
 def test_processes_are_started_only_where_they_pay(count, splitter, processes, workers, monkeypatch):
     monkeypatch.setattr(sentences_room, "_processors", lambda: 3)
@@ -828,7 +964,9 @@ def test_no_texts_make_no_sentences():
 # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 PAIRS = [
-    Example("1", "The cat sat on the mat. It's 3.5 o'clock.\nThe well-known cat slept.", "A cat sat on the mat.\nA cat sat."),
+    Example(
+        "1", "The cat sat on the mat. It's 3.5 o'clock.\nThe well-known cat slept.", "A cat sat on the mat.\nA cat sat."
+    ),
     Example("2", "Nothing here. At all!", "Nothing HERE"),
     Example("3", "One.", "One."),
 ]
@@ -837,7 +975,7 @@ PAIRS = [
 def test_standard_figures_by_hand():
     found = statistics(PAIRS)
     assert found.examples == 3
-    assert found.source_words_total == (6 + 3 + 4) + 4 + 1   # … the mat | it's 3.5 o'clock | the well-known cat slept
+    assert found.source_words_total == (6 + 3 + 4) + 4 + 1  # … the mat | it's 3.5 o'clock | the well-known cat slept
     assert (found.source_sentences_total, found.target_sentences_total) == (3 + 2 + 1, 2 + 1 + 1)
     assert found.target_words_total == 9 + 2 + 1
     # "a cat" and "mat a" are new; "cat sat", "sat on", "on the", "the mat" are not. "a cat" comes twice, and so does "cat sat".
@@ -849,9 +987,9 @@ def test_standard_figures_by_hand():
 
 def test_released_figures_by_hand():
     found = statistics(PAIRS, rules="released")
-    assert found.source_words_total == 12 + 4 + 1          # "o'clock.\nThe" is one piece between spaces
+    assert found.source_words_total == 12 + 4 + 1  # "o'clock.\nThe" is one piece between spaces
     assert found.target_words_total == 8 + 2 + 1
-    assert found.source_sentences_total == 5 + 2 + 2       # at 3.5 too, and an empty piece after the last full stop
+    assert found.source_sentences_total == 5 + 2 + 2  # at 3.5 too, and an empty piece after the last full stop
     assert found.target_sentences_total == 2 + 1 + 1
     # A cat | cat sat | sat on | on the | the mat. | mat. A | A cat | cat sat. : new are A cat, mat. A, cat sat.
     assert found.novel_bigrams == pytest.approx(100 * (3 / 7 + 1) / 2)
@@ -898,7 +1036,11 @@ def test_composed_and_decomposed_letters_make_the_same_words():
 def test_statistics_refuse_what_they_cannot_count():
     with pytest.raises(ValueError, match="expected at least one example for statistics, got none"):
         statistics([])
-    for attempt in (lambda: statistics(PAIRS, rules="own"), lambda: measurement("newswire", rules="own"), lambda: table("a", {}, rules="own")):
+    for attempt in (
+        lambda: statistics(PAIRS, rules="own"),
+        lambda: measurement("newswire", rules="own"),
+        lambda: table("a", {}, rules="own"),
+    ):
         with pytest.raises(ValueError, match=r"unknown rules 'own'; choose from \['standard', 'released'\]"):
             attempt()
 
@@ -919,7 +1061,13 @@ def test_a_table_stands_in_columns_with_its_definitions():
     assert r"\w+" in table("mine.csv", {"train": found})
 
 
-@pytest.mark.parametrize(("name", "row"), [("cnndm", "paper  287K/13K/11K  690.90  42.38  49.08   3.81  62.22"), ("EdinburghNLP/xsum", "paper  204K/11K/11K  431.07  19.77  23.26   1.00  88.13")])
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("cnndm", "paper  287K/13K/11K  690.90  42.38  49.08   3.81  62.22"),
+        ("EdinburghNLP/xsum", "paper  204K/11K/11K  431.07  19.77  23.26   1.00  88.13"),
+    ],
+)
 def test_the_papers_own_figures_stand_beside_the_data_sets_it_used(name, row):
     found = statistics(PAIRS, rules="released")
     assert row in table(name, {"test": found}).splitlines()
@@ -941,13 +1089,17 @@ def test_a_measurement_says_which_rows_it_is_of(folder):
     written(folder / "train.jsonl", json_lines(ROWS) + b"broken\n")
     with pytest.raises(ValueError, match=r"train.jsonl:4: malformed JSON"):
         measurement(str(folder), rules="released")
-    found = measurement(str(folder), splits=["train"], rules="released", on_bad_row="skip", limit=0, source="summary", target="document")
+    found = measurement(
+        str(folder), splits=["train"], rules="released", on_bad_row="skip", limit=0, source="summary", target="document"
+    )
     record = json.loads(json.dumps(found.record(), allow_nan=False))
     train = record["splits"]["train"]
     assert (record["rules"], train["examples"], len(train["skipped"])) == ("released", 3, 1)
     assert train["skipped"][0].endswith("train.jsonl:4: malformed JSON: Expecting value at column 1")
     assert train["source_words"] == pytest.approx((2 + 2 + 6) / 3)
-    assert train["fingerprint"] == examples_room.fingerprint([Example(row["id"], row["summary"], row["document"]) for row in ROWS])
+    assert train["fingerprint"] == examples_room.fingerprint(
+        [Example(row["id"], row["summary"], row["document"]) for row in ROWS]
+    )
     assert measurement(str(folder), splits=["test"], rules="released", limit=2).statistics["test"].examples == 2
 
 
@@ -961,12 +1113,18 @@ def real(name):
 @pytest.mark.parametrize(("name", "target"), [("xsum_test", "summary"), ("cnndm_test", "highlights")])
 def test_a_folder_of_released_files_loads_by_the_name_of_a_file(name, target):
     rows = read_rows(STORIES / name, "documents_partial")
-    assert load(str(STORIES / name), "documents_partial").examples == [Example(row["id"], row["document"], row[target]) for row in rows]
+    assert load(str(STORIES / name), "documents_partial").examples == [
+        Example(row["id"], row["document"], row[target]) for row in rows
+    ]
 
 
 def test_dialogsum_loads_whole():
     name = real("dialogsum")
-    assert {split: len(load(name, split).examples) for split in split_names(name)} == {"train": 12460, "validation": 500, "test": 500}
+    assert {split: len(load(name, split).examples) for split in split_names(name)} == {
+        "train": 12460,
+        "validation": 500,
+        "test": 500,
+    }
     assert load(name, "train", limit=1).examples[0].id == "train_0"
     found = measurement(name, splits=["test"], rules="released").statistics["test"]
     assert (round(found.source_words, 2), round(found.novel_bigrams, 2)) == (126.96, 84.49)
@@ -974,14 +1132,23 @@ def test_dialogsum_loads_whole():
 
 def test_multi30k_loads_whole():
     name = real("multi30k_en_de")
-    assert {split: len(load(name, split).examples) for split in split_names(name)} == {"train": 29000, "validation": 1014, "test": 1000}
-    assert load(name, "test").examples[0] == ("1", "A man in an orange hat starring at something.", "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.", ())
+    assert {split: len(load(name, split).examples) for split in split_names(name)} == {
+        "train": 29000,
+        "validation": 1014,
+        "test": 1000,
+    }
+    assert load(name, "test").examples[0] == (
+        "1",
+        "A man in an orange hat starring at something.",
+        "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",
+        (),
+    )
 
 
 @pytest.mark.parametrize(("name", "known"), [("xsum_test", "xsum"), ("cnndm_test", "cnn_dailymail")])
 def test_the_released_rules_come_near_the_papers_novel_bigrams(name, known):
     found = measurement(real(name), splits=["documents_partial"], rules="released").statistics["documents_partial"]
-    assert found.novel_bigrams == pytest.approx(PAPER[known].novel_bigrams, abs=0.6)   # a part of the test set alone
+    assert found.novel_bigrams == pytest.approx(PAPER[known].novel_bigrams, abs=0.6)  # a part of the test set alone
 
 
 def test_real_dialogues_lose_nothing_in_splitting():
@@ -989,7 +1156,10 @@ def test_real_dialogues_lose_nothing_in_splitting():
         assert solid("".join(sentences(entry.source))) == solid(entry.source)
 
 
-@pytest.mark.parametrize(("text", "sentences_of_it"), [("It rained on the mat, Dr. Who said. " * 6_000, 6_000), ("word " * 40_000, None), ("x" * 200_000, None)])
+@pytest.mark.parametrize(
+    ("text", "sentences_of_it"),
+    [("It rained on the mat, Dr. Who said. " * 6_000, 6_000), ("word " * 40_000, None), ("x" * 200_000, None)],
+)
 def test_a_line_of_200_000_characters_is_split_in_time_and_loses_nothing(text, sentences_of_it):
     from ngramloss.data.sentences import sentences
 

@@ -12,7 +12,7 @@ from ngramloss.gpu import decoding
 pytestmark = pytest.mark.slow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16   # Triton's interpreter has no products in bf16
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # Triton's interpreter has no products in bf16
 CLOSE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, HALF: {"atol": 2e-2, "rtol": 2e-2}}
 
 
@@ -24,7 +24,7 @@ def drawn(*shape, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize(("V", "room", "count"), [(5, 5, 3), (4096, 4160, 4), (9000, 9024, 12), (4097, 4097, 2)])
 def test_the_best_of_each_row_and_its_sum(V, room, count, dtype):
     logits = drawn(6, room, dtype=dtype)[:, :V]
-    logits[0, 1:] = -torch.inf   # all but one ruled out
+    logits[0, 1:] = -torch.inf  # all but one ruled out
     logits[1] = -torch.inf
     values, tokens, sums = decoding.top(logits, count)
     torch.testing.assert_close(sums, logits.float().logsumexp(-1), atol=1e-5, rtol=1e-5)
@@ -52,11 +52,16 @@ def test_attention_to_texts_that_several_beams_wrote(position, d, biased, dtype)
     before = [each.clone() for each in cached]
     origin = torch.randint(K, (B, K, L), generator=torch.Generator().manual_seed(5)).to(DEVICE)
     bias = drawn(H, L, seed=6) if biased else None
-    found = decoding.attend_to_text(queries, keys, values, cached, origin, torch.tensor(position, device=DEVICE), scale=0.3, bias=bias)
+    found = decoding.attend_to_text(
+        queries, keys, values, cached, origin, torch.tensor(position, device=DEVICE), scale=0.3, bias=bias
+    )
     for k in range(K):
         for b in range(B):
             rows = [[each[b * K + origin[b, k, t], :, t] for t in range(position)] for each in before]
-            texts = [torch.stack([*row, new[b, k].view(H, d)], 1).float() for row, new in zip(rows, (keys, values), strict=True)]   # [H, t, d]
+            texts = [
+                torch.stack([*row, new[b, k].view(H, d)], 1).float()
+                for row, new in zip(rows, (keys, values), strict=True)
+            ]  # [H, t, d]
             scores = torch.einsum("hd,htd->ht", queries[b, k].view(H, d).float(), texts[0]) * 0.3
             scores = scores if bias is None else scores + bias[:, : position + 1]
             expected = torch.einsum("ht,htd->hd", scores.softmax(-1), texts[1]).flatten()
@@ -75,20 +80,33 @@ def test_attention_of_all_beams_to_their_source(K, S, d, dtype):
     lengths = torch.tensor([S, 1, S // 2], device=DEVICE)
     mask = (torch.arange(S, device=DEVICE) < lengths[:, None])[:, None, None]
     split = queries.view(B, K, H, d).transpose(1, 2).float()
-    expected = scaled_dot_product_attention(split, keys.float(), values.float(), attn_mask=mask, scale=0.4).transpose(1, 2).reshape(B, K, -1)
+    expected = (
+        scaled_dot_product_attention(split, keys.float(), values.float(), attn_mask=mask, scale=0.4)
+        .transpose(1, 2)
+        .reshape(B, K, -1)
+    )
     found = decoding.attend_to_source(queries, keys, values, lengths, scale=0.4)
     torch.testing.assert_close(found.float(), expected, **CLOSE[dtype])
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
-@pytest.mark.parametrize(("family", "changes"), [
-    ("bart", {"num_beams": 3, "no_repeat_ngram_size": 2}), ("t5", {"num_beams": 2, "min_length": 5, "forced_eos_token_id": 7}), ("t5", {}),
-])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("bart", {"num_beams": 3, "no_repeat_ngram_size": 2}),
+        ("t5", {"num_beams": 2, "min_length": 5, "forced_eos_token_id": 7}),
+        ("t5", {}),
+    ],
+)
 def test_texts_with_all_kernels_are_those_of_hf(family, changes, monkeypatch):
     model = tiny(family)
     search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=8, **changes)
     expected = written(hf, model, search, SOURCES[:3])
     begin = decoders.Decoder.__init__
-    monkeypatch.setattr(decoders.Decoder, "__init__", lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0])
+    monkeypatch.setattr(
+        decoders.Decoder,
+        "__init__",
+        lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0],
+    )
     monkeypatch.setattr(beams, "_top", decoding.top)
     assert written(graph, model, search, SOURCES[:3]) == expected

@@ -18,8 +18,8 @@ def test_shares_and_confidence_of_matched_windows():
     labels = torch.tensor([[1, 2, 3, 4, 5], [6, 7, -100, -100, -100]])
     predicted = torch.tensor([[2, 3, 3, 4, 9], [6, 7, 6, 7, 6]])
     watched = JointLoss("ce + matches(2)").diagnose(sure(predicted), labels)
-    assert watched["matched/2"].item() == pytest.approx(3 / 5)       # 2 3, 3 4 and 6 7, of five real windows
-    assert watched["placed/2"].item() == pytest.approx(2 / 5)        # 3 4 and 6 7
+    assert watched["matched/2"].item() == pytest.approx(3 / 5)  # 2 3, 3 4 and 6 7, of five real windows
+    assert watched["placed/2"].item() == pytest.approx(2 / 5)  # 3 4 and 6 7
     assert watched["confidence/2"].item() == pytest.approx(0.81)
 
 
@@ -27,10 +27,16 @@ def test_every_n_of_the_objective_is_watched_once():
     logits, labels = torch.zeros(1, 4, 10), torch.tensor([[1, 2, 3, 4]])
     watched = JointLoss("ce + matches(2,3) + bleu(3,4)").diagnose(logits, labels)
     assert [name for name in watched if name.startswith("matched/")] == ["matched/2", "matched/3", "matched/4"]
-    assert [name for name in watched if name.startswith("floor/")] == ["floor/matches(2)", "floor/matches(3)", "floor/bleu(3,4)"]
+    assert [name for name in watched if name.startswith("floor/")] == [
+        "floor/matches(2)",
+        "floor/matches(3)",
+        "floor/bleu(3,4)",
+    ]
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.part.per == "sequence" and str(c.term) != "precision(1):released"], ids=repr)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.part.per == "sequence" and str(c.term) != "precision(1):released"], ids=repr
+)
 @given(batch=batches())
 @settings(max_examples=30, deadline=None)
 def test_no_prediction_goes_below_the_floor_and_the_certain_one_reaches_it(case, batch):

@@ -25,7 +25,19 @@ pytestmark = [pytest.mark.docs, pytest.mark.usefixtures("own_cache")]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDE = ["start", "adopt", "choose", "train", "generate", "candidates", "score", "reproduce", "scaling", "add_objective", "add_metric"]
+GUIDE = [
+    "start",
+    "adopt",
+    "choose",
+    "train",
+    "generate",
+    "candidates",
+    "score",
+    "reproduce",
+    "scaling",
+    "add_objective",
+    "add_metric",
+]
 REFERENCE = ["objectives", "metrics", "performance", "results", "compared_systems", "log"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
@@ -40,10 +52,22 @@ SHELL = ("echo", "mkdir", "ls", "head")
 """Programs that are run as they are."""
 
 TINY = (
-    "model.width=16", "model.heads=2", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1",
-    "model.vocabulary=400", "data.limit=40", "data.validation_limit=4", "data.max_source=48", "data.max_target=16",
-    "train.max_steps=2", "train.warmup_steps=0", "generation.num_beams=1", "generation.min_length=0", "generation.max_length=12",
-)  # fmt: skip
+    "model.width=16",
+    "model.heads=2",
+    "model.feed_forward=16",
+    "model.encoder_layers=1",
+    "model.decoder_layers=1",
+    "model.vocabulary=400",
+    "data.limit=40",
+    "data.validation_limit=4",
+    "data.max_source=48",
+    "data.max_target=16",
+    "train.max_steps=2",
+    "train.warmup_steps=0",
+    "generation.num_beams=1",
+    "generation.min_length=0",
+    "generation.max_length=12",
+)
 FEW = ("--limit", "4")
 
 
@@ -95,11 +119,23 @@ def smaller(arguments, tiny_model):
     if verb == "reproduce":
         options = parser().parse_args(arguments)
         base = Path(options.runs or f"runs/reproduce-{options.data}") / "base" / "model"
-        shutil.copytree(tiny_model, base, dirs_exist_ok=True)   # is trained already
+        shutil.copytree(tiny_model, base, dirs_exist_ok=True)  # is trained already
         rows = [] if options.objectives else ["--objectives", "ce", "ce + matches(2,3,4)"]
         return [*arguments, *limit, *settings(*TINY), "--seeds", str(min(2, options.seeds)), *rows]
     if arguments[:2] == ["bench", "step"]:
-        return [*arguments, "--model", "bart-tiny", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]
+        return [
+            *arguments,
+            "--model",
+            "bart-tiny",
+            "--batch",
+            "2",
+            "--source",
+            "16",
+            "--target",
+            "8",
+            "--device",
+            "cpu",
+        ]
     if arguments[:2] == ["bench", "train"]:
         tiny = "--model bart-tiny --batch 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
         return [*arguments, *tiny.split()]
@@ -107,7 +143,23 @@ def smaller(arguments, tiny_model):
         tiny = "--model bart-tiny --batch 2 --source 16 --length 8 --repeats 1 --device cpu"
         return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "candidates"]:
-        return [*arguments, *["--model", "bart-tiny", "--count", "2", "--batch", "2", "--source", "16", "--target", "8", "--device", "cpu"]]
+        return [
+            *arguments,
+            *[
+                "--model",
+                "bart-tiny",
+                "--count",
+                "2",
+                "--batch",
+                "2",
+                "--source",
+                "16",
+                "--target",
+                "8",
+                "--device",
+                "cpu",
+            ],
+        ]
     if arguments[:2] == ["bench", "ngrams"]:
         return [*arguments, "--longest", "128", "--device", "cpu"]
     return arguments
@@ -214,9 +266,9 @@ def _run(page, arguments, shown, folders, tiny_model, capsys):
     capsys.readouterr()
     code, printed = main(given), capsys.readouterr()
     assert bool(code) == fails, printed.err
-    seen = re.sub(r"[^\n]*\r", "", printed.err)   # a terminal shows what follows the last carriage return
+    seen = re.sub(r"[^\n]*\r", "", printed.err)  # a terminal shows what follows the last carriage return
     printed = seen if fails else printed.out.replace(f"ngramloss:{__version__}", "ngramloss:0.1.0")
-    whole = fails or arguments[0] in ("explain", "data") or "--show" in arguments   # what no smaller run can change
+    whole = fails or arguments[0] in ("explain", "data") or "--show" in arguments  # what no smaller run can change
     if page in folders.shortened and not whole:
         printed, shown = without_figures(printed), without_figures(shown)
     assert agrees(printed, shown) or not (shown.strip() or whole), printed
@@ -261,7 +313,7 @@ def test_python_in_the_documentation_runs_and_prints_the_text_after_it(
     page, line, text, shown, mark, folders, left, monkeypatch, capsys
 ):
     monkeypatch.chdir(folders.of(page))
-    program = compile("\n" * (line - 1) + text, page, "exec")   # a traceback names the line of the page
+    program = compile("\n" * (line - 1) + text, page, "exec")  # a traceback names the line of the page
     if mark != "goes on":
         left[page] = {"__name__": "__main__"}, {}
     names, registered = left[page]
@@ -290,7 +342,9 @@ def test_every_objective_and_variant_is_documented_under_its_name(name):
 
 def test_the_guide_says_why_a_block_is_not_run():
     guide = {ROOT / "docs" / f"{name}.md" for name in GUIDE}
-    silent = [f"{called(page)}:{line}" for page, block, line in blocks() if page in guide and block["mark"] == "not run"]
+    silent = [
+        f"{called(page)}:{line}" for page, block, line in blocks() if page in guide and block["mark"] == "not run"
+    ]
     assert not silent, "say what is needed: <!-- needs … -->"
 
 

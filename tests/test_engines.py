@@ -33,6 +33,8 @@ pytest.importorskip("ctranslate2")
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 FAMILIES = ["bart", "mbart", "pegasus", "marian", "m2m_100", "t5", "mt5", "umt5"]
+
+
 def many():
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(4, 13, (length % 9 + 1,), generator=generator).tolist() for length in range(300)]
@@ -40,25 +42,46 @@ def many():
 
 # The same texts
 
-lengths = st.integers(2, 14).flatmap(lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most)))
-searches = st.fixed_dictionaries({
-    "num_beams": st.integers(1, 6), "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": st.sampled_from([0, 2, 3]),
-    "early_stopping": st.sampled_from([True, True, True, False]), "renormalize_logits": st.sampled_from([True, True, None]),
-    "forced_bos_token_id": st.sampled_from([None, None, 4]), "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
-    "num_return_sequences": st.sampled_from([1, 1, 2]),
-})   # fmt: skip
+lengths = st.integers(2, 14).flatmap(
+    lambda most: st.tuples(st.sampled_from([0, 3, most // 2, most]).map(lambda least: min(least, most)), st.just(most))
+)
+searches = st.fixed_dictionaries(
+    {
+        "num_beams": st.integers(1, 6),
+        "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
+        "no_repeat_ngram_size": st.sampled_from([0, 2, 3]),
+        "early_stopping": st.sampled_from([True, True, True, False]),
+        "renormalize_logits": st.sampled_from([True, True, None]),
+        "forced_bos_token_id": st.sampled_from([None, None, 4]),
+        "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
+        "num_return_sequences": st.sampled_from([1, 1, 2]),
+    }
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-@given(searches, lengths, st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12]), st.booleans(), st.sampled_from([None, None, models.PAD, 3]), st.integers(0, 2))
-def test_ctranslate2_writes_the_texts_of_hf_token_for_token_wherever_it_says_so(family, drawn, length, end, forced, start, seed):
+@given(
+    searches,
+    lengths,
+    st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12]),
+    st.booleans(),
+    st.sampled_from([None, None, models.PAD, 3]),
+    st.integers(0, 2),
+)
+def test_ctranslate2_writes_the_texts_of_hf_token_for_token_wherever_it_says_so(
+    family, drawn, length, end, forced, start, seed
+):
     """The end token is one of several, because a random model writes some of them often and others never."""
     assume(drawn["num_return_sequences"] <= drawn["num_beams"])
     model = tiny(family, seed)
-    if family == "m2m_100":   # to hf, a padding token in a text shifts the positions after it
+    if family == "m2m_100":  # to hf, a padding token in a text shifts the positions after it
         drawn = {**drawn, "bad_words_ids": [[models.PAD]]}
-    ends = {"eos_token_id": end, "forced_eos_token_id": end if forced else None, "decoder_start_token_id": end if start is None else start}
+    ends = {
+        "eos_token_id": end,
+        "forced_eos_token_id": end if forced else None,
+        "decoder_start_token_id": end if start is None else start,
+    }
     search = with_settings(model, **drawn, **ends, min_length=length[0], max_length=length[1])
     assume(not [*ct2.unsupported(model, search), *ct2.differences(model, search, precision="fp32")])
     assert written(ct2, model, search) == written(hf, model, search)
@@ -71,18 +94,31 @@ def test_texts_that_reach_the_greatest_length_are_ranked_as_hf_ranks_them(family
     for end, penalty, least in itertools.product((3, 7, 10, 12), (0.5, 2.0), (0, most - 4, most - 3)):
         model = tiny(family, 1)
         ends = {"eos_token_id": end, "forced_eos_token_id": end, "decoder_start_token_id": end}
-        search = with_settings(model, num_beams=4, max_length=most, min_length=least, length_penalty=penalty, renormalize_logits=True, **ends)
+        search = with_settings(
+            model,
+            num_beams=4,
+            max_length=most,
+            min_length=least,
+            length_penalty=penalty,
+            renormalize_logits=True,
+            **ends,
+        )
         assert written(ct2, model, search, many()) == written(hf, model, search, many())
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_the_best_hypotheses_are_those_of_hf_in_their_order(penalty):
     model = tiny("t5", 1)
-    search = with_settings(model, num_beams=4, num_return_sequences=3, length_penalty=penalty, eos_token_id=7, decoder_start_token_id=7)
+    search = with_settings(
+        model, num_beams=4, num_return_sequences=3, length_penalty=penalty, eos_token_id=7, decoder_start_token_id=7
+    )
     assert written(ct2, model, search, many()) == written(hf, model, search, many())
 
 
-@pytest.mark.parametrize("lengths", [{"max_new_tokens": 6, "max_length": None}, {"max_new_tokens": 6, "min_new_tokens": 3}, {"max_length": None}])
+@pytest.mark.parametrize(
+    "lengths",
+    [{"max_new_tokens": 6, "max_length": None}, {"max_new_tokens": 6, "min_new_tokens": 3}, {"max_length": None}],
+)
 def test_lengths_may_be_counted_in_new_tokens_or_not_be_named(lengths):
     model = tiny("m2m_100", 2)
     with_settings(model)
@@ -108,8 +144,29 @@ def test_the_end_token_is_that_of_the_generation_settings():
 @pytest.mark.parametrize("architecture", ["bart", "mbart", "m2m100", "pegasus", "marian", "t5"])
 def test_models_from_scratch_are_served_as_they_are_trained(architecture):
     torch.manual_seed(0)
-    model = from_scratch(Model("scratch", architecture=architecture, width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, init_std=0.5), tiny_tokenizers.ours()).eval()
-    prepare_generation(model, Generation(num_beams=3, min_length=4, max_length=16, no_repeat_ngram_size=0 if architecture == "t5" else 3, renormalize=True))
+    model = from_scratch(
+        Model(
+            "scratch",
+            architecture=architecture,
+            width=16,
+            heads=2,
+            encoder_layers=1,
+            decoder_layers=1,
+            feed_forward=16,
+            init_std=0.5,
+        ),
+        tiny_tokenizers.ours(),
+    ).eval()
+    prepare_generation(
+        model,
+        Generation(
+            num_beams=3,
+            min_length=4,
+            max_length=16,
+            no_repeat_ngram_size=0 if architecture == "t5" else 3,
+            renormalize=True,
+        ),
+    )
     search = search_of(model)
     assert not [*ct2.unsupported(model, search), *ct2.differences(model, search, precision="fp32")]
     assert written(ct2, model, search) == written(hf, model, search)
@@ -119,7 +176,10 @@ def test_the_paper_s_settings_are_the_same_if_they_renormalise():
     model = tiny("bart")
     for name in ("xsum", "cnndm"):
         for renormalize in (False, True):
-            prepare_generation(model, recipe.changed(recipe.load(name), [f"generation.renormalize={str(renormalize).lower()}"]).generation)
+            prepare_generation(
+                model,
+                recipe.changed(recipe.load(name), [f"generation.renormalize={str(renormalize).lower()}"]).generation,
+            )
             reasons = list(ct2.differences(model, search_of(model), precision="fp32"))
             assert (not reasons) == renormalize
 
@@ -127,18 +187,21 @@ def test_the_paper_s_settings_are_the_same_if_they_renormalise():
 # Where texts may differ
 
 
-@pytest.mark.parametrize(("settings", "reason"), [
-    ({"num_beams": 2, "early_stopping": False}, "always stops as with generation.early_stopping = true"),
-    ({"num_beams": 2, "min_length": 5}, "always works as with generation.renormalize = true"),
-    ({"num_beams": 2, "no_repeat_ngram_size": 2}, "always works as with generation.renormalize = true"),
-    ({"num_beams": 2, "bad_words_ids": [[1]]}, "always works as with generation.renormalize = true"),
-    ({"no_repeat_ngram_size": 2, "decoder_start_token_id": 3}, "the start token is a part of the n-grams"),
-    ({"no_repeat_ngram_size": 1}, "the start token is a part of the n-grams"),
-    ({"num_beams": 2, "forced_bos_token_id": 6}, "never writes an empty text"),
-    ({"num_beams": 2, "forced_eos_token_id": 2, "num_return_sequences": 2}, "are ranked differently"),
-    ({"num_beams": 2, "forced_eos_token_id": 2, "length_penalty": -1.0}, "are ranked differently"),
-    ({"do_sample": True, "top_k": 0}, "draws other random numbers"),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"num_beams": 2, "early_stopping": False}, "always stops as with generation.early_stopping = true"),
+        ({"num_beams": 2, "min_length": 5}, "always works as with generation.renormalize = true"),
+        ({"num_beams": 2, "no_repeat_ngram_size": 2}, "always works as with generation.renormalize = true"),
+        ({"num_beams": 2, "bad_words_ids": [[1]]}, "always works as with generation.renormalize = true"),
+        ({"no_repeat_ngram_size": 2, "decoder_start_token_id": 3}, "the start token is a part of the n-grams"),
+        ({"no_repeat_ngram_size": 1}, "the start token is a part of the n-grams"),
+        ({"num_beams": 2, "forced_bos_token_id": 6}, "never writes an empty text"),
+        ({"num_beams": 2, "forced_eos_token_id": 2, "num_return_sequences": 2}, "are ranked differently"),
+        ({"num_beams": 2, "forced_eos_token_id": 2, "length_penalty": -1.0}, "are ranked differently"),
+        ({"do_sample": True, "top_k": 0}, "draws other random numbers"),
+    ],
+)
 def test_settings_with_which_texts_may_differ_are_named_and_auto_leaves_them_to_hf(settings, reason):
     model, told = tiny("bart"), []
     search = with_settings(model, **settings)
@@ -151,7 +214,17 @@ def test_settings_with_which_texts_may_differ_are_named_and_auto_leaves_them_to_
     assert told[-1] == f"engine ctranslate2: texts may differ from those of hf, because {only}."
 
 
-@pytest.mark.parametrize("settings", [{}, {"min_length": 5}, {"no_repeat_ngram_size": 2}, {"num_beams": 2}, {"forced_bos_token_id": 6}, {"num_beams": 2, "num_return_sequences": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"min_length": 5},
+        {"no_repeat_ngram_size": 2},
+        {"num_beams": 2},
+        {"forced_bos_token_id": 6},
+        {"num_beams": 2, "num_return_sequences": 2},
+    ],
+)
 def test_greedy_search_and_plain_beams_are_the_same_without_renormalising(settings):
     model = tiny("bart")
     assert not list(ct2.differences(model, with_settings(model, **settings), precision="fp32"))
@@ -174,16 +247,26 @@ def test_int8_is_taken_by_name_only_and_says_that_it_differs():
     assert loaded.facts == {"name": "ctranslate2-int8", "precision": "int8"}
     assert told[-1] == "engine ctranslate2-int8: texts may differ from those of hf, because it computes in int8."
     assert [len(texts) for texts in loaded.write(SOURCES)] == [1] * len(SOURCES)
-    assert [(name, engine.automatic) for name, engine in engines.ENGINES.items() if engine.automatic] == [("graph", "cuda"), ("ctranslate2", "cpu")]
+    assert [(name, engine.automatic) for name, engine in engines.ENGINES.items() if engine.automatic] == [
+        ("graph", "cuda"),
+        ("ctranslate2", "cpu"),
+    ]
 
 
-@pytest.mark.parametrize(("family", "settings", "reason"), [
-    ("led", {}, "it has no models of the kind 'led', only bart, mbart"),
-    ("bart", {"repetition_penalty": 1.3}, "it does not know these generation settings of the model: repetition_penalty"),
-    ("bart", {"bad_words_ids": [[5, 6]]}, "it does not know these generation settings of the model: bad_words_ids"),
-    ("bart", {"forced_eos_token_id": 1}, "ends its longest texts with another token"),
-    ("bart", {"forced_eos_token_id": 2, "max_length": 2}, "a text of at most 2 tokens has none between"),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "settings", "reason"),
+    [
+        ("led", {}, "it has no models of the kind 'led', only bart, mbart"),
+        (
+            "bart",
+            {"repetition_penalty": 1.3},
+            "it does not know these generation settings of the model: repetition_penalty",
+        ),
+        ("bart", {"bad_words_ids": [[5, 6]]}, "it does not know these generation settings of the model: bad_words_ids"),
+        ("bart", {"forced_eos_token_id": 1}, "ends its longest texts with another token"),
+        ("bart", {"forced_eos_token_id": 2, "max_length": 2}, "a text of at most 2 tokens has none between"),
+    ],
+)
 def test_what_ctranslate2_cannot_do_is_refused_by_name_and_left_to_hf_by_auto(family, settings, reason):
     model, told = tiny(family), []
     search = with_settings(model, **settings)
@@ -201,12 +284,18 @@ def test_on_a_gpu_auto_is_hf_for_a_family_that_graph_does_not_serve():
         device, dtype, config, eval = torch.device("cuda"), model.dtype, model.config, model.eval
 
     assert engines.load("auto", OnGpu(), search, say=told.append).name == "hf"
-    assert told == ["engine hf; graph is not used: it serves bart, mbart, pegasus, marian, m2m_100, t5, mt5, umt5, not prophetnet."]
+    assert told == [
+        "engine hf; graph is not used: it serves bart, mbart, pegasus, marian, m2m_100, t5, mt5, umt5, not prophetnet."
+    ]
 
 
-@pytest.mark.parametrize(("changes", "reason"), [
-    ({"encoder_no_repeat_ngram_size": 1}, "encoder_no_repeat_ngram_size"), ({"remove_invalid_values": True}, "remove_invalid_values"),
-])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"encoder_no_repeat_ngram_size": 1}, "encoder_no_repeat_ngram_size"),
+        ({"remove_invalid_values": True}, "remove_invalid_values"),
+    ],
+)
 def test_a_setting_that_is_1_or_true_counts_unless_that_is_its_default(changes, reason):
     model = copy.deepcopy(tiny("bart"))
     model.generation_config.update(repetition_penalty=1.0, typical_p=1.0, epsilon_cutoff=0.0)
@@ -237,17 +326,24 @@ def test_the_precision_is_that_of_the_weights_and_is_recorded():
 
 
 def test_an_unknown_engine_gets_the_nearest_name():
-    with pytest.raises(UserError, match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, graph, ctranslate2, ctranslate2-int8."):
+    with pytest.raises(
+        UserError,
+        match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, graph, ctranslate2, ctranslate2-int8.",
+    ):
         engines.load("ctranslate", tiny("bart"), with_settings(tiny("bart")), say=silent)
 
 
 def test_without_its_package_it_is_refused_by_name_and_left_to_hf_by_auto(monkeypatch):
     monkeypatch.setattr(engines, "installed", lambda package: None if package == "ctranslate2" else "1")
     model, told = tiny("bart"), []
-    with pytest.raises(UserError, match=r"the engine ctranslate2 needs the package ctranslate2: pip install 'ngramloss\[fast\]'."):
+    with pytest.raises(
+        UserError, match=r"the engine ctranslate2 needs the package ctranslate2: pip install 'ngramloss\[fast\]'."
+    ):
         engines.load("ctranslate2", model, with_settings(model), say=silent)
     assert engines.load("auto", model, with_settings(model), say=told.append).name == "hf"
-    assert told == ["engine hf; ctranslate2 is not used: it needs the package ctranslate2: pip install 'ngramloss[fast]'."]
+    assert told == [
+        "engine hf; ctranslate2 is not used: it needs the package ctranslate2: pip install 'ngramloss[fast]'."
+    ]
 
 
 # Conversion
@@ -304,11 +400,22 @@ def differ(model, whole=conversion._specification):
 
 
 @pytest.mark.usefixtures("empty_cache")
-@pytest.mark.parametrize(("name", "instead", "sentence"), [
-    ("_raise_if_different", refuse, "cannot write the converted model to .*ctranslate2: No space left on device. Make room there, or name another folder with NGRAMLOSS_CACHE"),
-    ("_specification", fail, "BartForConditionalGeneration cannot be converted for ctranslate2: KeyError: 'activation'"),
-    ("_specification", differ, "the converted model has other probabilities"),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "instead", "sentence"),
+    [
+        (
+            "_raise_if_different",
+            refuse,
+            "cannot write the converted model to .*ctranslate2: No space left on device. Make room there, or name another folder with NGRAMLOSS_CACHE",
+        ),
+        (
+            "_specification",
+            fail,
+            "BartForConditionalGeneration cannot be converted for ctranslate2: KeyError: 'activation'",
+        ),
+        ("_specification", differ, "the converted model has other probabilities"),
+    ],
+)
 def test_a_failed_conversion_is_a_sentence_and_leaves_nothing_in_the_cache(monkeypatch, name, instead, sentence):
     model, told = tiny("bart"), []
     search = with_settings(model)
@@ -375,7 +482,9 @@ def test_samples_of_ctranslate2_are_not_sorted_by_their_probability():
     model = tiny("bart")
     search = with_settings(model, do_sample=True, top_k=0, num_return_sequences=4)
     words = [[str(token) for token in source] for source in many()]
-    by_probability = ct2._translate(ct2._translator(model, search, "fp32", silent), search, words, hypotheses=4, steps=11)
+    by_probability = ct2._translate(
+        ct2._translator(model, search, "fp32", silent), search, words, hypotheses=4, steps=11
+    )
     sorted_texts = [[[search.start, *map(int, text)] for text in result.hypotheses] for result in by_probability]
     texts = written(ct2, model, search, many())
     assert [sorted(row) for row in texts] == [sorted(row) for row in sorted_texts]
@@ -390,7 +499,9 @@ def test_a_batch_has_as_many_documents_as_the_budget_allows():
     lengths = [9, 8, 8, 3, 3, 2, 1, 1, 1]
 
     def sizes(budget):
-        made = batching.batches(lengths, lambda some: [[0] * length for length in some], lambda some, _: some, budget, say=silent)
+        made = batching.batches(
+            lengths, lambda some: [[0] * length for length in some], lambda some, _: some, budget, say=silent
+        )
         return [batch for batch, _ in made]
 
     assert sizes(batching.Budget(documents=4)) == [[9, 8, 8, 3], [3, 2, 1, 1], [1]]
@@ -413,7 +524,10 @@ def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost():
     made = list(batching.batches(documents, lambda some: [[0]] * len(some), write, batching.Budget(), say=told.append))
     assert [document for batch, _ in made for document in batch] == documents
     assert asked == [10, 5, 2, 2, 2, 2, 2]
-    assert told == ["10 documents did not fit into the memory; going on with 5 at a time.", "5 documents did not fit into the memory; going on with 2 at a time."]
+    assert told == [
+        "10 documents did not fit into the memory; going on with 5 at a time.",
+        "5 documents did not fit into the memory; going on with 2 at a time.",
+    ]
     with pytest.raises(torch.OutOfMemoryError):
         list(batching.batches([1], lambda some: [[0]], lambda *_: write([0] * 4, 0), batching.Budget(), say=silent))
 
@@ -434,8 +548,13 @@ def run(tmp_path_factory):
     """A finished run, as training leaves it."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
     torch.manual_seed(0)
-    settings = recipe.load("demo", ["data.max_source=20", "generation.num_beams=3", "generation.max_length=14", "model.architecture=bart"])
-    model = from_scratch(Model("scratch", width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, init_std=0.5), tiny_tokenizers.ours())
+    settings = recipe.load(
+        "demo", ["data.max_source=20", "generation.num_beams=3", "generation.max_length=14", "model.architecture=bart"]
+    )
+    model = from_scratch(
+        Model("scratch", width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, init_std=0.5),
+        tiny_tokenizers.ours(),
+    )
     prepare_generation(model, settings.generation)
     model.save_pretrained(folder / "model")
     tiny_tokenizers.ours().save_pretrained(folder / "model")
@@ -477,7 +596,10 @@ def test_every_engine_writes_the_same_files(run, tmp_path, capsys):
 def test_predictions_of_one_engine_are_not_continued_with_another(run, tmp_path, capsys):
     assert generate(run, "--out", tmp_path, "--engine", "hf") == 0
     assert generate(run, "--out", tmp_path, "--engine", "ctranslate2") == 2
-    assert "made with other settings (engine.name: 'hf' → 'ctranslate2'). Choose another --out, or delete them." in capsys.readouterr().err
+    assert (
+        "made with other settings (engine.name: 'hf' → 'ctranslate2'). Choose another --out, or delete them."
+        in capsys.readouterr().err
+    )
     assert generate(run, "--out", tmp_path) == 0, "auto continues with the engine that began"
     assert f"engine hf, which began the predictions in {tmp_path}." in capsys.readouterr().err
     assert generate(run, "--out", tmp_path, "--engine", "ctranslate2-int8") == 2
@@ -510,7 +632,9 @@ def test_an_engine_alone_does_not_change_the_search(run, tmp_path):
 
 def test_a_preset_keeps_the_engine_of_the_run(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "recipe.toml").write_text(recipe.dump(recipe.changed(recipe.load(str(run / "recipe.toml")), ["generation.engine=ctranslate2-int8"])))
+    (tmp_path / "run" / "recipe.toml").write_text(
+        recipe.dump(recipe.changed(recipe.load(str(run / "recipe.toml")), ["generation.engine=ctranslate2-int8"]))
+    )
     work = predictions.job(str(tmp_path / "run"), preset="xsum")
     assert (work.engine, work.generation.num_beams) == ("ctranslate2-int8", 6)
 
@@ -538,7 +662,19 @@ def test_several_texts_stand_beside_the_best(run, tmp_path, engine):
 
 
 def test_samples_are_the_same_whatever_the_batch_and_wherever_the_job_was_stopped(run, tmp_path):
-    arguments = ["--sample", "--num-return", "2", "--top-p", "0.9", "--temperature", "0.8", "--seed", "5", "--engine", "hf"]
+    arguments = [
+        "--sample",
+        "--num-return",
+        "2",
+        "--top-p",
+        "0.9",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "5",
+        "--engine",
+        "hf",
+    ]
     for size in ("1", "4"):
         assert generate(run, "--out", tmp_path / size, *arguments, "--batch-size", size) == 0
     assert rows(tmp_path / "1") == rows(tmp_path / "4")
@@ -551,14 +687,23 @@ def test_samples_are_the_same_whatever_the_batch_and_wherever_the_job_was_stoppe
     assert generate(run, "--out", tmp_path / "1", *arguments[:-3], "6", *arguments[-2:]) == 2, "another seed"
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["--num-return", "4"], "--num-return 4 needs as many beams, but the search has 3. Use --set generation.num_beams=4, or --sample."),
-    (["--num-return", "0"], "--num-return must be 1 or more, got 0."),
-    (["--temperature", "0.5"], "--temperature and --top-p are options of sampling; add --sample."),
-    (["--sample", "--temperature", "0"], "--temperature must be above 0, got 0."),
-    (["--sample", "--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
-    (["--engine", "fast"], "generation.engine: must be one of auto, hf, graph, ctranslate2, ctranslate2-int8, got 'fast'."),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--num-return", "4"],
+            "--num-return 4 needs as many beams, but the search has 3. Use --set generation.num_beams=4, or --sample.",
+        ),
+        (["--num-return", "0"], "--num-return must be 1 or more, got 0."),
+        (["--temperature", "0.5"], "--temperature and --top-p are options of sampling; add --sample."),
+        (["--sample", "--temperature", "0"], "--temperature must be above 0, got 0."),
+        (["--sample", "--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
+        (
+            ["--engine", "fast"],
+            "generation.engine: must be one of auto, hf, graph, ctranslate2, ctranslate2-int8, got 'fast'.",
+        ),
+    ],
+)
 def test_options_that_cannot_be_are_a_sentence(run, tmp_path, capsys, arguments, sentence):
     assert generate(run, "--out", tmp_path / "x", *arguments) == 2
     assert sentence in capsys.readouterr().err
@@ -567,7 +712,9 @@ def test_options_that_cannot_be_are_a_sentence(run, tmp_path, capsys, arguments,
 
 def test_a_baseline_does_not_sample(tmp_path, capsys):
     assert generate("lead-3", "--data", "newswire", "--out", tmp_path / "x", "--sample") == 2
-    assert "lead-3 is a baseline, which writes one text of each document and samples nothing." in capsys.readouterr().err
+    assert (
+        "lead-3 is a baseline, which writes one text of each document and samples nothing." in capsys.readouterr().err
+    )
 
 
 STOP = killed_at_third_call("ngramloss.generation.engines.ct2", "_translate")
@@ -575,7 +722,18 @@ STOP = killed_at_third_call("ngramloss.generation.engines.ct2", "_translate")
 
 @pytest.mark.slow
 def test_a_killed_job_goes_on_with_ctranslate2_and_writes_no_id_twice(run, tmp_path):
-    arguments = ["generate", str(run), "--out", str(tmp_path / "a"), "--engine", "ctranslate2", "--batch-size", "2", "--limit", "6"]
+    arguments = [
+        "generate",
+        str(run),
+        "--out",
+        str(tmp_path / "a"),
+        "--engine",
+        "ctranslate2",
+        "--batch-size",
+        "2",
+        "--limit",
+        "6",
+    ]
     assert fork(STOP, arguments, environment={**os.environ, "OMP_NUM_THREADS": "1"}).wait() == -signal.SIGKILL
     before = (tmp_path / "a" / "predictions.partial-0.jsonl").read_text()
     assert len(before.splitlines()) == 4

@@ -37,7 +37,13 @@ def printed(capsys):
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_nothing_that_a_terminal_obeys_is_left_of_any_text(text):
-    for escaped in (escape.for_terminal(text), escape.name(text), escape.in_markdown(text), escape.in_latex(text), escape.in_csv(text)):
+    for escaped in (
+        escape.for_terminal(text),
+        escape.name(text),
+        escape.in_markdown(text),
+        escape.in_latex(text),
+        escape.in_csv(text),
+    ):
         assert not OBEYED.search(escaped)
         escaped.encode()
     assert "\n" not in escape.name(text)
@@ -75,7 +81,9 @@ def test_a_text_that_a_spreadsheet_would_compute_is_marked_as_text(start):
     assert not escape.in_csv(f"a{start}b").startswith("'")
 
 
-@pytest.mark.parametrize("text", ["a|b", "<script>x</script>", "[x](y)", "![x](y)", "*a*", "`a`", "_a_", "~~a~~", "$a$", "&lt;", "a\nb"])
+@pytest.mark.parametrize(
+    "text", ["a|b", "<script>x</script>", "[x](y)", "![x](y)", "*a*", "`a`", "_a_", "~~a~~", "$a$", "&lt;", "a\nb"]
+)
 def test_marks_of_markdown_are_escaped_one_by_one(text):
     escaped = escape.in_markdown(text)
     bare = re.sub(r"\\[\\|*_`<>\[\]~$&]", "", escaped)
@@ -86,7 +94,10 @@ def test_a_name_with_underscores_within_words_is_written_as_it_is():
     assert escape.in_markdown("my_good & new") == "my_good & new"
 
 
-@pytest.mark.parametrize(("text", "written"), [("[1cm]", "{[}1cm]"), ("*a", "{*}a"), ("5%_#", r"5\%\_\#"), (r"\input{x}", r"\textbackslash{}input\{x\}")])
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("[1cm]", "{[}1cm]"), ("*a", "{*}a"), ("5%_#", r"5\%\_\#"), (r"\input{x}", r"\textbackslash{}input\{x\}")],
+)
 def test_latex_takes_a_cell_for_text(text, written):
     assert escape.in_latex(text) == written
 
@@ -96,8 +107,12 @@ def test_latex_takes_a_cell_for_text(text, written):
 
 @pytest.fixture
 def files(tmp_path):
-    (tmp_path / "refs.jsonl").write_text('{"id": "1", "reference": "the cat sat"}\n{"id": "2", "reference": "a dog ran"}\n')
-    (tmp_path / "good.jsonl").write_text('{"id": "1", "prediction": "the cat sat"}\n{"id": "2", "prediction": "a dog lay"}\n')
+    (tmp_path / "refs.jsonl").write_text(
+        '{"id": "1", "reference": "the cat sat"}\n{"id": "2", "reference": "a dog ran"}\n'
+    )
+    (tmp_path / "good.jsonl").write_text(
+        '{"id": "1", "prediction": "the cat sat"}\n{"id": "2", "prediction": "a dog lay"}\n'
+    )
     return tmp_path
 
 
@@ -118,7 +133,9 @@ def test_a_hostile_file_name_is_shown_as_text_in_every_form(files, form, capsys)
 
 
 def test_a_hostile_id_is_shown_as_text(files, capsys):
-    (files / "bad.jsonl").write_text(json.dumps({"id": HOSTILE, "prediction": "x"}) + "\n" + json.dumps({"id": "2", "prediction": "x"}))
+    (files / "bad.jsonl").write_text(
+        json.dumps({"id": HOSTILE, "prediction": "x"}) + "\n" + json.dumps({"id": "2", "prediction": "x"})
+    )
     assert scored(files, files / "bad.jsonl") == 2
     assert r"1 extra ('a\x1b[2J" in printed(capsys)[1]
 
@@ -166,8 +183,12 @@ def test_a_hostile_objective_and_writer_of_a_run_are_shown_as_text(tmp_path, for
     for seed in (1, 2):
         folder = tmp_path / f"run{seed}"
         folder.mkdir()
-        (folder / "recipe.toml").write_text(f"objective = {json.dumps(HOSTILE + chr(10) + 'forged')}\n[train]\nseed = {seed}\n")
-        (folder / "generation.json").write_text(json.dumps({"model": HOSTILE, "data": "\nforged", "generation": {"num_beams": 4}}))
+        (folder / "recipe.toml").write_text(
+            f"objective = {json.dumps(HOSTILE + chr(10) + 'forged')}\n[train]\nseed = {seed}\n"
+        )
+        (folder / "generation.json").write_text(
+            json.dumps({"model": HOSTILE, "data": "\nforged", "generation": {"num_beams": 4}})
+        )
         (folder / "references.jsonl").write_text('{"id": "1", "reference": "the cat sat"}\n')
         (folder / "predictions.jsonl").write_text('{"id": "1", "prediction": "the cat sat"}\n')
     assert cli.main(["score", *(str(tmp_path / f"run{seed}") for seed in (1, 2)), *form]) == 0
@@ -226,8 +247,11 @@ def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
     for path in Path(ngramloss.__file__).parent.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
-                calls += [f"{path.name}:{function.name}" for node in ast.walk(function)
-                          if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
+                calls += [
+                    f"{path.name}:{function.name}"
+                    for node in ast.walk(function)
+                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+                ]
     assert sorted(calls) == ["output.py:print_result", "output.py:show_progress", "output.py:tell"]
 
 
@@ -237,17 +261,18 @@ def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
 def page_of(label):
     values = {"rouge1": Value(40.0)}
     return Report(
-        scores={"rouge1": Score("R-1")}, systems=[System(label, label, values), System("other", "other", {"rouge1": Value(-1.5)})],
+        scores={"rouge1": Score("R-1")},
+        systems=[System(label, label, values), System("other", "other", {"rouge1": Value(-1.5)})],
         paper=PaperTable("", [PaperRow(label, {"rouge1": 40.0})]),
     )
 
 
-@pytest.mark.parametrize("label", ["=HYPERLINK(\"http://x\")", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("label", ['=HYPERLINK("http://x")', "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
 def test_no_cell_of_the_pages_csv_is_a_formula(label):
     rows = list(csv.reader(page_tables.copies(page_of(label))["csv"].text.split("\n")))
     for row in rows[1:]:
         assert not [cell for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r")) and cell != "-1.5"]
-    assert rows[2][3] == "-1.5"   # a number stays a number
+    assert rows[2][3] == "-1.5"  # a number stays a number
 
 
 @pytest.mark.parametrize("form", ["latex", "markdown", "csv"])
@@ -272,8 +297,10 @@ def test_generate_tells_a_hostile_split_and_path_as_text(tmp_path, capsys):
     rows = [json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items("test", 2)]
     (tmp_path / "test.jsonl").write_text("\n".join(rows))
     assert cli.main(["generate", "lead-1", "--data", str(tmp_path), "--out", str(tmp_path / HOSTILE)]) == 0
-    out, _ = capsys.readouterr()   # the bar has its own control characters
+    out, _ = capsys.readouterr()  # the bar has its own control characters
     assert not OBEYED.search(out)
     assert r"a\x1b[2J" in out
-    assert cli.main(["generate", "lead-1", "--data", str(tmp_path), "--split", HOSTILE, "--out", str(tmp_path / "x")]) == 2
+    assert (
+        cli.main(["generate", "lead-1", "--data", str(tmp_path), "--split", HOSTILE, "--out", str(tmp_path / "x")]) == 2
+    )
     printed(capsys)

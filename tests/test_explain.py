@@ -22,13 +22,30 @@ def earnings(page, block):
 @pytest.mark.parametrize(
     ("written", "start", "sign"),
     [
-        ("matches(2)", 1, -1), ("matches(3):released", 1, -1), ("rewards(2)", 1, -1), ("precision(2)", 0, -1),
-        ("precision(1):released", 0, -1), ("bag(2)", 1, -1), ("bag(2):original", 1, -1), ("bag(1):released", 0, -1),
-        ("eisl(2)", 0, 1), ("ce", 0, 1), ("ce(smoothing=0.1)", 0, 1), ("eaft", 0, 1), ("eaft(alpha=2):released", 0, 1),
-        ("soft(2)", 1, -1), ("soft(3,kappa=1)", 1, -1), ("gated(2)", 1, -1), ("near(2)", 1, -1), ("near(1,power=0.5)", 1, -1),
-        ("dft", 0, 1), ("tailr", 0, 1), ("mixce(eta=0.1)", 0, 1), ("unlikelihood", 0, 1),
+        ("matches(2)", 1, -1),
+        ("matches(3):released", 1, -1),
+        ("rewards(2)", 1, -1),
+        ("precision(2)", 0, -1),
+        ("precision(1):released", 0, -1),
+        ("bag(2)", 1, -1),
+        ("bag(2):original", 1, -1),
+        ("bag(1):released", 0, -1),
+        ("eisl(2)", 0, 1),
+        ("ce", 0, 1),
+        ("ce(smoothing=0.1)", 0, 1),
+        ("eaft", 0, 1),
+        ("eaft(alpha=2):released", 0, 1),
+        ("soft(2)", 1, -1),
+        ("soft(3,kappa=1)", 1, -1),
+        ("gated(2)", 1, -1),
+        ("near(2)", 1, -1),
+        ("near(1,power=0.5)", 1, -1),
+        ("dft", 0, 1),
+        ("tailr", 0, 1),
+        ("mixce(eta=0.1)", 0, 1),
+        ("unlikelihood", 0, 1),
     ],
-)  # fmt: skip
+)
 def test_what_the_windows_earn_adds_up_to_the_value(written, start, sign):
     earned, value = earnings(explain(REFERENCE, CANDIDATE, written, [0.8]), 1)
     assert start + sign * earned == pytest.approx(value, abs=5e-4)
@@ -81,7 +98,9 @@ def test_a_reference_shorter_than_n_says_so():
     assert "the reference is shorter than n, so there are no windows" in explain("a b", "a b", "matches(3)")
 
 
-@pytest.mark.parametrize(("written", "weight"), [("dft", "0.0500"), ("tailr(gamma=0)", "1.0000"), ("mixce(eta=0.5)", "0.5250")])
+@pytest.mark.parametrize(
+    ("written", "weight"), [("dft", "0.0500"), ("tailr(gamma=0)", "1.0000"), ("mixce(eta=0.5)", "0.5250")]
+)
 def test_the_weight_of_a_token_is_shown(written, weight):
     assert f"   3  c               0.0500  {weight}" in explain("a b c", "a b d", written, [0.8])
 
@@ -114,7 +133,11 @@ OTHERS = ["we met", "we met in may", "in june"]
 @pytest.mark.parametrize("written", ["rank", "rank(margin=0.5,alpha=1)", "risk", "risk(sharpness=1)"])
 def test_what_candidates_cost_adds_up_to_the_value(written):
     block = explain("we met in may", "we met on may", written, others=OTHERS).split("\n\n")[1].splitlines()
-    costs = [float(line.split()[-1]) for line in block[-4:-1]] if "rank" in written else [float(line.split()[-1]) for line in block[2:-1]]
+    costs = (
+        [float(line.split()[-1]) for line in block[-4:-1]]
+        if "rank" in written
+        else [float(line.split()[-1]) for line in block[2:-1]]
+    )
     assert sum(costs) == pytest.approx(float(block[-1].split()[-1]), abs=3e-4)
 
 
@@ -133,11 +156,23 @@ def test_candidates_are_shown_in_the_order_of_their_gains_with_what_is_compared(
 def test_other_outputs_are_given_where_they_are_read_and_nowhere_else(capsys):
     pair = ["explain", "--reference", "we met in may", "--candidate", "we met on may"]
     for wrong, sentence in [
-        (["--objective", "ce + rank"], "'ce + rank' compares outputs of a model, and there is only the candidate. Give more with --others."),
-        (["--others", "we met"], "no term of 'matches(2)' compares outputs: add rank, risk or prefer, or leave --others out."),
+        (
+            ["--objective", "ce + rank"],
+            "'ce + rank' compares outputs of a model, and there is only the candidate. Give more with --others.",
+        ),
+        (
+            ["--others", "we met"],
+            "no term of 'matches(2)' compares outputs: add rank, risk or prefer, or leave --others out.",
+        ),
         (["--others", "we met", "--compare", "ce", "lcs"], "no term of 'ce' or 'lcs' compares outputs"),
-        (["--others", "a b c d e", "--objective", "rank"], "an output must have from 1 to 4 words, as many as the reference, got 5."),
-        (["--others", " ", "--objective", "rank"], "an output must have from 1 to 4 words, as many as the reference, got 0."),
+        (
+            ["--others", "a b c d e", "--objective", "rank"],
+            "an output must have from 1 to 4 words, as many as the reference, got 5.",
+        ),
+        (
+            ["--others", " ", "--objective", "rank"],
+            "an output must have from 1 to 4 words, as many as the reference, got 0.",
+        ),
     ]:
         assert main([*pair, *wrong]) == 2
         assert sentence in capsys.readouterr().err
@@ -146,7 +181,9 @@ def test_other_outputs_are_given_where_they_are_read_and_nowhere_else(capsys):
 
 
 def test_an_objective_of_ones_own_shows_the_candidates_it_compares(monkeypatch):
-    monkeypatch.setitem(OBJECTIVES, "widest", Objective(lambda stats: stats.length.amax(-1).double(), least_n=None, reads="candidates"))
+    monkeypatch.setitem(
+        OBJECTIVES, "widest", Objective(lambda stats: stats.length.amax(-1).double(), least_n=None, reads="candidates")
+    )
     page = explain("we met in may", "we met on may", "widest", others=OTHERS)
     assert "widest = your own objective\n  order  output" in page
     assert page.endswith("widest = 4.0000")
@@ -168,10 +205,14 @@ def test_a_push_is_what_the_loss_loses_when_a_logit_rises(objective, confidence)
     found, notes = compare_gradients.pushes("a b c", "a b d", [objective], confidence)
     assert notes == []
     assert [(push.position, push.word, push.role) for push in found] == [
-        (1, "a", "both"), (2, "b", "both"), (3, "c", "reference"), (3, "d", "predicted")]
+        (1, "a", "both"),
+        (2, "b", "both"),
+        (3, "c", "reference"),
+        (3, "d", "predicted"),
+    ]
     sentence, _ = read("a b c", "a b d", confidence)
     loss_fn, small = JointLoss(objective), 1e-5
-    for push, index in zip(found, [0, 1, 2, 3], strict=True):   # a, b, c, d in the order in which they occur
+    for push, index in zip(found, [0, 1, 2, 3], strict=True):  # a, b, c, d in the order in which they occur
         losses = []
         for sign in (1, -1):
             logits = sentence.logits.clone()
@@ -197,7 +238,23 @@ def test_a_push_of_candidates_is_what_the_loss_loses_when_a_logit_rises():
 
 
 def test_a_model_that_is_sure_gets_numbers(capsys):
-    assert main(["explain", "--reference", "a b", "--candidate", "a c", "--confidence", "1", "--compare", "ce", "matches(2)"]) == 0
+    assert (
+        main(
+            [
+                "explain",
+                "--reference",
+                "a b",
+                "--candidate",
+                "a c",
+                "--confidence",
+                "1",
+                "--compare",
+                "ce",
+                "matches(2)",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "nan" not in shown
     assert shown.splitlines()[1].split() == ["at", "word", "role", "probability", "ce", "matches(2)"]

@@ -18,15 +18,38 @@ from ngramloss.metrics.factcc import factcc
 from ngramloss.metrics.scores import Absent
 
 OLD_CONFIG = {
-    "attention_probs_dropout_prob": 0.1, "finetuning_task": "factcc_generated", "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-    "hidden_size": 16, "initializer_range": 0.25, "intermediate_size": 24, "layer_norm_eps": 1e-12, "max_position_embeddings": 64,
-    "num_attention_heads": 2, "num_hidden_layers": 2, "num_labels": 2, "output_attentions": False, "output_hidden_states": False,
-    "pruned_heads": {}, "torchscript": False, "type_vocab_size": 2,
+    "attention_probs_dropout_prob": 0.1,
+    "finetuning_task": "factcc_generated",
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 16,
+    "initializer_range": 0.25,
+    "intermediate_size": 24,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_labels": 2,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "pruned_heads": {},
+    "torchscript": False,
+    "type_vocab_size": 2,
 }
 """The fields that pytorch_transformers 1.0 wrote; no model_type."""
 
 DOCUMENTS = [*TEXTS, "", TEXTS[0], "wind " * 300 + TEXTS[2], "东京 下雨了。 Łódź 😀", TEXTS[1], TEXTS[0]]
-PREDICTIONS = [TEXTS[1], TEXTS[2], TEXTS[0], "The cat sat.", "", "Rain in the north. Wind in the south!", "café. 😀", "dog", "rain and wind " * 60]
+PREDICTIONS = [
+    TEXTS[1],
+    TEXTS[2],
+    TEXTS[0],
+    "The cat sat.",
+    "",
+    "Rain in the north. Wind in the south!",
+    "café. 😀",
+    "dog",
+    "rain and wind " * 60,
+]
 
 
 def released(folder, *, pickled=True):
@@ -38,10 +61,14 @@ def released(folder, *, pickled=True):
     words = sorted(vocabulary, key=vocabulary.__getitem__)
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(OLD_CONFIG | {"vocab_size": len(words)}))
-    state = {f"label_{name}" if name.startswith("classifier.") else name: value for name, value in model.state_dict().items()}
-    state |= {f"{part}_{end}_classifier.weight": torch.randn(1, 16) for part in ("ext", "aug") for end in ("start", "end")}
+    state = {
+        f"label_{name}" if name.startswith("classifier.") else name: value for name, value in model.state_dict().items()
+    }
+    state |= {
+        f"{part}_{end}_classifier.weight": torch.randn(1, 16) for part in ("ext", "aug") for end in ("start", "end")
+    }
     if pickled:
-        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)   # as torch 1.3 wrote
+        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)  # as torch 1.3 wrote
     else:
         save_file(state, folder / "model.safetensors")
     return model
@@ -116,7 +143,13 @@ def test_order_batches_and_windows_change_nothing(small, monkeypatch):
     for size in (1, 3):
         order = random.Random(size).sample(range(len(DOCUMENTS)), len(DOCUMENTS))
         told = []
-        mixed = factcc([DOCUMENTS[i] for i in order], [PREDICTIONS[i] for i in order], model=small[0], batch_size=size, progress=told.append).values
+        mixed = factcc(
+            [DOCUMENTS[i] for i in order],
+            [PREDICTIONS[i] for i in order],
+            model=small[0],
+            batch_size=size,
+            progress=told.append,
+        ).values
         assert told == [4, 4, 1]
         for name, values in whole.items():
             assert mixed[name] == pytest.approx([values[i] for i in order], abs=1e-3)
@@ -134,7 +167,10 @@ def test_the_splitter_and_the_model_are_signed(small):
     found = factcc(["a b"], ["The cat. The dog.\nRain."], model=folder, splitter="newline")
     parts = [plain(small[1], small[2], ("a b", claim), 64)[0] for claim in ("The cat. The dog.", "Rain.")]
     assert found.values["factcc"] == [pytest.approx(50 * sum(parts), abs=1e-3)]
-    assert re.fullmatch(r"factcc\|model:factccx0\|files:[0-9a-f]{12}\|splitter:newline\|tokens:64\|precision:fp32\|transformers:[^|]+\|version:[^|]+", found.signature)
+    assert re.fullmatch(
+        r"factcc\|model:factccx0\|files:[0-9a-f]{12}\|splitter:newline\|tokens:64\|precision:fp32\|transformers:[^|]+\|version:[^|]+",
+        found.signature,
+    )
 
 
 def test_the_language_is_used_and_signed(small):
@@ -153,7 +189,9 @@ def test_a_pair_has_512_tokens_at_most(tmp_path):
 def test_absences_say_what_to_fetch(tmp_path):
     released(tmp_path)
     (tmp_path / "vocab.txt").rename(tmp_path / "kept")
-    with pytest.raises(Absent, match=r"lacks its tokenizer's vocabulary .* Copy it there from the model that was fine-tuned"):
+    with pytest.raises(
+        Absent, match=r"lacks its tokenizer's vocabulary .* Copy it there from the model that was fine-tuned"
+    ):
         factcc([], [], model=str(tmp_path))
     (tmp_path / "kept").rename(tmp_path / "vocab.txt")
     (tmp_path / "pytorch_model.bin").unlink()
@@ -166,7 +204,9 @@ def test_other_models_are_refused(tmp_path):
     with pytest.raises(ValueError, match="three has 3 outputs; FactCC has 2, CORRECT and INCORRECT"):
         factcc([], [], model=str(tmp_path / "three"))
     made(tmp_path / "bare", outputs=("CORRECT", "INCORRECT")).bert.save_pretrained(tmp_path / "bare")
-    with pytest.raises(ValueError, match=r"bare lack 2 tensors of BertForSequenceClassification, classifier.bias first"):
+    with pytest.raises(
+        ValueError, match=r"bare lack 2 tensors of BertForSequenceClassification, classifier.bias first"
+    ):
         factcc([], [], model=str(tmp_path / "bare"))
     (tmp_path / "broken").mkdir()
     released(tmp_path / "broken")

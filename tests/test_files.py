@@ -48,7 +48,7 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old"
     write_whole(path, "newer")
     assert path.read_text() == "newer"
-    left, = tmp_path.glob("it.json.partial-*")
+    (left,) = tmp_path.glob("it.json.partial-*")
     remove(left)
     assert os.listdir(tmp_path) == ["it.json"]
 
@@ -84,7 +84,9 @@ def test_a_file_has_the_rights_that_any_new_file_has(tmp_path):
 def test_of_many_writers_of_one_file_each_writes_it_whole(tmp_path):
     path = tmp_path / "it"
     texts = [letter * 200_000 for letter in "abcdefgh"]
-    writers = [threading.Thread(target=lambda text=text: [write_whole(path, text) for _ in range(10)]) for text in texts]
+    writers = [
+        threading.Thread(target=lambda text=text: [write_whole(path, text) for _ in range(10)]) for text in texts
+    ]
     seen = set()
     for writer in writers:
         writer.start()
@@ -155,7 +157,9 @@ def test_a_second_process_does_not_get_a_folder_that_is_held(tmp_path):
     )
 
     def other():
-        return subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+        ).stdout
 
     with lock_folder(tmp_path, wait=False):
         assert other() == "busy\n"
@@ -167,7 +171,7 @@ def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_p
     program = (
         "import os, sys, time; from pathlib import Path; from ngramloss.files import lock_folder\n"
         "with lock_folder(Path(sys.argv[1]), wait=False):\n"
-        "    if os.fork() == 0: print(os.getpid(), flush=True)\n"   # the child has dropped the lock before it gets here
+        "    if os.fork() == 0: print(os.getpid(), flush=True)\n"  # the child has dropped the lock before it gets here
         "    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -177,7 +181,7 @@ def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_p
             pass
         process.kill()
         process.wait()
-        os.kill(child, 0)   # it lives
+        os.kill(child, 0)  # it lives
         with lock_folder(tmp_path, wait=False):
             pass
     finally:

@@ -54,12 +54,29 @@ EVERY = [(form, compression) for form in FORMS for compression in COMPRESS if no
 @pytest.fixture(scope="module")
 def forty():
     found = items("test", 40)
-    return {"reference": [{"id": item.id, "reference": item.summary} for item in found],
-            "prediction": [{"id": item.id, "prediction": item.document.split(". ")[0] + "."} for item in found]}   # fmt: skip
+    return {
+        "reference": [{"id": item.id, "reference": item.summary} for item in found],
+        "prediction": [{"id": item.id, "prediction": item.document.split(". ")[0] + "."} for item in found],
+    }
 
 
 def scores(capsys, *arguments):
-    assert main(["score", *map(str, arguments), "--metrics", "rouge,bleu,chrf,shape", "--json", "--samples", "20", "--shuffles", "20"]) == 0
+    assert (
+        main(
+            [
+                "score",
+                *map(str, arguments),
+                "--metrics",
+                "rouge,bleu,chrf,shape",
+                "--json",
+                "--samples",
+                "20",
+                "--shuffles",
+                "20",
+            ]
+        )
+        == 0
+    )
     return json.loads(capsys.readouterr().out)["systems"][0]
 
 
@@ -68,8 +85,12 @@ def test_forty_texts_have_the_same_scores_in_every_digit_in_every_format(tmp_pat
     for number, (form, compression) in enumerate(EVERY):
         folder = tmp_path / str(number)
         folder.mkdir()
-        found = scores(capsys, "--references", save(folder, "refs", forty["reference"], form, compression),
-                       save(folder, "p", forty["prediction"], form, compression))   # fmt: skip
+        found = scores(
+            capsys,
+            "--references",
+            save(folder, "refs", forty["reference"], form, compression),
+            save(folder, "p", forty["prediction"], form, compression),
+        )
         expected = expected or found
         assert found == expected, (form, compression)
     for compression, compress in COMPRESS.items():
@@ -82,16 +103,22 @@ def test_forty_texts_have_the_same_scores_in_every_digit_in_every_format(tmp_pat
 
 
 ROWS = st.lists(
-    st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1), st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1)),
-    min_size=1, max_size=6,
-)   # fmt: skip
+    st.tuples(
+        st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1),
+        st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1),
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=ROWS, every=st.sampled_from(EVERY))
 def test_random_rows_come_back_from_every_format(tmp_path, pairs, every):
     form, compression = every
-    rows = [{"id": str(number), "prediction": first, "reference": second} for number, (first, second) in enumerate(pairs)]
+    rows = [
+        {"id": str(number), "prediction": first, "reference": second} for number, (first, second) in enumerate(pairs)
+    ]
     path = save(tmp_path, "rows", rows, form, compression)
     for what in ("prediction", "reference"):
         assert read_texts(path, what) == ({row["id"]: row[what] for row in rows}, False)
@@ -101,7 +128,11 @@ def test_random_rows_come_back_from_every_format(tmp_path, pairs, every):
 @given(pairs=ROWS, every=st.sampled_from(EVERY))
 def test_random_rows_come_back_as_examples(tmp_path, pairs, every):
     form, compression = every
-    rows = [{"id": str(number), "document": first, "summary": second} for number, (first, second) in enumerate(pairs) if first.strip() and second.strip()]
+    rows = [
+        {"id": str(number), "document": first, "summary": second}
+        for number, (first, second) in enumerate(pairs)
+        if first.strip() and second.strip()
+    ]
     if rows:
         found = load(str(save(tmp_path, "train", rows, form, compression)), "train")
         assert [example[:3] for example in found.examples] == [tuple(row.values()) for row in rows]
@@ -140,7 +171,15 @@ def test_predictions_come_from_standard_input(tmp_path, forty, capsys, monkeypat
     monkeypatch.setattr("sys.stdin", Stdin(lines if form == ".txt" else written(forty["prediction"], form)))
     found = scores(capsys, "--references", references, "-")
     assert found["name"] == "stdin"
-    assert found["scores"] == scores(capsys, "--references", save(tmp_path, "refs", forty["reference"], ".csv"), save(tmp_path, "p", forty["prediction"], ".csv"))["scores"]
+    assert (
+        found["scores"]
+        == scores(
+            capsys,
+            "--references",
+            save(tmp_path, "refs", forty["reference"], ".csv"),
+            save(tmp_path, "p", forty["prediction"], ".csv"),
+        )["scores"]
+    )
 
 
 def test_standard_input_is_read_only_once(capsys):
@@ -155,7 +194,12 @@ def test_a_folder_that_datasets_saved_is_read(tmp_path, forty, capsys):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list(forty["reference"]).save_to_disk(tmp_path / "refs")
     datasets.Dataset.from_list(forty["prediction"]).save_to_disk(tmp_path / "p")
-    expected = scores(capsys, "--references", save(tmp_path, "refs", forty["reference"], ".csv"), save(tmp_path, "p", forty["prediction"], ".csv"))
+    expected = scores(
+        capsys,
+        "--references",
+        save(tmp_path, "refs", forty["reference"], ".csv"),
+        save(tmp_path, "p", forty["prediction"], ".csv"),
+    )
     assert scores(capsys, "--references", tmp_path / "refs", tmp_path / "p") == expected
     rows = [{"document": f"text {number}", "summary": f"short {number}"} for number in range(4)]
     both = datasets.DatasetDict(train=datasets.Dataset.from_list(rows), validation=datasets.Dataset.from_list(rows[:2]))
@@ -194,7 +238,17 @@ def test_source_and_target_are_found_as_fairseq_names_them(tmp_path):
 def test_columns_can_be_named_in_every_scoring_command(tmp_path, capsys):
     (tmp_path / "r.csv").write_text("key,gold,long\nx,the cat,the cat sat here\ny,a dog,a dog ran home\n")
     (tmp_path / "p.csv").write_text("key,ours\nx,the cat\ny,the dog\n")
-    given = ["--references", str(tmp_path / "r.csv"), "--documents", str(tmp_path / "r.csv"), str(tmp_path / "p.csv"), "--target", "gold", "--source", "long"]
+    given = [
+        "--references",
+        str(tmp_path / "r.csv"),
+        "--documents",
+        str(tmp_path / "r.csv"),
+        str(tmp_path / "p.csv"),
+        "--target",
+        "gold",
+        "--source",
+        "long",
+    ]
     assert main(["score", *given]) == 2
     message = capsys.readouterr().err
     assert "p.csv:2 has no prediction. Its columns are key, ours; " in message
@@ -236,14 +290,28 @@ def several(tmp_path, way):
     first, second = {"1": "the cat sat", "2": "it rained"}, {"1": "a cat was sitting", "2": "rain fell all day"}
     if way == "repeated":
         rows = [[{"id": key, "reference": text} for key, text in texts.items()] for texts in (first, second)]
-        return [word for number, table in enumerate(rows) for word in ("--references", save(tmp_path, f"r{number}", table, ".csv"))]
+        return [
+            word
+            for number, table in enumerate(rows)
+            for word in ("--references", save(tmp_path, f"r{number}", table, ".csv"))
+        ]
     if way == "list":
-        return ["--references", save(tmp_path, "r", [{"id": key, "references": [first[key], second[key]]} for key in first], ".jsonl")]
-    return ["--references", save(tmp_path, "r", [{"id": key, "reference1": first[key], "reference2": second[key]} for key in first], ".csv")]
+        return [
+            "--references",
+            save(tmp_path, "r", [{"id": key, "references": [first[key], second[key]]} for key in first], ".jsonl"),
+        ]
+    return [
+        "--references",
+        save(
+            tmp_path, "r", [{"id": key, "reference1": first[key], "reference2": second[key]} for key in first], ".csv"
+        ),
+    ]
 
 
 def test_several_references_are_the_same_however_they_are_given(tmp_path, capsys):
-    predictions = save(tmp_path, "p", [{"id": "1", "prediction": "a cat was sitting"}, {"id": "2", "prediction": "it rained"}], ".csv")
+    predictions = save(
+        tmp_path, "p", [{"id": "1", "prediction": "a cat was sitting"}, {"id": "2", "prediction": "it rained"}], ".csv"
+    )
     found = [scores(capsys, *several(tmp_path, way), predictions) for way in ("repeated", "list", "columns")]
     assert found[0] == found[1] == found[2]
     assert found[0]["scores"]["rouge1"] == 100.0
@@ -261,8 +329,10 @@ def test_a_second_file_of_references_must_have_the_same_ids(tmp_path, capsys):
 
 def test_a_split_with_several_references_keeps_them_all(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [{"id": "1", "text": "the cat sat on the mat. it slept.", "summary1": "a cat sat", "summary2": "the cat slept"},
-            {"id": "2", "text": "it rained all day. then it stopped.", "summary1": "rain", "summary2": ""}]   # fmt: skip
+    rows = [
+        {"id": "1", "text": "the cat sat on the mat. it slept.", "summary1": "a cat sat", "summary2": "the cat slept"},
+        {"id": "2", "text": "it rained all day. then it stopped.", "summary1": "rain", "summary2": ""},
+    ]
     found = load(str(save(tmp_path, "test", rows, ".csv")), "train")
     assert found.examples[0].references == ("a cat sat", "the cat slept")
     assert found.examples[1].references == ()
@@ -277,7 +347,11 @@ def test_a_split_with_several_references_keeps_them_all(tmp_path, capsys, monkey
 
 
 def test_a_part_of_one_file_is_held_out_by_the_ids(tmp_path):
-    rows = [{"id": f"row {letter}{number}", "text": f"{letter} {number}", "summary": letter} for letter in string.ascii_lowercase for number in range(4)]
+    rows = [
+        {"id": f"row {letter}{number}", "text": f"{letter} {number}", "summary": letter}
+        for letter in string.ascii_lowercase
+        for number in range(4)
+    ]
     path = save(tmp_path, "all", rows, ".csv")
     train, held_out = (load(str(path), split, validation_fraction=0.25) for split in ("train", "validation"))
     assert len(held_out.examples) == 26
@@ -291,7 +365,9 @@ def test_holding_out_needs_rows_and_no_validation_split(tmp_path):
     path = save(tmp_path, "one", [{"text": "a", "summary": "b"}], ".csv")
     with pytest.raises(UserError, match=r"has 1 examples: too few to hold out 0.1 of them"):
         load(str(path), "train", validation_fraction=0.1)
-    with pytest.raises(UserError, match=r"newswire has a validation split of its own. Leave data.validation_fraction out."):
+    with pytest.raises(
+        UserError, match=r"newswire has a validation split of its own. Leave data.validation_fraction out."
+    ):
         load("newswire", "train", validation_fraction=0.1)
     with pytest.raises(UserError, match=r"or hold a part of it out with data.validation_fraction=0.05"):
         load(str(path), "validation")

@@ -94,13 +94,92 @@ def deep(rng, sign):
 
 PIECES = [
     lambda rng: rng.randbytes(rng.randint(1, 20)),
-    lambda rng: rng.choice([b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\xf0\x9f", b"\xc3", b"\xe2\x80\xa8", b"\x1b[2J", b"\r", b"\xef\xbb\xbf"]),
-    lambda rng: rng.choice([b"\\ud800", b"\\u0000", b'"\\ud83d"', b"\\", b'"', b"'", b'"""', b"{", b"}", b"[", b"]", b",", b":", b"=", b"\n", b"\t", b";", b"#", b"."]),
-    lambda rng: rng.choice([b"1" * 5000, b"-" + b"9" * 400, b"1e999", b"-1e999", b"NaN", b"Infinity", b"-Infinity", b"0x10", b"1e-400", b"00", b"1_0", b"nan", b"inf"]),
-    lambda rng: rng.choice([b"true", b"false", b"null", b"[]", b"{}", b'""', b'"x"', b"[1, 2]", b'{"a": 1}', b"1979-05-27", b"25:61:00", b"2024-02-30"]),
+    lambda rng: rng.choice(
+        [
+            b"\x00",
+            b"\xff\xfe",
+            b"\xed\xa0\x80",
+            b"\xf0\x9f",
+            b"\xc3",
+            b"\xe2\x80\xa8",
+            b"\x1b[2J",
+            b"\r",
+            b"\xef\xbb\xbf",
+        ]
+    ),
+    lambda rng: rng.choice(
+        [
+            b"\\ud800",
+            b"\\u0000",
+            b'"\\ud83d"',
+            b"\\",
+            b'"',
+            b"'",
+            b'"""',
+            b"{",
+            b"}",
+            b"[",
+            b"]",
+            b",",
+            b":",
+            b"=",
+            b"\n",
+            b"\t",
+            b";",
+            b"#",
+            b".",
+        ]
+    ),
+    lambda rng: rng.choice(
+        [
+            b"1" * 5000,
+            b"-" + b"9" * 400,
+            b"1e999",
+            b"-1e999",
+            b"NaN",
+            b"Infinity",
+            b"-Infinity",
+            b"0x10",
+            b"1e-400",
+            b"00",
+            b"1_0",
+            b"nan",
+            b"inf",
+        ]
+    ),
+    lambda rng: rng.choice(
+        [
+            b"true",
+            b"false",
+            b"null",
+            b"[]",
+            b"{}",
+            b'""',
+            b'"x"',
+            b"[1, 2]",
+            b'{"a": 1}',
+            b"1979-05-27",
+            b"25:61:00",
+            b"2024-02-30",
+        ]
+    ),
     lambda rng: deep(rng, rng.choice([b"[", b'{"a":', b"[[", b"a.", b"(", b'["'])),
 ]
-DAMAGE = [flip_bits, flip_bits, flip_bits, truncate, delete, duplicate, swap, insert, insert, replace_value, replace_value, swap_lines, empty]
+DAMAGE = [
+    flip_bits,
+    flip_bits,
+    flip_bits,
+    truncate,
+    delete,
+    duplicate,
+    swap,
+    insert,
+    insert,
+    replace_value,
+    replace_value,
+    swap_lines,
+    empty,
+]
 
 
 def damaged(rng, content):
@@ -150,12 +229,12 @@ class Recipes(Case):
     count = 2500
 
     def make(self, folder):
-        text = recipe.dump(recipe.load("demo", ["data.prefix=summarise: é", "train.report_to=[\"tensorboard\"]"]))
+        text = recipe.dump(recipe.load("demo", ["data.prefix=summarise: é", 'train.report_to=["tensorboard"]']))
         (folder / "own.toml").write_text('base = "xsum"\n' + text, encoding="utf-8")
 
     def look(self, folder, name):
         settings = ends_in_a_sentence(lambda: recipe.load(str(folder / name)))
-        if settings is not None:   # legal, so it must be what its own text says
+        if settings is not None:  # legal, so it must be what its own text says
             again = folder / "again.toml"
             again.write_text(recipe.dump(settings), encoding="utf-8")
             assert recipe.differences(recipe.load(str(again)), settings) == []
@@ -163,7 +242,11 @@ class Recipes(Case):
 
 
 DOCUMENTS = [
-    {"id": str(number), "document": f"Profits at Acme rose {number} per cent. Ann said “so”; 日本.", "summary": f"Acme, up {number}: “so”."}
+    {
+        "id": str(number),
+        "document": f"Profits at Acme rose {number} per cent. Ann said “so”; 日本.",
+        "summary": f"Acme, up {number}: “so”.",
+    }
     for number in range(8)
 ]
 
@@ -183,7 +266,9 @@ class DataSets(Case):
                     writer.writeheader()
                     writer.writerows(DOCUMENTS)
             elif name.endswith("l"):
-                path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in DOCUMENTS), encoding="utf-8")
+                path.write_text(
+                    "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in DOCUMENTS), encoding="utf-8"
+                )
             else:
                 path.write_text(json.dumps(DOCUMENTS, ensure_ascii=False, indent=1), encoding="utf-8")
 
@@ -192,11 +277,14 @@ class DataSets(Case):
         split = ends_in_a_sentence(lambda: load(str(path), "train"))
         some = ends_in_a_sentence(lambda: load(str(path), "train", on_bad_row="skip"))
         assert split is None or (some is not None and split.examples == some.examples)
-        for example in (some.examples if some is not None else []):
+        for example in some.examples if some is not None else []:
             assert all(isinstance(text, str) and text.strip() and text.encode() for text in example[:3])
-        if name == "data.jsonl":   # nothing is read but what a line says
+        if name == "data.jsonl":  # nothing is read but what a line says
             said = [[*row.values()] for line in path.read_bytes().split(b"\n") for row in parsed(line)]
-            assert all(any(example.source in row and example.target in row for row in said) for example in (some.examples if some else []))
+            assert all(
+                any(example.source in row and example.target in row for row in said)
+                for example in (some.examples if some else [])
+            )
         ids = [example.id for example in some.examples] if some is not None else []
         assert len(set(ids)) == len(ids)
         for what in ("reference", "document", "prediction"):
@@ -223,10 +311,14 @@ class TokenCaches(Case):
         self.names = tuple(str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
 
     def tokens(self, folder, said):
-        return tokenise(self.examples, self.print, self.tokenizer, Shape(splitter="period"), cache=folder, say=said.append)
+        return tokenise(
+            self.examples, self.print, self.tokenizer, Shape(splitter="period"), cache=folder, say=said.append
+        )
 
     def listed(self, tokens):
-        return [[row["input_ids"].tolist(), row["labels"].tolist()] for row in (tokens[at] for at in range(len(tokens)))]
+        return [
+            [row["input_ids"].tolist(), row["labels"].tolist()] for row in (tokens[at] for at in range(len(tokens)))
+        ]
 
     def look(self, folder, name):
         said = []
@@ -273,8 +365,12 @@ class Scores(Case):
         texts = [{"id": row["id"], "prediction": row["document"][:30], "tokens": 9} for row in DOCUMENTS]
         (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
         (folder / "recipe.toml").write_text('objective = "ce"\n[train]\nseed = 1\n')
-        (folder / "generation.json").write_text(json.dumps({"model": "m", "generation": {"num_beams": 2, "max_length": 20}, "versions": {"ngramloss": "1"}}))
-        (folder / "log.jsonl").write_text("".join(json.dumps({"step": step, "loss": 1.5, "docs_per_second": 2.0}) + "\n" for step in range(3)))
+        (folder / "generation.json").write_text(
+            json.dumps({"model": "m", "generation": {"num_beams": 2, "max_length": 20}, "versions": {"ngramloss": "1"}})
+        )
+        (folder / "log.jsonl").write_text(
+            "".join(json.dumps({"step": step, "loss": 1.5, "docs_per_second": 2.0}) + "\n" for step in range(3))
+        )
         self.result = self.scored(folder)
         self.keyed = score_cache.read(folder, *self.inputs(folder)).metrics
         assert self.keyed
@@ -331,7 +427,15 @@ class Folders(Scores):
 class Commands(Scores):
     """The same through the command line, where an error that is no sentence prints a traceback."""
 
-    names = ("recipe.toml", "generation.json", "predictions.jsonl", "references.jsonl", "scores.json", "scores.jsonl", "log.jsonl")
+    names = (
+        "recipe.toml",
+        "generation.json",
+        "predictions.jsonl",
+        "references.jsonl",
+        "scores.json",
+        "scores.jsonl",
+        "log.jsonl",
+    )
     count = 500
 
     def look(self, folder, name):
@@ -360,7 +464,9 @@ def run_cases(kind, folder, seeds):
             case.look(folder, name)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            failures.append(f"FUZZ={kind}:{seed} ({name}): {type(error).__name__}: {str(error)[:300]} at {Path(last.filename).name}:{last.lineno}")
+            failures.append(
+                f"FUZZ={kind}:{seed} ({name}): {type(error).__name__}: {str(error)[:300]} at {Path(last.filename).name}:{last.lineno}"
+            )
     return failures
 
 

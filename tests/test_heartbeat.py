@@ -35,7 +35,7 @@ def test_who_was_never_heard_is_dead_after_the_same_time(tmp_path):
 
 def test_a_beat_that_was_left_by_a_killed_process_is_no_sign_of_life_whatever_its_time(tmp_path):
     (tmp_path / "beat").touch()
-    os.utime(tmp_path / "beat", (2**32, 2**32))   # by a clock that is far ahead
+    os.utime(tmp_path / "beat", (2**32, 2**32))  # by a clock that is far ahead
     listener = Listener(tmp_path / "beat")
     assert not listener.is_dead
     time.sleep(0.5)

@@ -83,7 +83,9 @@ def test_matches_of_several_n_is_the_sum_over_n():
     torch.testing.assert_close(together, sum(JointLoss(f"matches({n})")(logits, labels) for n in (2, 3, 4)))
 
 
-@pytest.mark.parametrize("head", [{}, {"bias": True}, {"scale": 0.3}, {"softcap": 2.0}, {"bias": True, "scale": 2.0, "softcap": 5.0}])
+@pytest.mark.parametrize(
+    "head", [{}, {"bias": True}, {"scale": 0.3}, {"softcap": 2.0}, {"bias": True, "scale": 2.0, "softcap": 5.0}]
+)
 def test_from_hidden_equals_the_loss_of_the_heads_logits(head):
     generator = torch.Generator().manual_seed(2)
     _, labels = example()
@@ -119,7 +121,7 @@ def test_from_hidden_follows_autocast():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scale", [1.0, 50.0, 1e3])   # fp16 overflows beyond
+@pytest.mark.parametrize("scale", [1.0, 50.0, 1e3])  # fp16 overflows beyond
 def test_log_probabilities_never_exceed_zero(dtype, scale):
     generator = torch.Generator().manual_seed(7)
     labels = torch.randint(0, 500, (8, 16), generator=generator)
@@ -127,7 +129,10 @@ def test_log_probabilities_never_exceed_zero(dtype, scale):
     hidden = torch.randn(8, 16, 12, generator=generator).to(dtype)
     weight = (scale * torch.randn(500, 12, generator=generator)).to(dtype)
     needs = ("cross_logp", "mean_logp")
-    for stats in (ng.token_stats(logits, labels, needs=needs), ng.token_stats_from_hidden(hidden, weight, labels, needs=needs)):
+    for stats in (
+        ng.token_stats(logits, labels, needs=needs),
+        ng.token_stats_from_hidden(hidden, weight, labels, needs=needs),
+    ):
         for name in ("best_logp", "label_logp", *needs):
             assert (getattr(stats, name) <= 0).all(), name
         assert stats.lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -155,7 +160,9 @@ def test_a_term_that_needs_all_logits_is_refused_from_hidden_states(backend):
     message = r"from_hidden cannot compute eaft:released: it needs the 20 largest logits of each position, and from hidden states the logits are computed in blocks\. Compute the loss from logits"
     with pytest.raises(ng.UserError, match=message):
         JointLoss("ce + eaft:released", backend=backend).from_hidden(hidden, weight, labels)
-    with pytest.raises(ValueError, match=r"`top_entropy` needs all logits of a position at once, .* Use token_stats\(logits"):
+    with pytest.raises(
+        ValueError, match=r"`top_entropy` needs all logits of a position at once, .* Use token_stats\(logits"
+    ):
         ng.token_stats_from_hidden(hidden, weight, labels, needs=("top_entropy",), backend=backend)
 
 
@@ -163,10 +170,12 @@ def test_the_options_of_eaft_are_numbers_with_bounds():
     assert str(JointLoss("eaft(alpha=2.5) + ce")) == "eaft(alpha=2.5) + ce"
     assert JointLoss("eaft").needs == {"entropy"}
     assert JointLoss("eaft:released").needs == {"top_entropy"}
-    for written, message in [("eaft(alpha=-1)", r"eaft\(alpha\): must be at least 0, got -1"),
-                             ("eaft(alpha=11)", r"eaft\(alpha\): must be at most 10, got 11"),
-                             ("eaft(beta=1)", r"eaft has no option 'beta'\. .*It takes alpha"),
-                             ("eaft(2)", r"eaft takes no n, got 2")]:   # fmt: skip
+    for written, message in [
+        ("eaft(alpha=-1)", r"eaft\(alpha\): must be at least 0, got -1"),
+        ("eaft(alpha=11)", r"eaft\(alpha\): must be at most 10, got 11"),
+        ("eaft(beta=1)", r"eaft has no option 'beta'\. .*It takes alpha"),
+        ("eaft(2)", r"eaft takes no n, got 2"),
+    ]:
         with pytest.raises(ng.UserError, match=message):
             JointLoss(written)
 
@@ -234,8 +243,14 @@ def test_copies_and_pickles():
     ("written", "message"),
     [
         ("cee", r"unknown objective 'cee'\. Did you mean 'ce'\? Choose from ce, matches"),
-        ("ce + matchs(2)", r"unknown objective 'matchs'\. Did you mean 'matches'\?(.|\n)*\n  ce \+ matchs\(2\)\n {7}\^"),
-        ("rewards(1)", r"rewards needs n of at least 2, got 1: a reward for single tokens repeats .* Use matches\(1\), or raise n"),
+        (
+            "ce + matchs(2)",
+            r"unknown objective 'matchs'\. Did you mean 'matches'\?(.|\n)*\n  ce \+ matchs\(2\)\n {7}\^",
+        ),
+        (
+            "rewards(1)",
+            r"rewards needs n of at least 2, got 1: a reward for single tokens repeats .* Use matches\(1\), or raise n",
+        ),
         ("matches(0)", r"matches needs n of at least 1, got 0: an n-gram has at least one token\. Raise n"),
         ("matches(-2)", r"matches needs n of at least 1, got -2"),
         ("matches", r"matches needs the length of its n-grams\. Write matches\(2\), for example"),
@@ -256,10 +271,19 @@ def test_copies_and_pickles():
         ("nan*ce", r"the weight of ce must be finite and not negative, got nan"),
         ("inf*ce", r"the weight of ce must be finite and not negative, got inf"),
         ("1e999*ce", r"the weight of ce must be finite and not negative, got inf"),
-        ("1e39*ce", r"the weight of ce must be 0 or from 1\.18e-38 to 3\.4e\+38, got 1e\+39: in fp32, in which losses are added, it becomes infinite"),
-        ("ce + 1e-50*matches(2)", r"the weight of matches must be 0 or from .*, got 1e-50: in fp32, in which losses are added, it loses its digits or becomes 0\. Give"),
+        (
+            "1e39*ce",
+            r"the weight of ce must be 0 or from 1\.18e-38 to 3\.4e\+38, got 1e\+39: in fp32, in which losses are added, it becomes infinite",
+        ),
+        (
+            "ce + 1e-50*matches(2)",
+            r"the weight of matches must be 0 or from .*, got 1e-50: in fp32, in which losses are added, it loses its digits or becomes 0\. Give",
+        ),
         ("ce(smoothing=1e-50)", r"ce\(smoothing\): must be 0 or at least 1\.18e-38, got 1e-50: it is lost in fp32"),
-        ("matches(1025)", r"matches takes n of at most 1,024, got 1,025: so long an n-gram is never predicted completely .* Lower n; the paper"),
+        (
+            "matches(1025)",
+            r"matches takes n of at most 1,024, got 1,025: so long an n-gram is never predicted completely .* Lower n; the paper",
+        ),
         (f"bag({10**30})", r"bag takes n of at most 1,024, got a number of 31 digits"),
         ("ce + bleu(1,300000)", r"bleu takes n of at most 1,024, got 300,000"),
         (f"matches({'9' * 5000})", r"expected n of at most 1,024, got '999"),
@@ -271,7 +295,10 @@ def test_copies_and_pickles():
         ("ce(smoothing=2)", r"ce\(smoothing\): must be at most 1, got 2\.0"),
         ("ce(smoothing 1)", r"expected '=' after an option, got '1'"),
         ("ce(smoothing=x)", r"expected a number, got 'x'"),
-        ("ce + matches(2) + matches(3,2)", r"matches\(2\) is given twice in .*Write it once, with the sum of the weights"),
+        (
+            "ce + matches(2) + matches(3,2)",
+            r"matches\(2\) is given twice in .*Write it once, with the sum of the weights",
+        ),
         ("", r"expected an objective, got the end of the text"),
         ("ce +", r"expected an objective, got the end of the text:\n  ce \+\n {6}\^"),
         ("ce ce", r"expected '\+' or the end, got 'ce':\n  ce ce\n {5}\^"),
@@ -290,14 +317,26 @@ def test_a_mistake_in_the_written_form_is_explained(written, message):
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: JointLoss([]), TypeError, r"objective must be a string such as 'ce \+ matches\(2\)' or Terms, got \[\]"),
+        (
+            lambda: JointLoss([]),
+            TypeError,
+            r"objective must be a string such as 'ce \+ matches\(2\)' or Terms, got \[\]",
+        ),
         (lambda: JointLoss(["ce"]), TypeError, r"objective must be a string .* got \['ce'\]"),
         (lambda: JointLoss(3), TypeError, r"objective must be a string .* got 3"),
         (lambda: Term("ce", weight="1"), TypeError, r"the weight of ce must be a number, got '1'"),
         (lambda: Term("ce", weight=True), TypeError, r"the weight of ce must be a number, got True"),
         (lambda: Term("matches", True), TypeError, r"matches needs a whole number for n, got True"),
-        (lambda: Term("ce", options={"smoothing": "0.1"}), ValueError, r"ce\(smoothing\): must be a number, got '0\.1'"),
-        (lambda: Term("ce", weight=10**400), ValueError, r"the weight of ce must be 0 or from .* to 3\.4e\+38, got 1000"),
+        (
+            lambda: Term("ce", options={"smoothing": "0.1"}),
+            ValueError,
+            r"ce\(smoothing\): must be a number, got '0\.1'",
+        ),
+        (
+            lambda: Term("ce", weight=10**400),
+            ValueError,
+            r"the weight of ce must be 0 or from .* to 3\.4e\+38, got 1000",
+        ),
         (lambda: Term("matches", (2.0,)), TypeError, r"matches needs a whole number for n, got 2\.0"),
     ],
 )
@@ -312,16 +351,31 @@ GOOD = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("logits", "labels", "error", "message"),
     [
-        (GOOD[0], GOOD[1][:, :2], ValueError, r"labels must have shape \[B, T\] = \[2, 3\] .* got \[2, 2\]\. Give one label for each position"),
+        (
+            GOOD[0],
+            GOOD[1][:, :2],
+            ValueError,
+            r"labels must have shape \[B, T\] = \[2, 3\] .* got \[2, 2\]\. Give one label for each position",
+        ),
         (GOOD[0], GOOD[1].flatten(), ValueError, r"labels must have shape \[B, T\] = \[2, 3\] .* got \[6\]"),
         (GOOD[0], GOOD[1].float(), TypeError, r"labels must be integer ids, got torch\.float32\. Convert them with"),
         (GOOD[0], GOOD[1].bool(), TypeError, r"labels must be integer ids, got torch\.bool"),
-        (GOOD[0], GOOD[1] + 5, ValueError, r"labels must be -100 or an id from 0 to 4, got 5 at row 0, position 0\. Mark"),
+        (
+            GOOD[0],
+            GOOD[1] + 5,
+            ValueError,
+            r"labels must be -100 or an id from 0 to 4, got 5 at row 0, position 0\. Mark",
+        ),
         (GOOD[0], GOOD[1] - 1, ValueError, r"labels must be -100 or an id from 0 to 4, got -1 at row 0, position 0"),
         (GOOD[0][0], GOOD[1], ValueError, r"logits must be \[B, T, V\] with V of at least 1, got \[3, 5\]"),
         (GOOD[0][..., :0], GOOD[1], ValueError, r"logits must be \[B, T, V\] with V of at least 1, got \[2, 3, 0\]"),
         (GOOD[0].long(), GOOD[1], TypeError, r"logits must be floating point, got torch\.int64"),
-        (torch.zeros(1).expand(1, 1, 2**31 + 1), torch.zeros(1, 1).long(), ValueError, r"a vocabulary may have at most 2147483648 ids"),
+        (
+            torch.zeros(1).expand(1, 1, 2**31 + 1),
+            torch.zeros(1, 1).long(),
+            ValueError,
+            r"a vocabulary may have at most 2147483648 ids",
+        ),
     ],
 )
 def test_bad_logits_or_labels_are_explained(logits, labels, error, message):
@@ -333,9 +387,17 @@ def test_bad_logits_or_labels_are_explained(logits, labels, error, message):
     ("change", "error", "message"),
     [
         ({"hidden": torch.zeros(3, 4)}, ValueError, r"hidden must be \[B, T, D\], got \[3, 4\]"),
-        ({"weight": torch.zeros(4, 5)}, ValueError, r"weight must be \[V, D\] with D = 4 .* got \[4, 5\]\. .* not its transpose"),
+        (
+            {"weight": torch.zeros(4, 5)},
+            ValueError,
+            r"weight must be \[V, D\] with D = 4 .* got \[4, 5\]\. .* not its transpose",
+        ),
         ({"bias": torch.zeros(4)}, ValueError, r"bias must have V = 5 numbers, got \[4\]"),
-        ({"weight": torch.zeros(5, 4).double()}, TypeError, r"hidden is torch.float32 and weight is torch.float64\. Run under"),
+        (
+            {"weight": torch.zeros(5, 4).double()},
+            TypeError,
+            r"hidden is torch.float32 and weight is torch.float64\. Run under",
+        ),
         ({"scale": float("nan")}, ValueError, r"scale must be a finite number, got nan"),
         ({"softcap": 0.0}, ValueError, r"softcap must be a positive finite number or None, got 0\.0"),
         ({"softcap": float("inf")}, ValueError, r"softcap must be a positive finite number or None, got inf"),
@@ -420,7 +482,9 @@ def test_training_after_an_evaluation_in_inference_mode():
 def test_check_names_the_place_of_a_nan():
     logits = torch.zeros(2, 3, 5)
     logits[1, 2, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"the logits at row 1, position 2 contain NaN or infinity .*Look for an overflow"):
+    with pytest.raises(
+        ValueError, match=r"the logits at row 1, position 2 contain NaN or infinity .*Look for an overflow"
+    ):
         JointLoss("matches(2)", check=True)(logits, GOOD[1])
     assert JointLoss("matches(2)", check=True)(logits, torch.tensor([[0, 0, 0], [0, 0, -100]])).isfinite()
 
@@ -428,7 +492,9 @@ def test_check_names_the_place_of_a_nan():
 def test_check_names_the_part_that_a_masked_label_makes_infinite():
     logits = torch.zeros(1, 2, 5)
     logits[..., 3] = -torch.inf
-    with pytest.raises(ValueError, match=r"^ce is inf although .* some logit is -inf\. Do not mask out tokens that may be labels"):
+    with pytest.raises(
+        ValueError, match=r"^ce is inf although .* some logit is -inf\. Do not mask out tokens that may be labels"
+    ):
         JointLoss("matches(2) + ce", check=True)(logits, torch.tensor([[3, 1]]))
 
 
@@ -450,8 +516,10 @@ def test_each_row_has_its_share_of_the_loss(case, batch, tokens, sequences):
     batchs_own = real.sum() if case.part.per == "token" else real.any(-1).sum()
     divisor = (tokens if case.part.per == "token" else sequences) or batchs_own.item() or 1
     probabilities = batch.logits.softmax(-1)
-    expected = [case.oracle(row, labels.tolist()).item() / divisor if (labels != -100).any() else 0.0
-                for row, labels in zip(probabilities, batch.labels, strict=True)]
+    expected = [
+        case.oracle(row, labels.tolist()).item() / divisor if (labels != -100).any() else 0.0
+        for row, labels in zip(probabilities, batch.labels, strict=True)
+    ]
     torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64))
     torch.testing.assert_close(parts[case.part.name], loss)
 
@@ -485,7 +553,9 @@ def test_a_rows_share_depends_on_that_row_alone():
     rows = JointLoss("ce + matches(2)", reduction="none")
     counts = {"num_tokens": 30, "num_sequences": 4}
     together = rows(logits, labels, **counts)
-    torch.testing.assert_close(together, torch.cat([rows(logits[row : row + 1], labels[row : row + 1], **counts) for row in range(4)]))
+    torch.testing.assert_close(
+        together, torch.cat([rows(logits[row : row + 1], labels[row : row + 1], **counts) for row in range(4)])
+    )
     leaf = logits.clone().requires_grad_()
     rows(leaf, labels)[2].backward()
     assert [bool(row.any()) for row in leaf.grad] == [False, False, True, False]
@@ -517,10 +587,13 @@ def test_rows_of_nothing_have_a_gradient_of_zero():
     loss.sum().backward()
     assert not logits.grad.any()
     short = torch.zeros(2, 1, 5, requires_grad=True)
-    JointLoss("matches(2)", reduction="none")(short, torch.zeros(2, 1).long()).sum().backward()   # no window is read
+    JointLoss("matches(2)", reduction="none")(short, torch.zeros(2, 1).long()).sum().backward()  # no window is read
     assert not short.grad.any()
 
 
 def test_another_reduction_is_explained():
-    with pytest.raises(ValueError, match=r"reduction must be 'mean' or 'none', got 'sum'\. For a sum .* num_tokens=1 and num_sequences=1"):
+    with pytest.raises(
+        ValueError,
+        match=r"reduction must be 'mean' or 'none', got 'sum'\. For a sum .* num_tokens=1 and num_sequences=1",
+    ):
         JointLoss("ce", reduction="sum")

@@ -35,7 +35,9 @@ EVERY_CHOICE = list(chain.from_iterable(combinations(MARKERS, size) for size in 
 
 def test_whatever_its_markers_a_test_is_in_exactly_one_lane():
     assert len(lanes()) > 1
-    chosen = {markers: [target for target in [*lanes(), *ELSEWHERE] if runs(target, markers)] for markers in EVERY_CHOICE}
+    chosen = {
+        markers: [target for target in [*lanes(), *ELSEWHERE] if runs(target, markers)] for markers in EVERY_CHOICE
+    }
     assert {markers: targets for markers, targets in chosen.items() if len(targets) != 1} == {}
 
 
@@ -60,7 +62,9 @@ def pinned(name):
 
 def bounds(sign):
     """Package → version, for what pyproject.toml bounds with a sign."""
-    every = " ".join(requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra)
+    every = " ".join(
+        requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra
+    )
     return dict(re.findall(rf"([\w-]+)(?:[<>=]+[\w.]+,)?{sign}([\w.]+)", every))
 
 

@@ -36,14 +36,34 @@ from ngramloss.metrics.shape import shape
 TEXTS = {
     "zh": ("猫在窗边睡觉。外面下着雨。", "猫在门口睡觉。外面出太阳。", "他们昨日买了三本新书"),
     "ja": ("猫が窓のそばで眠る。外は雨だ。", "猫が庭のすみで眠る。外は晴れだ。", "彼らも本を買った"),
-    "ko": ("고양이가 창가에서 잔다. 밖에는 비가 온다.", "고양이가 마당에서 잔다. 밖에는 눈이 온다.", "그들은 어제 책을 샀다"),
+    "ko": (
+        "고양이가 창가에서 잔다. 밖에는 비가 온다.",
+        "고양이가 마당에서 잔다. 밖에는 눈이 온다.",
+        "그들은 어제 책을 샀다",
+    ),
     "th": ("แมวนอนหลับข้างหน้าต่าง ฝนตก", "แมวนอนหลับในสวน แดดออก", "พี่ ๓ ปี"),
     "ar": ("القطة تنام قرب النافذة. المطر يهطل.", "القطة تنام في الحديقة. الثلج يهطل.", "اشترى ثلاثة كتب جديدة أمس"),
-    "ru": ("Кошка спит у окна. На улице идёт дождь.", "Кошка спит в саду. На улице идёт снег.", "Вчера они купили три книги"),
-    "el": ("Η γάτα κοιμάται στο παράθυρο. Έξω βρέχει.", "Η γάτα κοιμάται στον κήπο. Έξω χιονίζει.", "Χθες αγόρασαν τρία βιβλία"),
-    "de": ("Die Kätzchen schlafen über Nacht. Draußen stürmt es.", "Die Kätzchen träumen über Nacht. Draußen schneit es.", "Gestern kauften wir Bücher"),
-    "hi": ("बिल्ली खिड़की के पास सोती है। बाहर बारिश हो रही है।", "बिल्ली बगीचे के पास सोती है। बाहर धूप हो रही है।", "उन्होंने कल तीन किताबें खरीदीं"),
-}  # fmt: skip
+    "ru": (
+        "Кошка спит у окна. На улице идёт дождь.",
+        "Кошка спит в саду. На улице идёт снег.",
+        "Вчера они купили три книги",
+    ),
+    "el": (
+        "Η γάτα κοιμάται στο παράθυρο. Έξω βρέχει.",
+        "Η γάτα κοιμάται στον κήπο. Έξω χιονίζει.",
+        "Χθες αγόρασαν τρία βιβλία",
+    ),
+    "de": (
+        "Die Kätzchen schlafen über Nacht. Draußen stürmt es.",
+        "Die Kätzchen träumen über Nacht. Draußen schneit es.",
+        "Gestern kauften wir Bücher",
+    ),
+    "hi": (
+        "बिल्ली खिड़की के पास सोती है। बाहर बारिश हो रही है।",
+        "बिल्ली बगीचे के पास सोती है। बाहर धूप हो रही है।",
+        "उन्होंने कल तीन किताबें खरीदीं",
+    ),
+}
 
 
 # ── the definition, in plain Python ──────────────────────────────────────────────────────────────────────────────────
@@ -55,7 +75,10 @@ def tokens_of(text):
     found, open_word, open_token = [], False, False
     for letter in text:
         kind = unicodedata.category(letter)[0]
-        if re.match(r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]", letter):
+        if re.match(
+            r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]",
+            letter,
+        ):
             continue
         if kind == "M" and open_token:
             found[-1] += letter
@@ -97,7 +120,9 @@ def oracle(reference, prediction):
 
 
 def auto(reference, prediction, **options):
-    return {name: column[0] for name, column in rouge([[reference]], [prediction], tokens="auto", **options).values.items()}
+    return {
+        name: column[0] for name, column in rouge([[reference]], [prediction], tokens="auto", **options).values.items()
+    }
 
 
 # ── ROUGE by script ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -114,7 +139,25 @@ def test_a_text_scores_100_against_itself_0_against_another_and_as_defined_betwe
 
 
 MIXED = st.lists(
-    st.sampled_from([*"猫犬がデー가고แมวที่นี้ကខកះжéßüΣσςक्षिामنَا１Ａａ٣๓29zZ_.,。।'-–½ﬁ①İı", "0u", "0u61", "0U", "ed", " ", " ", "\n", "\u200d", "\ufe0f", "\u0301", "𠀀", "\U00011302", "running", "cats"]),
+    st.sampled_from(
+        [
+            *"猫犬がデー가고แมวที่นี้ကខកះжéßüΣσςक्षिामنَا１Ａａ٣๓29zZ_.,。।'-–½ﬁ①İı",
+            "0u",
+            "0u61",
+            "0U",
+            "ed",
+            " ",
+            " ",
+            "\n",
+            "\u200d",
+            "\ufe0f",
+            "\u0301",
+            "𠀀",
+            "\U00011302",
+            "running",
+            "cats",
+        ]
+    ),
     max_size=14,
 ).map("".join)
 
@@ -146,7 +189,32 @@ def test_different_tokens_have_different_stand_ins_that_neither_rules_nor_stemme
 
 
 ENGLISH = st.lists(
-    st.sampled_from(["The", "cats", "were", "running", "U.S.", "don't", "3.5", "a_b", "well-known", "(so)", "flies", "0u12", "0U1", "x\n", "\n", "“quoted”", "it’s", "–", "£5", "NATO", "happily"]), max_size=25
+    st.sampled_from(
+        [
+            "The",
+            "cats",
+            "were",
+            "running",
+            "U.S.",
+            "don't",
+            "3.5",
+            "a_b",
+            "well-known",
+            "(so)",
+            "flies",
+            "0u12",
+            "0U1",
+            "x\n",
+            "\n",
+            "“quoted”",
+            "it’s",
+            "–",
+            "£5",
+            "NATO",
+            "happily",
+        ]
+    ),
+    max_size=25,
 ).map(" ".join)
 
 
@@ -183,20 +251,30 @@ def test_numbers_in_thai_digits_are_words():
 
 
 def said(reference, prediction, **options):
-    return notes([[reference]], [prediction], **{"tokens": "default", "sentences": "newline", "language": "auto", "stemmer": True} | options)
+    return notes(
+        [[reference]],
+        [prediction],
+        **{"tokens": "default", "sentences": "newline", "language": "auto", "stemmer": True} | options,
+    )
 
 
 @pytest.mark.parametrize("language", TEXTS)
 def test_the_default_rules_say_what_they_skip(language):
     (note,) = said(*TEXTS[language][:2])
-    assert re.match(r"the default rules read only a–z and 0–9: they skip [\d.]+% of the letters here \((. ){2,3}.( …)?\)", note)
+    assert re.match(
+        r"the default rules read only a–z and 0–9: they skip [\d.]+% of the letters here \((. ){2,3}.( …)?\)", note
+    )
     assert note.endswith("Use --set rouge.tokens=auto.")
     assert said(*TEXTS[language][:2], tokens="auto") == []
 
 
 def test_the_note_counts_letters_and_texts():
-    assert said("Die Kätzchen", "Über") == ["the default rules read only a–z and 0–9: they skip 13% of the letters here (ä Ü). Use --set rouge.tokens=auto."]
-    assert said("abc 猫", "猫 1") == ["the default rules read only a–z and 0–9: they skip 40% of the letters here (猫). Use --set rouge.tokens=auto."]
+    assert said("Die Kätzchen", "Über") == [
+        "the default rules read only a–z and 0–9: they skip 13% of the letters here (ä Ü). Use --set rouge.tokens=auto."
+    ]
+    assert said("abc 猫", "猫 1") == [
+        "the default rules read only a–z and 0–9: they skip 40% of the letters here (猫). Use --set rouge.tokens=auto."
+    ]
     assert "100% of the letters here (猫), and find no word in 2 of 2 texts." in said("猫", "猫")[0]
 
 
@@ -217,7 +295,20 @@ def files(tmp_path, monkeypatch):
 
 
 def score(*arguments):
-    return main(["score", "--references", "refs.jsonl", "half.jsonl", "other.jsonl", "--samples", "20", "--shuffles", "20", *arguments])
+    return main(
+        [
+            "score",
+            "--references",
+            "refs.jsonl",
+            "half.jsonl",
+            "other.jsonl",
+            "--samples",
+            "20",
+            "--shuffles",
+            "20",
+            *arguments,
+        ]
+    )
 
 
 def test_notes_are_below_the_table_and_in_json(files, capsys):
@@ -236,7 +327,23 @@ def test_notes_are_below_the_table_and_in_json(files, capsys):
 
 def test_the_page_has_the_notes(files, capsys):
     pytest.importorskip("jinja2")
-    assert main(["report", "--references", "refs.jsonl", "half.jsonl", "--samples", "20", "--metrics", "rouge", "-o", "page"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                "--references",
+                "refs.jsonl",
+                "half.jsonl",
+                "--samples",
+                "20",
+                "--metrics",
+                "rouge",
+                "-o",
+                "page",
+            ]
+        )
+        == 0
+    )
     assert "<b>rouge</b>: the default rules read only a–z and 0–9" in Path("page/index.html").read_text()
 
 
@@ -276,7 +383,17 @@ def test_characters_and_vowel_signs_count_as_they_are_read():
 
 @pytest.mark.parametrize(
     ("language", "tokenizer"),
-    [("zh", "zh"), ("ja", "char"), ("ko", "char"), ("th", "char"), ("ar", "13a"), ("ru", "13a"), ("el", "13a"), ("de", "13a"), ("hi", "13a")],
+    [
+        ("zh", "zh"),
+        ("ja", "char"),
+        ("ko", "char"),
+        ("th", "char"),
+        ("ar", "13a"),
+        ("ru", "13a"),
+        ("el", "13a"),
+        ("de", "13a"),
+        ("hi", "13a"),
+    ],
 )
 def test_bleu_takes_sacrebleus_tokenizer_for_the_script(language, tokenizer, monkeypatch):
     monkeypatch.setattr(overlap, "find_spec", lambda name: None)
@@ -288,7 +405,9 @@ def test_bleu_takes_sacrebleus_tokenizer_for_the_script(language, tokenizer, mon
     assert 100 > part.values["bleu"][0] > none.values["bleu"][0]
 
 
-@pytest.mark.parametrize(("language", "tokenizer", "name"), [("ja", "ja-mecab", "Japanese"), ("ko", "ko-mecab", "Korean")])
+@pytest.mark.parametrize(
+    ("language", "tokenizer", "name"), [("ja", "ja-mecab", "Japanese"), ("ko", "ko-mecab", "Korean")]
+)
 def test_mecab_is_taken_where_it_is_installed_and_missed_aloud_where_not(language, tokenizer, name, monkeypatch):
     references = [[TEXTS[language][0]]]
     monkeypatch.setattr(overlap, "find_spec", lambda module: module)
@@ -302,12 +421,27 @@ def test_mecab_is_taken_where_it_is_installed_and_missed_aloud_where_not(languag
 
 @pytest.mark.parametrize(
     ("language", "tokenize", "noted"),
-    [("zh", "13a", True), ("zh", "intl", True), ("zh", "zh", False), ("ja", "13a", True), ("ja", "zh", True), ("ja", "char", False), ("th", "13a", True), ("th", "zh", True), ("ko", "13a", False), ("ru", "13a", False), ("de", "13a", False)],
+    [
+        ("zh", "13a", True),
+        ("zh", "intl", True),
+        ("zh", "zh", False),
+        ("ja", "13a", True),
+        ("ja", "zh", True),
+        ("ja", "char", False),
+        ("th", "13a", True),
+        ("th", "zh", True),
+        ("ko", "13a", False),
+        ("ru", "13a", False),
+        ("de", "13a", False),
+    ],
 )
 def test_bleu_says_which_scripts_a_tokenizer_does_not_split(language, tokenize, noted):
     found = bleu_notes([[TEXTS[language][0]]], [TEXTS[language][1]], tokenize=tokenize)
     assert bool(found) == noted
-    assert all(note.startswith(f"the tokenizer {tokenize} does not split") and note.endswith("Use --set bleu.tokenize=auto.") for note in found)
+    assert all(
+        note.startswith(f"the tokenizer {tokenize} does not split") and note.endswith("Use --set bleu.tokenize=auto.")
+        for note in found
+    )
 
 
 def test_a_chinese_word_in_an_english_text_is_not_noted():
@@ -334,10 +468,20 @@ def test_languages_of_mixed_and_empty_texts():
 
 
 def test_blocks_of_scripts_do_not_overlap():
-    blocks = sorted([int(end, 16) for end in block.split("-")] for _, written in SCRIPTS.values() for block in written.split())
+    blocks = sorted(
+        [int(end, 16) for end in block.split("-")] for _, written in SCRIPTS.values() for block in written.split()
+    )
     ends = [end for block in blocks for end in block]
     assert ends == sorted(ends)
-    names = {"Han": "CJK", "kana": "HIRAGANA", "Cyrillic": "CYRILLIC", "Thai": "THAI", "Arabic": "ARABIC", "Hangul": "HANGUL", "Greek": "GREEK"}
+    names = {
+        "Han": "CJK",
+        "kana": "HIRAGANA",
+        "Cyrillic": "CYRILLIC",
+        "Thai": "THAI",
+        "Arabic": "ARABIC",
+        "Hangul": "HANGUL",
+        "Greek": "GREEK",
+    }
     for letter in "中ぁжกعहΩ가ﬁéݐἀ":
         assert unicodedata.name(letter).startswith(names.get(script(letter), script(letter).upper())), letter
 
@@ -360,12 +504,15 @@ def test_sentences_end_where_their_language_ends_them(language, splitter):
 def test_german_rules_are_used_where_german_is_named():
     text = "Am 3. Oktober kommt Dr. Müller z. B. nach Köln. Er bleibt."
     for splitter in RULES:
-        assert sentences(text, splitter, language="de") == ["Am 3. Oktober kommt Dr. Müller z. B. nach Köln.", "Er bleibt."]
+        assert sentences(text, splitter, language="de") == [
+            "Am 3. Oktober kommt Dr. Müller z. B. nach Köln.",
+            "Er bleibt.",
+        ]
     assert len(sentences(text)) > 2
     one, turned = "Am 3. Oktober kommt er.", "Oktober kommt er am 3."
     named = rouge([[one]], [turned], tokens="auto", sentences="pysbd", language="de")
-    assert named.values["rougeLsum"] == named.values["rougeL"] == [60]   # one sentence each: Oktober kommt er
-    assert rouge([[one]], [turned], tokens="auto", sentences="pysbd").values["rougeLsum"] == [100]   # English: Am 3. | …
+    assert named.values["rougeLsum"] == named.values["rougeL"] == [60]  # one sentence each: Oktober kommt er
+    assert rouge([[one]], [turned], tokens="auto", sentences="pysbd").values["rougeLsum"] == [100]  # English: Am 3. | …
     assert "|lsum:pysbd|language:de|tokens:auto|" in named.signature
 
 
@@ -382,7 +529,10 @@ def test_languages_without_rules_end_sentences_at_the_marks_of_any_script(text, 
     assert sentences(text, language="xx") == parts
 
 
-@pytest.mark.parametrize(("language", "text"), [("km", "ក។ ខ។"), ("bo", "ཀ། ཁ།"), ("am", "ዛሬ። ነገ።"), ("hy", "Այսօր։ Վաղը։"), ("my", "ယနေ့။ မနက်။")])
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [("km", "ក។ ខ។"), ("bo", "ཀ། ཁ།"), ("am", "ዛሬ። ነገ።"), ("hy", "Այսօր։ Վաղը։"), ("my", "ယနေ့။ မနက်။")],
+)
 def test_marks_of_scripts_end_sentences_with_sentencex(language, text):
     assert language_of([text]) == language
     assert sentences(text, "sentencex") == text.split()
@@ -390,7 +540,10 @@ def test_marks_of_scripts_end_sentences_with_sentencex(language, text):
 
 def test_sentencex_says_which_language_it_does_not_know():
     (note,) = splitting_notes([TEXTS["ko"][0], "A cat."], "sentencex", "auto", "data.language")
-    assert note == "sentencex has no rules for Korean: 1 of 2 texts are split at line ends and after . ! ? 。 । and the like."
+    assert (
+        note
+        == "sentencex has no rules for Korean: 1 of 2 texts are split at line ends and after . ! ? 。 । and the like."
+    )
     assert splitting_notes(["a"], "sentencex", "xx", "")[0].startswith("sentencex has no rules for 'xx': 1 of 1 texts")
     (note,) = splitting_notes([TEXTS["de"][0]], "sentencex", "auto", "data.language")
     assert note.startswith("sentences are split by the rules of English, and the letters say")
@@ -410,7 +563,9 @@ def test_splitting_says_which_language_it_does_not_know():
         "sentences are split by the rules of English, and the letters say that some texts are in another language. Name it, for example data.language=de."
     ]
     assert splitting_notes([german], "pysbd", "de", "") == splitting_notes([korean], "newline", "auto", "") == []
-    assert splitting_notes(["A cat."], "pysbd", "auto", "") == splitting_notes([TEXTS["ru"][0]], "pysbd", "auto", "") == []
+    assert (
+        splitting_notes(["A cat."], "pysbd", "auto", "") == splitting_notes([TEXTS["ru"][0]], "pysbd", "auto", "") == []
+    )
     assert len(said(korean, korean, sentences="pysbd", tokens="auto")) == 1
     with pytest.raises(ValueError, match="the language must be auto or a code of two letters such as de, got 'german'"):
         sentences("A.", language="german")
@@ -421,7 +576,11 @@ def test_metrics_of_sentences_say_which_language_they_do_not_know(metric, texts)
     given = {"documents": [TEXTS["ko"][0]], "predictions": [TEXTS["ko"][1]]}
     (note,) = METRICS[metric].notes_on(given, {})
     assert note.startswith(f"pysbd has no rules for Korean: {texts} of {texts} texts")
-    assert METRICS[metric].notes_on(given, {"splitter": "newline"}) == METRICS[metric].notes_on(given, {"language": "de"}) == []
+    assert (
+        METRICS[metric].notes_on(given, {"splitter": "newline"})
+        == METRICS[metric].notes_on(given, {"language": "de"})
+        == []
+    )
 
 
 def test_a_chinese_line_that_pysbd_spoils_is_split_after_its_marks(monkeypatch):
@@ -449,7 +608,9 @@ def test_lead_sentences_are_those_of_the_language(german, capsys):
     assert "Name it, for example --set data.language=de." in capsys.readouterr().err
     assert main([*arguments, "--out", "named", "--set", "data.language=de"]) == 0
     assert "language" not in capsys.readouterr().err
-    plain, named = (json.loads(Path(folder, "predictions.jsonl").read_text())["prediction"] for folder in ("plain", "named"))
+    plain, named = (
+        json.loads(Path(folder, "predictions.jsonl").read_text())["prediction"] for folder in ("plain", "named")
+    )
     assert (plain, named) == ("Am 3.", GERMAN.removesuffix(" Er bleibt."))
     assert json.loads(Path("named/generation.json").read_text())["language"] == "de"
 
@@ -467,7 +628,9 @@ def test_statistics_count_the_sentences_of_the_language(german, capsys):
     assert said.rstrip().endswith(split["notes"][0])
     assert "Name it, for example --language=de." in said
     assert main(["data", "stats", german, "--language", "German"]) == 2
-    assert "error: the language must be auto or a code of two letters such as de, got 'German'." in capsys.readouterr().err
+    assert (
+        "error: the language must be auto or a code of two letters such as de, got 'German'." in capsys.readouterr().err
+    )
 
 
 def test_separators_stand_before_the_sentences_of_the_recipes_language():

@@ -12,9 +12,38 @@ import ngramloss
 ROOT = Path(ngramloss.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 ORDER = [
-    "version", "errors", "escape", "tabular", "files", "checksums", "heartbeat", "settings", "plugins", "run_folder", "stats", "objectives", "gpu", "diagnostics", "loss", "hf", "explain", "compare_gradients",
-    "recipe", "data", "metrics", "training", "generation", "scoring", "paper", "report", "bench", "doctor", "reproduce",
-    "cli", "__init__", "__main__",
+    "version",
+    "errors",
+    "escape",
+    "tabular",
+    "files",
+    "checksums",
+    "heartbeat",
+    "settings",
+    "plugins",
+    "run_folder",
+    "stats",
+    "objectives",
+    "gpu",
+    "diagnostics",
+    "loss",
+    "hf",
+    "explain",
+    "compare_gradients",
+    "recipe",
+    "data",
+    "metrics",
+    "training",
+    "generation",
+    "scoring",
+    "paper",
+    "report",
+    "bench",
+    "doctor",
+    "reproduce",
+    "cli",
+    "__init__",
+    "__main__",
 ]
 """The rooms: whoever stands before knows nothing of those behind."""
 
@@ -35,7 +64,11 @@ def imported_rooms(source):
             names = [one.name for one in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{one.name}" for one in node.names]
-        yield from (parts[1] for parts in (name.split(".") for name in names) if parts[0] == "ngramloss" and parts[1:2] and parts[1] in ORDER)
+        yield from (
+            parts[1]
+            for parts in (name.split(".") for name in names)
+            if parts[0] == "ngramloss" and parts[1:2] and parts[1] in ORDER
+        )
 
 
 def against_the_order(source, here):
@@ -48,13 +81,19 @@ def test_every_room_has_its_place():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_one_way(path):
-    if room(path) != "__init__":   # public names are loaded by their rooms' names, when they are first used
+    if room(path) != "__init__":  # public names are loaded by their rooms' names, when they are first used
         assert against_the_order(path.read_text(), room(path)) == []
 
 
-@pytest.mark.parametrize("line", [
-    "import ngramloss.cli", "from ngramloss import cli", "from ngramloss.scoring import results", "def f():\n    from ngramloss.loss import JointLoss",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import ngramloss.cli",
+        "from ngramloss import cli",
+        "from ngramloss.scoring import results",
+        "def f():\n    from ngramloss.loss import JointLoss",
+    ],
+)
 def test_an_import_against_the_order_is_found_wherever_it_stands(line):
     assert against_the_order(line, "objectives")
 
@@ -94,13 +133,33 @@ def test_scoring_needs_no_torch(tmp_path):
     (tmp_path / "refs.jsonl").write_text('{"id": 1, "reference": "the cat sat on the mat"}\n')
     (tmp_path / "a.jsonl").write_text('{"id": 1, "prediction": "the cat sat on a mat"}\n')
     program = "import sys; sys.modules['torch'] = None; from ngramloss.cli import main; sys.exit(main(sys.argv[1:]))"
-    arguments = ["score", "--references", tmp_path / "refs.jsonl", tmp_path / "a.jsonl", "--metrics", "rouge,bleu,chrf,shape"]
-    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    arguments = [
+        "score",
+        "--references",
+        tmp_path / "refs.jsonl",
+        tmp_path / "a.jsonl",
+        "--metrics",
+        "rouge,bleu,chrf,shape",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout.split()[:3]) == (0, ["system", "rouge1", "rouge2"]), done.stderr
 
 
-@pytest.mark.parametrize("program", ["from ngramloss.cli import main; sys.exit(main(['explain', '--reference', 'a', '--candidate', 'a']))", "import ngramloss; ngramloss.JointLoss('ce')"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from ngramloss.cli import main; sys.exit(main(['explain', '--reference', 'a', '--candidate', 'a']))",
+        "import ngramloss; ngramloss.JointLoss('ce')",
+    ],
+)
 def test_without_torch_a_sentence_says_how_to_get_it(program):
-    done = subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {program}"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {program}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("this needs the package torch: pip install 'ngramloss[torch]'")

@@ -24,7 +24,15 @@ pytestmark = pytest.mark.slow
 
 ARCHITECTURES = settings_of(recipe.Model)["architecture"].choices
 SMALL = Model(
-    name="scratch", width=16, heads=2, encoder_layers=2, decoder_layers=1, feed_forward=24, dropout=0.0, vocabulary=400, init_std=0.09
+    name="scratch",
+    width=16,
+    heads=2,
+    encoder_layers=2,
+    decoder_layers=1,
+    feed_forward=24,
+    dropout=0.0,
+    vocabulary=400,
+    init_std=0.09,
 )
 TEXT = "The naïve cat — “Łódź” — sat on 2,024 mats; 日本 😀\n  and slept."
 
@@ -59,7 +67,10 @@ def inputs(model, tokenizer):
 
     from ngramloss.hf.attach import decoder_inputs
 
-    rows = [{"input_ids": tokenizer(text)["input_ids"], "labels": tokenizer(text[:20])["input_ids"]} for text in tiny_tokenizers.TEXTS]
+    rows = [
+        {"input_ids": tokenizer(text)["input_ids"], "labels": tokenizer(text[:20])["input_ids"]}
+        for text in tiny_tokenizers.TEXTS
+    ]
     return Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))(rows)
 
 
@@ -93,7 +104,8 @@ def test_a_new_model_has_the_sizes_and_tokens_it_was_asked_for(architecture, tok
     assert model.get_input_embeddings().weight.shape == (len(tokenizer), 16)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     names = {"t5": ("num_layers", "num_decoder_layers", "d_ff")}.get(
-        architecture, ("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"))
+        architecture, ("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
+    )
     assert [getattr(config, name) for name in names] == [2, 1, 24, 24][: len(names)]
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (1, 0, 2)
     start = tokenizer.pad_token_id if architecture == "t5" else tokenizer.eos_token_id
@@ -149,7 +161,7 @@ def test_copying_starts_learned_positions_as_sinusoids(architecture):
             angle = position / 10000 ** (column // 2 * 2 / 16)
             wave = math.cos(angle) if column % 2 else math.sin(angle)
             assert weight[position, column].item() == pytest.approx(wave * 0.5 * math.sqrt(2), abs=1e-4)
-        assert weight.square().mean().sqrt().item() == pytest.approx(0.5, rel=1e-3)   # as far as others are spread
+        assert weight.square().mean().sqrt().item() == pytest.approx(0.5, rel=1e-3)  # as far as others are spread
 
 
 @pytest.mark.parametrize("architecture", ["pegasus", "marian"])
@@ -159,8 +171,11 @@ def test_positions_that_are_fixed_sinusoids_stay_as_they_are(architecture):
 
 
 def test_copying_is_refused_where_there_is_no_such_path():
-    with pytest.raises(ValueError, match=r"model.copying: T5ForConditionalGeneration has no `encoder_attn` to initialise as the identity\. "
-                       r"Set it to false, or choose the architecture bart, mbart, m2m100, pegasus or marian\."):
+    with pytest.raises(
+        ValueError,
+        match=r"model.copying: T5ForConditionalGeneration has no `encoder_attn` to initialise as the identity\. "
+        r"Set it to false, or choose the architecture bart, mbart, m2m100, pegasus or marian\.",
+    ):
         built("t5", copying=True)
 
 
@@ -170,9 +185,12 @@ def test_copying_is_refused_where_there_is_no_such_path():
 def test_a_trained_tokenizer_gives_back_any_text(tokenizer):
     ids = tokenizer(TEXT)["input_ids"]
     assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    assert tokenizer.decode(ids, skip_special_tokens=True) == f" {TEXT}"   # it writes a space before the first word
+    assert tokenizer.decode(ids, skip_special_tokens=True) == f" {TEXT}"  # it writes a space before the first word
     assert tokenizer.unk_token_id not in ids
-    assert tokenizer("cat cat", add_special_tokens=False)["input_ids"] == 2 * tokenizer("cat", add_special_tokens=False)["input_ids"]
+    assert (
+        tokenizer("cat cat", add_special_tokens=False)["input_ids"]
+        == 2 * tokenizer("cat", add_special_tokens=False)["input_ids"]
+    )
 
 
 def test_training_a_tokenizer_twice_gives_the_same():
@@ -198,7 +216,10 @@ def test_a_tokenizer_is_trained_once_for_the_same_texts_and_size(tmp_path, monke
     assert folder.parent == tmp_path / "tokenizers"
     assert len(asked) == 1
     assert first(TEXT)["input_ids"] == again(TEXT)["input_ids"] == tiny_tokenizers.ours()(TEXT)["input_ids"]
-    others = [models.load_tokenizer(SMALL, texts, "another")[1], models.load_tokenizer(replace(SMALL, vocabulary=350), texts, "print")[1]]
+    others = [
+        models.load_tokenizer(SMALL, texts, "another")[1],
+        models.load_tokenizer(replace(SMALL, vocabulary=350), texts, "print")[1],
+    ]
     assert len({folder, *others}) == 3
     assert len(asked) == 3
 
@@ -224,13 +245,23 @@ def test_a_tokenizer_learns_from_sources_and_targets():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_generation_settings_are_the_models_own_and_are_saved_with_it(architecture, tmp_path):
     model = built(architecture)
-    wanted = Generation(num_beams=3, length_penalty=2.5, min_length=5, max_length=19, no_repeat_ngram_size=3, early_stopping=True, renormalize=True)
+    wanted = Generation(
+        num_beams=3,
+        length_penalty=2.5,
+        min_length=5,
+        max_length=19,
+        no_repeat_ngram_size=3,
+        early_stopping=True,
+        renormalize=True,
+    )
     models.prepare_generation(model, wanted)
     model.save_pretrained(tmp_path)
     for one in (model, AutoModelForSeq2SeqLM.from_pretrained(tmp_path)):
         found = one.generation_config
         same = wanted.__dataclass_fields__.keys() - {"renormalize", "engine", "precision"}
-        assert Generation(**{name: getattr(found, name) for name in same}, renormalize=found.renormalize_logits) == wanted
+        assert (
+            Generation(**{name: getattr(found, name) for name in same}, renormalize=found.renormalize_logits) == wanted
+        )
         assert (found.pad_token_id, found.eos_token_id) == (1, 2)
         written = one.generate(torch.tensor([[0, 9, 2]]))
         assert 5 <= written.shape[1] <= 19
@@ -255,7 +286,10 @@ def test_generation_settings_are_not_made_anew_from_the_config():
 
 
 def refused(settings, tokenizer, part="model"):
-    load = {"model": lambda: models.load(settings, tokenizer), "tokenizer": lambda: models.load_tokenizer(settings, lambda: (), "")}
+    load = {
+        "model": lambda: models.load(settings, tokenizer),
+        "tokenizer": lambda: models.load_tokenizer(settings, lambda: (), ""),
+    }
     with pytest.raises(ValueError) as mistake:
         load[part]()
     told = str(mistake.value)
@@ -270,7 +304,9 @@ FOLDER = "The folder must contain what save_pretrained writes: config, model.saf
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_a_name_that_is_nowhere_is_told_with_what_to_give(part, tokenizer):
     told = refused(Model(name="nobody/nothing"), tokenizer, part)
-    assert told.endswith('Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "scratch" for a new model.')
+    assert told.endswith(
+        'Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "scratch" for a new model.'
+    )
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
@@ -331,15 +367,21 @@ ANYTHING = ["[]", "null", "3", '"x"', "[" * 100_000, '{"a":' * 100_000, "1" * 50
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json", "config.json", "generation_config.json"])
 def test_a_file_of_a_model_that_contains_anything_is_told_or_does_not_matter(saved, tokenizer, name, text):
     (saved / name).write_text(text)
-    for load in (lambda: models.load(Model(name=str(saved)), tokenizer), lambda: models.load_tokenizer(Model(name=str(saved)), lambda: (), "")):
+    for load in (
+        lambda: models.load(Model(name=str(saved)), tokenizer),
+        lambda: models.load_tokenizer(Model(name=str(saved)), lambda: (), ""),
+    ):
         with suppress(UserError):
             load()
 
 
 def test_a_decoder_only_model_is_refused(tmp_path, tokenizer):
     families.tiny("gpt2").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is a decoder-only model \(gpt2\); recipes train encoder-decoders\. Use NgramTrainer or attach in your own "
-                       r"script: docs/adopt\.md\."):
+    with pytest.raises(
+        ValueError,
+        match=r"is a decoder-only model \(gpt2\); recipes train encoder-decoders\. Use NgramTrainer or attach in your own "
+        r"script: docs/adopt\.md\.",
+    ):
         models.load(Model(name=str(tmp_path)), tokenizer)
 
 
@@ -363,7 +405,10 @@ class MineForWriting(BartForConditionalGeneration):
 def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, monkeypatch, tmp_path):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "code"))
     config = json.loads((saved / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code_of_mine.Mine", "AutoModelForSeq2SeqLM": "code_of_mine.MineForWriting"}}
+    config |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "code_of_mine.Mine", "AutoModelForSeq2SeqLM": "code_of_mine.MineForWriting"},
+    }
     (saved / "config.json").write_text(json.dumps(config))
     (saved / "code_of_mine.py").write_text(CODE)
     told = refused(Model(name=str(saved)), tokenizer)

@@ -60,7 +60,9 @@ def data(tmp_path):
 def recipe_file(tmp_path, model, data, family, steps=150, **changes):
     source, target = LANGUAGES[family]
     path = tmp_path / "mine.toml"
-    path.write_text(RECIPE.format(model=model, data=data, steps=steps, **{"source": source, "target": target, **changes}))
+    path.write_text(
+        RECIPE.format(model=model, data=data, steps=steps, **{"source": source, "target": target, **changes})
+    )
     return path
 
 
@@ -71,9 +73,14 @@ def bleu(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "start"), [
-    *((family, start) for family in LANGUAGES for start in ("given", "absent")), ("mbart", "wrong"), ("m2m100", "none"),
-])
+@pytest.mark.parametrize(
+    ("family", "start"),
+    [
+        *((family, start) for family in LANGUAGES for start in ("given", "absent")),
+        ("mbart", "wrong"),
+        ("m2m100", "none"),
+    ],
+)
 def test_an_overfitted_model_gives_its_training_pairs_back(tmp_path, data, family, start, capsys):
     folder = model_folder(family, tmp_path / "model", start=start)
     run = tmp_path / "run"
@@ -81,10 +88,10 @@ def test_an_overfitted_model_gives_its_training_pairs_back(tmp_path, data, famil
     said = capsys.readouterr().err
     assert ("generation will start with" in said) == (start != "given")
     assert cli.main(["generate", str(run), "--split", "train"]) == 0
-    assert "generation will start with" not in capsys.readouterr().err   # it was saved with the model
+    assert "generation will start with" not in capsys.readouterr().err  # it was saved with the model
     assert bleu(run) > 95
     forced = [json.loads(line) for line in (run / "seen.jsonl").read_text().splitlines()]
-    assert all(min(row["label_probability"]) > 0.5 for row in forced)   # the same start, also in teacher forcing
+    assert all(min(row["label_probability"]) > 0.5 for row in forced)  # the same start, also in teacher forcing
 
 
 # Languages of a tokenizer
@@ -105,23 +112,34 @@ def loaded(folder, source="", target=""):
 
 def test_a_multilingual_tokenizer_without_languages_is_an_error_that_names_the_settings(family):
     _, tokenizer = loaded(family[1])
-    with pytest.raises(UserError, match=r"^m is multilingual. Set data.source_language and data.target_language to codes of its "
-                                        r"languages: \w+, .* and \d+ more. If sources and targets have the same language, set it twice.$"):
+    with pytest.raises(
+        UserError,
+        match=r"^m is multilingual. Set data.source_language and data.target_language to codes of its "
+        r"languages: \w+, .* and \d+ more. If sources and targets have the same language, set it twice.$",
+    ):
         set_languages(tokenizer, "", "", model="m")
     with pytest.raises(UserError, match="is multilingual"):
         set_languages(tokenizer, LANGUAGES[family[0]][0], "", model="m")
 
 
-@pytest.mark.parametrize(("family", "given", "meant"), [
-    ("mbart", ("en", "deu_Latn"), ("en_XX", "de_DE")), ("mbart50", ("EN", "de-AT"), ("en_XX", "de_DE")),
-    ("m2m100", ("eng_Latn", "de_DE"), ("en", "de")), ("nllb", ("en", "de_DE"), ("eng_Latn", "deu_Latn")),
-], indirect=["family"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "given", "meant"),
+    [
+        ("mbart", ("en", "deu_Latn"), ("en_XX", "de_DE")),
+        ("mbart50", ("EN", "de-AT"), ("en_XX", "de_DE")),
+        ("m2m100", ("eng_Latn", "de_DE"), ("en", "de")),
+        ("nllb", ("en", "de_DE"), ("eng_Latn", "deu_Latn")),
+    ],
+    indirect=["family"],
+)
 def test_unknown_languages_are_reported_together_with_the_codes_that_may_be_meant(family, given, meant):
     _, tokenizer = loaded(family[1])
     with pytest.raises(UserError) as error:
         set_languages(tokenizer, *given, model="m")
-    assert str(error.value) == (f"data.source_language: m has no language {given[0]!r}. Did you mean {meant[0]!r}?\n"
-                                f"data.target_language: m has no language {given[1]!r}. Did you mean {meant[1]!r}?")
+    assert str(error.value) == (
+        f"data.source_language: m has no language {given[0]!r}. Did you mean {meant[0]!r}?\n"
+        f"data.target_language: m has no language {given[1]!r}. Did you mean {meant[1]!r}?"
+    )
 
 
 def test_a_language_that_resembles_none_is_reported_with_the_codes_there_are(family):
@@ -142,8 +160,11 @@ def test_a_tokenizer_that_was_saved_with_its_languages_needs_no_settings(family,
 def test_languages_are_refused_where_the_tokenizer_has_none():
     assert codes(tiny_tokenizers.ours()) == {}
     set_languages(tiny_tokenizers.ours(), "", "", model="m")
-    with pytest.raises(UserError, match=r"data.target_language: the tokenizer of m has no languages, so 'de' means nothing to it. Leave the "
-                                        r"setting out; columns are chosen with data.source and data.target."):
+    with pytest.raises(
+        UserError,
+        match=r"data.target_language: the tokenizer of m has no languages, so 'de' means nothing to it. Leave the "
+        r"setting out; columns are chosen with data.source and data.target.",
+    ):
         set_languages(tiny_tokenizers.ours(), "", "de", model="m")
 
 
@@ -177,8 +198,15 @@ def test_a_model_without_embeddings_for_its_languages_is_refused(family, tmp_pat
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(tmp_path / "small")
     tokenizer.save_pretrained(tmp_path / "small")
-    assert cli.main(["train", str(recipe_file(tmp_path, tmp_path / "small", data, "m2m100")), "--run", str(tmp_path / "run")]) == 2
-    assert re.search(rf"the tokenizer has \d+ tokens but the model has {len(tokenizer)} embeddings", capsys.readouterr().err)
+    assert (
+        cli.main(
+            ["train", str(recipe_file(tmp_path, tmp_path / "small", data, "m2m100")), "--run", str(tmp_path / "run")]
+        )
+        == 2
+    )
+    assert re.search(
+        rf"the tokenizer has \d+ tokens but the model has {len(tokenizer)} embeddings", capsys.readouterr().err
+    )
 
 
 # The start of the decoder
@@ -197,8 +225,10 @@ def test_generation_begins_with_the_decoder_inputs_of_training(family):
     assert written[: len(trained)] == trained
     assert model.generation_config.forced_bos_token_id == (None if name == "mbart" else language)
     assert len(said) == 1
-    assert said[0].startswith(f"generation will start with {tokenizer.convert_ids_to_tokens(trained[0])!r} ({trained[0]}), as training does, "
-                              "and not with '<s>' (0), as the settings of m say.")
+    assert said[0].startswith(
+        f"generation will start with {tokenizer.convert_ids_to_tokens(trained[0])!r} ({trained[0]}), as training does, "
+        "and not with '<s>' (0), as the settings of m say."
+    )
 
 
 def test_a_language_forced_by_the_models_settings_gives_way_to_the_one_asked_for(family):
@@ -214,7 +244,9 @@ def test_a_language_forced_by_the_models_settings_gives_way_to_the_one_asked_for
 
 def scratch(architecture, **ids):
     tokenizer = tiny_tokenizers.ours()
-    model = models.from_scratch(Model(name="scratch", architecture=architecture, width=16, heads=2, feed_forward=16), tokenizer)
+    model = models.from_scratch(
+        Model(name="scratch", architecture=architecture, width=16, heads=2, feed_forward=16), tokenizer
+    )
     for key, value in ids.items():
         setattr(model.generation_config, key, value)
     return model, tokenizer
@@ -231,26 +263,33 @@ def test_whatever_the_family_a_wrong_start_is_set_right_and_reported(architectur
     model.generation_config.decoder_start_token_id = 3
     align_start(model, tokenizer, name="m", training=True, say=said.append)
     assert model.generation_config.decoder_start_token_id == right
-    assert [line.partition(" (")[0] for line in said] == [f"generation will start with {tokenizer.convert_ids_to_tokens(right)!r}"]
+    assert [line.partition(" (")[0] for line in said] == [
+        f"generation will start with {tokenizer.convert_ids_to_tokens(right)!r}"
+    ]
 
 
 def test_a_first_token_that_training_never_sees_is_not_forced():
     model, tokenizer = scratch("bart", forced_bos_token_id=0)
     said = []
     align_start(model, tokenizer, name="m", training=True, say=said.append)
-    assert (said, model.generation_config.forced_bos_token_id) == ([], 0)   # its labels begin with <s>
+    assert (said, model.generation_config.forced_bos_token_id) == ([], 0)  # its labels begin with <s>
     model.generation_config.forced_bos_token_id = 3
     align_start(model, tokenizer, name="m", training=True, say=said.append)
     assert model.generation_config.forced_bos_token_id == 0
-    assert said == ["the first generated token will be '<s>' (0), as in training, and not '<unk>' (3), as the settings of m say."]
+    assert said == [
+        "the first generated token will be '<s>' (0), as in training, and not '<unk>' (3), as the settings of m say."
+    ]
 
 
 @pytest.mark.parametrize("architecture", ["bart", "t5"])
 def test_a_model_without_a_start_token_is_refused_with_what_to_do(architecture):
     model, tokenizer = scratch(architecture, decoder_start_token_id=None)
     model.config.decoder_start_token_id = None
-    with pytest.raises(UserError, match=r"m has no decoder_start_token_id, the token that the decoder starts with. Set it in its config.json "
-                                        r"to the token that the model was trained with."):
+    with pytest.raises(
+        UserError,
+        match=r"m has no decoder_start_token_id, the token that the decoder starts with. Set it in its config.json "
+        r"to the token that the model was trained with.",
+    ):
         align_start(model, tokenizer, name="m", training=True, say=print)
 
 
@@ -266,7 +305,9 @@ def test_m2m100_and_nllb_start_with_the_end_of_a_text_where_nothing_is_said(fami
     model, tokenizer = loaded(family[1], *LANGUAGES[family[0]])
     model.config.decoder_start_token_id = None
     align_start(model, tokenizer, name="m", training=True, say=print)
-    assert model.config.decoder_start_token_id == model.generation_config.decoder_start_token_id == tokenizer.eos_token_id
+    assert (
+        model.config.decoder_start_token_id == model.generation_config.decoder_start_token_id == tokenizer.eos_token_id
+    )
 
 
 @pytest.mark.parametrize("family", ["nllb"], indirect=True)
@@ -274,8 +315,11 @@ def test_a_tokenizer_that_hides_the_target_language_from_the_decoder_is_not_trai
     model, tokenizer = loaded(family[1])
     tokenizer.legacy_behaviour = True
     set_languages(tokenizer, "eng_Latn", "deu_Latn", model="m")
-    with pytest.raises(UserError, match=r"the tokenizer of m puts the target language after the text, where the decoder does not see it in time. "
-                                        r"Set legacy_behaviour to false in its tokenizer_config.json."):
+    with pytest.raises(
+        UserError,
+        match=r"the tokenizer of m puts the target language after the text, where the decoder does not see it in time. "
+        r"Set legacy_behaviour to false in its tokenizer_config.json.",
+    ):
         align_start(model, tokenizer, name="m", training=True, say=print)
     align_start(model, tokenizer, name="m", training=False, say=print)
     assert model.generation_config.forced_bos_token_id == codes(tokenizer)["deu_Latn"]
@@ -287,7 +331,22 @@ def test_a_tokenizer_that_hides_the_target_language_from_the_decoder_is_not_trai
 def test_a_model_trained_elsewhere_writes_in_the_language_asked_for(family, tmp_path, data, capsys):
     name, folder = family
     source, target = LANGUAGES[name]
-    command = ["generate", str(folder), "--data", str(data), "--split", "train", "--limit", "2", "--out", str(tmp_path / "out"), "--preset", "translation", "--set", "generation.max_length=6"]
+    command = [
+        "generate",
+        str(folder),
+        "--data",
+        str(data),
+        "--split",
+        "train",
+        "--limit",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+        "--preset",
+        "translation",
+        "--set",
+        "generation.max_length=6",
+    ]
     assert cli.main(command) == 2
     assert "is multilingual. Set data.source_language and data.target_language" in capsys.readouterr().err
     languages = ["--set", f"data.source_language={source}", "--set", f"data.target_language={target}"]
@@ -299,7 +358,11 @@ def test_a_model_trained_elsewhere_writes_in_the_language_asked_for(family, tmp_
     started = about["generation"]["decoder_start_token_id"], about["generation"].get("forced_bos_token_id")
     language = codes(tokenizer)[target]
     assert started == ((language, None) if name == "mbart" else (tokenizer.eos_token_id, language))
-    predictions = [json.loads(line)["prediction"] for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    predictions = [
+        json.loads(line)["prediction"] for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    ]
     assert not any(word in text for text in predictions for word in ("__", target))
-    assert cli.main([*command, "--set", f"data.source_language={source}", "--set", f"data.target_language={source}"]) == 2
+    assert (
+        cli.main([*command, "--set", f"data.source_language={source}", "--set", f"data.target_language={source}"]) == 2
+    )
     assert "made with other settings" in capsys.readouterr().err

@@ -30,8 +30,14 @@ PAIRS = [
     ("Rain", "wind and rain " * 200),
     ("rain and wind " * 90, "wind and rain " * 40),
 ]
-SIZES = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
-         "initializer_range": 0.25}
+SIZES = {
+    "vocab_size": 200,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "initializer_range": 0.25,
+}
 
 
 def words(*special):
@@ -41,7 +47,9 @@ def words(*special):
 
 
 def wordpiece():
-    known = words("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") + [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    known = words("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") + [
+        f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"
+    ]
     known = {word: at for at, word in enumerate(dict.fromkeys(known))}
     pieces = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
     pieces.normalizer = normalizers.BertNormalizer()
@@ -50,7 +58,12 @@ def wordpiece():
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=pieces, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]"
+        tokenizer_object=pieces,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
     )
 
 
@@ -60,8 +73,14 @@ def byte_level():
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", sep_token="</s>", cls_token="<s>", pad_token="<pad>",
-        unk_token="<unk>", model_input_names=["input_ids", "attention_mask"],
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 
@@ -69,13 +88,24 @@ def unigram():
     """ALBERT's own class, which gives no segments unless it is asked to."""
     special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
     known = dict.fromkeys(["▁", *(f"▁{word}" for word in words()), *words()])
-    return transformers.AlbertTokenizer(vocab=[(word, 0.0) for word in special] + [(word, -5.0 - 1 / len(word)) for word in known])
+    return transformers.AlbertTokenizer(
+        vocab=[(word, 0.0) for word in special] + [(word, -5.0 - 1 / len(word)) for word in known]
+    )
 
 
 TOKENIZERS = {"bert": wordpiece, "roberta": byte_level, "albert": unigram}
 
 
-def made(folder, kind="bert", *, outputs=("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"), positions=64, seed=1, sharpness=6, **options):
+def made(
+    folder,
+    kind="bert",
+    *,
+    outputs=("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"),
+    positions=64,
+    seed=1,
+    sharpness=6,
+    **options,
+):
     """A folder with a small random classifier of that kind. The model is returned too."""
     torch.manual_seed(seed)
     tokenizer = TOKENIZERS[kind]()
@@ -83,13 +113,19 @@ def made(folder, kind="bert", *, outputs=("SUPPORTS", "REFUTES", "NOT ENOUGH INF
         options |= {"id2label": dict(enumerate(outputs)), "label2id": {label: at for at, label in enumerate(outputs)}}
     if kind == "albert":
         options |= {"embedding_size": 8, "num_hidden_groups": 1}
-    sizes = SIZES | {"vocab_size": len(tokenizer), "max_position_embeddings": positions, "pad_token_id": tokenizer.pad_token_id}
+    sizes = SIZES | {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": positions,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     config = transformers.AutoConfig.for_model(kind, **sizes | options)
     model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
     head = getattr(model.classifier, "out_proj", model.classifier)
-    with torch.no_grad():     # sure of itself and even-handed: no layer amplifies rounding, and all answers are met
+    with torch.no_grad():  # sure of itself and even-handed: no layer amplifies rounding, and all answers are met
         head.weight *= sharpness
-        head.bias -= torch.stack([plain_logits(model, tokenizer, pair, positions - 2) for pair in PAIRS]).median(0).values
+        head.bias -= (
+            torch.stack([plain_logits(model, tokenizer, pair, positions - 2) for pair in PAIRS]).median(0).values
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
@@ -132,7 +168,9 @@ def test_every_family_agrees_with_one_pair_at_a_time(kind, positions, read, tmp_
     found = probabilities(judge, PAIRS, batch_size=4)
     for pair, row in zip(PAIRS, found, strict=True):
         assert row == pytest.approx(plain(model, judge.tokenizer, pair, read), abs=1e-5)
-    assert max(max(column) - min(column) for column in zip(*found, strict=True)) > 0.1   # else the comparison says little
+    assert (
+        max(max(column) - min(column) for column in zip(*found, strict=True)) > 0.1
+    )  # else the comparison says little
 
 
 def test_batches_and_order_change_nothing(bert):
@@ -146,7 +184,9 @@ def test_batches_and_order_change_nothing(bert):
 
 def rows_read(judge):
     counts = []
-    judge.model.register_forward_pre_hook(lambda _, __, inputs: counts.append(inputs["input_ids"].shape), with_kwargs=True)
+    judge.model.register_forward_pre_hook(
+        lambda _, __, inputs: counts.append(inputs["input_ids"].shape), with_kwargs=True
+    )
     return counts
 
 
@@ -178,12 +218,14 @@ def test_two_enormous_texts_are_read_as_far_as_any_pair(bert, monkeypatch):
     judge = nli(str(bert[0]), metric="m")
     first, second = "The cat sat on the mat. ", "Rain and wind in the north. "
     enormous = (first * 4000, second * 4000)
-    row, = probabilities(judge, [enormous], batch_size=1)
+    (row,) = probabilities(judge, [enormous], batch_size=1)
     assert row == pytest.approx(plain(bert[1], judge.tokenizer, (first * 100, second * 100), 64), abs=1e-5)
     assert [len(text) for text in room._shortened(judge, enormous)] == [room.LONG, room.LONG]
     kept = room._shortened(judge, ("mat " * 9000, "x" * 9000 + " rain" * 9000))
-    assert len(kept[1]) == room.LONG            # one unknown word, and enough words after it
-    assert room._shortened(judge, ("x" * 40_000, "mat " * 9000))[0] == "x" * 40_000    # one token is not enough to stop at
+    assert len(kept[1]) == room.LONG  # one unknown word, and enough words after it
+    assert (
+        room._shortened(judge, ("x" * 40_000, "mat " * 9000))[0] == "x" * 40_000
+    )  # one token is not enough to stop at
     assert room._shortened(judge, ("mat " * 9000, second)) == ["mat " * 9000, second]
 
 
@@ -217,13 +259,16 @@ def test_a_tokenizer_that_reads_less_is_heeded(bert, tmp_path):
     assert max(width for _, width in counts) == 20
 
 
-@pytest.mark.parametrize(("outputs", "columns"), [
-    (("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), (2, 0, 1)),
-    (("entailment", "neutral", "contradiction"), (0, 2, 1)),
-    (("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"), (0, 1, 2)),
-    (("NEI", "Refuted", "Supported"), (2, 1, 0)),
-    (("not_enough_info", "supports", "refutes"), (1, 2, 0)),
-])
+@pytest.mark.parametrize(
+    ("outputs", "columns"),
+    [
+        (("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), (2, 0, 1)),
+        (("entailment", "neutral", "contradiction"), (0, 2, 1)),
+        (("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"), (0, 1, 2)),
+        (("NEI", "Refuted", "Supported"), (2, 1, 0)),
+        (("not_enough_info", "supports", "refutes"), (1, 2, 0)),
+    ],
+)
 def test_outputs_are_found_by_their_names(outputs, columns):
     config = transformers.BertConfig(id2label=dict(enumerate(outputs)))
     assert room._columns(config, None, "x") == columns
@@ -235,22 +280,31 @@ def test_names_may_stand_in_label2id_alone_as_texts():
     assert room._columns(config, None, "x") == (2, 1, 0)
 
 
-@pytest.mark.parametrize(("outputs", "labels"), [
-    (None, None), (("entailment", "not_entailment"), None), (("entailment", "neutral", "other"), None),
-    (("entailment", "entails", "contradiction"), None), (None, ["entailment", "neutral"]),
-    (None, ["entailment", "contradiction", "neutral", "neutral"]), (None, ["yes", "no", "neutral"]),
-])
+@pytest.mark.parametrize(
+    ("outputs", "labels"),
+    [
+        (None, None),
+        (("entailment", "not_entailment"), None),
+        (("entailment", "neutral", "other"), None),
+        (("entailment", "entails", "contradiction"), None),
+        (None, ["entailment", "neutral"]),
+        (None, ["entailment", "contradiction", "neutral", "neutral"]),
+        (None, ["yes", "no", "neutral"]),
+    ],
+)
 def test_outputs_that_cannot_be_told_apart_are_asked_for(outputs, labels):
     config = transformers.BertConfig(id2label=dict(enumerate(outputs or ("LABEL_0", "LABEL_1", "LABEL_2"))))
     said = re.escape(str(labels)) if labels else re.escape(str(list(config.id2label.values())))
-    with pytest.raises(ValueError, match=rf"which outputs of x mean entailment, contradiction, neutral\? .*{said}.*Give labels="):
+    with pytest.raises(
+        ValueError, match=rf"which outputs of x mean entailment, contradiction, neutral\? .*{said}.*Give labels="
+    ):
         room._columns(config, labels, "some/x")
 
 
 def test_outputs_without_names_are_taken_as_told(tmp_path):
     model = made(tmp_path, outputs=None, num_labels=3)
     judge = nli(str(tmp_path), metric="m", labels=["neutral", "contradiction", "entailment"])
-    row, = probabilities(judge, PAIRS[:1], batch_size=1)
+    (row,) = probabilities(judge, PAIRS[:1], batch_size=1)
     assert row == pytest.approx(plain(model, judge.tokenizer, PAIRS[0], 64)[::-1], abs=1e-5)
 
 

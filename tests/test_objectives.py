@@ -41,9 +41,11 @@ def test_value_and_gradient_agree_with_the_oracle(case, batch):
 def test_gradcheck(case):
     detach, weights, entropies = torch.Tensor.detach, {}, {}
 
-    def frozen(x):   # weights without gradient stay as they were at the first point
+    def frozen(x):  # weights without gradient stay as they were at the first point
         stats = token_stats(x, labels, needs=case.term.needs)
-        stats = stats._replace(**entropies.setdefault("first", {"entropy": stats.entropy, "top_entropy": stats.top_entropy}))
+        stats = stats._replace(
+            **entropies.setdefault("first", {"entropy": stats.entropy, "top_entropy": stats.top_entropy})
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "detach", lambda weight: weights.setdefault("first", detach(weight).clone()))
             return case.part.function(stats, labels)
@@ -96,7 +98,7 @@ def test_low_precision_is_as_close_to_the_truth_as_cross_entropy_is(case, dtype)
     exact = 2 * torch.randn(B, T, V, generator=generator, dtype=torch.float64)
     exact.scatter_add_(-1, labels.clamp_min(0)[..., None], torch.full((B, T, 1), 3.0).double())
     top = exact.topk(2).indices[..., :1]
-    exact.scatter_add_(-1, top, torch.full((B, T, 1), 0.1).double())   # a margin that rounding cannot cross
+    exact.scatter_add_(-1, top, torch.full((B, T, 1), 0.1).double())  # a margin that rounding cannot cross
     rounded = exact.to(dtype)
     assert torch.equal(rounded.argmax(-1), exact.argmax(-1))
     loss_fn = JointLoss([case.term])
@@ -107,7 +109,7 @@ def test_low_precision_is_as_close_to_the_truth_as_cross_entropy_is(case, dtype)
 
     allowed = (cross_entropy(rounded).double() - cross_entropy(exact)).abs()
     assert loss_fn(rounded, labels).dtype == torch.float32
-    assert error <= allowed + 3e-6   # fp32 itself: sums of 640 numbers near 3
+    assert error <= allowed + 3e-6  # fp32 itself: sums of 640 numbers near 3
 
 
 @each
@@ -123,10 +125,23 @@ def test_backward_works_where_there_is_no_window_and_gives_zero(case):
 
 @pytest.mark.parametrize(
     ("written", "value"),
-    [("matches(4)", 1), ("rewards(4)", 1), ("precision(4)", 0), ("precision(4):released", 0), ("bag(4)", 1),
-     ("bag(4):original", 1), ("bag(4):released", 1), ("bleu(4)", 0), ("eisl(4)", 0),
-     ("soft(4)", 1), ("soft(4,kappa=1)", 1), ("gated(4)", 1), ("near(4)", 1), ("near(4,power=0)", 1)],
-)  # fmt: skip
+    [
+        ("matches(4)", 1),
+        ("rewards(4)", 1),
+        ("precision(4)", 0),
+        ("precision(4):released", 0),
+        ("bag(4)", 1),
+        ("bag(4):original", 1),
+        ("bag(4):released", 1),
+        ("bleu(4)", 0),
+        ("eisl(4)", 0),
+        ("soft(4)", 1),
+        ("soft(4,kappa=1)", 1),
+        ("gated(4)", 1),
+        ("near(4)", 1),
+        ("near(4,power=0)", 1),
+    ],
+)
 def test_a_reference_shorter_than_n_gives_the_stated_value_and_no_gradient(written, value):
     logits = torch.randn(2, 5, 7, requires_grad=True)
     loss = JointLoss(written)(logits, torch.tensor([[1, 2, 3, -100, -100], [1, 2, -100, 3, 4]]))
@@ -135,10 +150,21 @@ def test_a_reference_shorter_than_n_gives_the_stated_value_and_no_gradient(writt
     assert not logits.grad.any()
 
 
-ABOVE_EVERY_T = [Term("matches", (2,)), Term("matches", (3,), variant="released"), Term("rewards", (2,)), Term("precision", (2,)),
-                 Term("precision", (2,), variant="released"), Term("bag", (2,)), Term("bag", (2,), variant="original"),
-                 Term("bag", (2,), variant="released"), Term("bleu", (2, 3)), Term("eisl", (2,)),
-                 Term("soft", (2,)), Term("gated", (2,)), Term("near", (2,))]   # fmt: skip
+ABOVE_EVERY_T = [
+    Term("matches", (2,)),
+    Term("matches", (3,), variant="released"),
+    Term("rewards", (2,)),
+    Term("precision", (2,)),
+    Term("precision", (2,), variant="released"),
+    Term("bag", (2,)),
+    Term("bag", (2,), variant="original"),
+    Term("bag", (2,), variant="released"),
+    Term("bleu", (2, 3)),
+    Term("eisl", (2,)),
+    Term("soft", (2,)),
+    Term("gated", (2,)),
+    Term("near", (2,)),
+]
 
 
 @pytest.mark.parametrize("term", ABOVE_EVERY_T, ids=str)
@@ -153,7 +179,9 @@ def test_n_above_t_costs_nothing_and_is_as_a_reference_without_windows(term, bat
     computed = part.function.func(stats, batch.labels, n=given_n)
     p = [[list(row) for row in sequence.softmax(-1).unbind()] for sequence in batch.logits.unbind()]
     variant = f"{term.name}_{term.variant}" if term.variant else term.name
-    smallest = (len(p[0]) + 1,) if term.name == "bleu" else len(p[0]) + 1   # the oracle's loops end sooner, with as many windows
+    smallest = (
+        (len(p[0]) + 1,) if term.name == "bleu" else len(p[0]) + 1
+    )  # the oracle's loops end sooner, with as many windows
     for value, row, labels in zip(computed, p, batch.labels.tolist(), strict=True):
         assert value == float(getattr(oracle, variant)(row, labels, smallest))
     (computed.sum() + stats.lse.sum() * 0).backward()
@@ -162,8 +190,10 @@ def test_n_above_t_costs_nothing_and_is_as_a_reference_without_windows(term, bat
 
 def test_an_objective_with_n_beyond_the_batch_trains_as_without_that_n():
     logits, labels = torch.randn(2, 6, 9, requires_grad=True), torch.randint(0, 9, (2, 6))
-    gradients = [torch.autograd.grad(JointLoss(written)(logits, labels), logits)[0]
-                 for written in ("ce + matches(2)", "ce + matches(2,1024) + bag(1000) + rewards(7) + eisl(1024) + bleu(1024)")]
+    gradients = [
+        torch.autograd.grad(JointLoss(written)(logits, labels), logits)[0]
+        for written in ("ce + matches(2)", "ce + matches(2,1024) + bag(1000) + rewards(7) + eisl(1024) + bleu(1024)")
+    ]
     torch.testing.assert_close(*gradients)
 
 
@@ -203,7 +233,9 @@ def test_missing_mean_logp_is_named():
         OBJECTIVES["ce"].formula()(token_stats(torch.zeros(1, 2, 3), labels), labels, smoothing=0.1)
 
 
-@pytest.mark.parametrize(("variant", "missing"), [(None, "eaft needs `entropy`"), ("released", "eaft:released needs `top_entropy`")])
+@pytest.mark.parametrize(
+    ("variant", "missing"), [(None, "eaft needs `entropy`"), ("released", "eaft:released needs `top_entropy`")]
+)
 def test_missing_entropy_is_named(variant, missing):
     labels = torch.tensor([[1, 2]])
     with pytest.raises(ValueError, match=missing):
@@ -218,8 +250,12 @@ def test_eaft_on_a_vocabulary_of_more_than_twenty_words(variant):
     term = Term("eaft", variant=variant, options={"alpha": 1.5})
     computed = token_stats(logits, labels, needs=term.needs)
     p = [[list(row) for row in sequence.softmax(-1).unbind()] for sequence in logits.unbind()]
-    expected = torch.stack([getattr(oracle, "eaft_released" if variant else "eaft")(row, ids, 1.5)
-                            for row, ids in zip(p, labels.tolist(), strict=True)])   # fmt: skip
+    expected = torch.stack(
+        [
+            getattr(oracle, "eaft_released" if variant else "eaft")(row, ids, 1.5)
+            for row, ids in zip(p, labels.tolist(), strict=True)
+        ]
+    )
     got = term.parts[0].function(computed, labels)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (got, expected)))
@@ -230,7 +266,7 @@ def test_eaft_is_cross_entropy_with_alpha_zero_and_may_weigh_more_than_it():
     logits[0, 0, 1] = 5.0
     torch.testing.assert_close(JointLoss("eaft(alpha=0)")(logits, labels), JointLoss("ce")(logits, labels))
     even = torch.zeros(1, 3, 400, dtype=torch.float64)
-    assert JointLoss("eaft")(even, labels) == pytest.approx(2 * math.log(20) * 2)   # 400 is the square of 20
+    assert JointLoss("eaft")(even, labels) == pytest.approx(2 * math.log(20) * 2)  # 400 is the square of 20
     assert JointLoss("eaft:released")(even, labels) == pytest.approx(math.log(20) / 3 * math.log(400))
 
 
@@ -263,8 +299,17 @@ def test_a_certain_model_adds_nothing_to_eaft_even_where_the_label_is_impossible
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("written", ["ce + matches(2,3,4)", "rewards(2) + precision(2)", "matches(3):released",
-                                     "soft(2,kappa=1) + gated(2) + near(2)", "convex + dft + tailr + mixce + unlikelihood", "eaft + eaft:released"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "ce + matches(2,3,4)",
+        "rewards(2) + precision(2)",
+        "matches(3):released",
+        "soft(2,kappa=1) + gated(2) + near(2)",
+        "convex + dft + tailr + mixce + unlikelihood",
+        "eaft + eaft:released",
+    ],
+)
 def test_compiles_into_one_graph(written):
     torch._dynamo.reset()
     loss_fn = JointLoss(written)
@@ -331,7 +376,7 @@ def test_repeated_ngram_is_rewarded_once():
     stats = TokenStats(logp, labels, logp, logp)
     for written in ("matches(2)", "rewards(2)"):
         (part,) = JointLoss(written).parts
-        assert part.function(stats, labels).item() == pytest.approx(1 - 4 * 0.81 / 6)   # 5 6, 6 5, 6 7 and 7 5
+        assert part.function(stats, labels).item() == pytest.approx(1 - 4 * 0.81 / 6)  # 5 6, 6 5, 6 7 and 7 5
 
 
 def test_one_more_match_below_its_types_mean_raises_matches():
@@ -351,7 +396,11 @@ def test_windows_have_one_kind_if_and_only_if_they_are_equal(batch, n):
     for row in range(len(candidate)):
         spans = [tuple(s[row, t : t + n].tolist()) for s in (candidate, batch.labels) for t in range(both[0].shape[1])]
         numbers = [int(kind[row, t]) for kind in both for t in range(both[0].shape[1])]
-        assert all((a == b) == (x == y) for a, x in zip(spans, numbers, strict=True) for b, y in zip(spans, numbers, strict=True))
+        assert all(
+            (a == b) == (x == y)
+            for a, x in zip(spans, numbers, strict=True)
+            for b, y in zip(spans, numbers, strict=True)
+        )
         assert all(0 <= number < len(numbers) for number in numbers)
 
 

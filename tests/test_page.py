@@ -24,8 +24,15 @@ from ngramloss.report import blocks, charts, page, tables
 from ngramloss.report.build import curves, flat
 from ngramloss.report.record import Ablation, AblationRow, Comparison, Report, TrainingLog, Value
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]   # fmt: skip
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -49,7 +56,9 @@ def with_value(report, system, score, value):
 
 def test_a_mark_stands_for_a_corrected_p_and_only_for_that():
     table = results(sample(0))
-    assert [cell.mark for cell in table.systems[1].cells] == ["**", "*", "", "", "", ""], "R-Lsum has one test, and no corrected p"
+    assert [cell.mark for cell in table.systems[1].cells] == ["**", "*", "", "", "", ""], (
+        "R-Lsum has one test, and no corrected p"
+    )
     assert not any(cell.mark for row in (table.baselines[0], table.systems[0], table.paper[0]) for cell in row.cells)
 
 
@@ -80,7 +89,11 @@ def test_a_single_value_is_not_the_best():
 
 def test_speed_stands_with_its_ratio_to_the_first_system():
     table = results(sample(0))
-    assert [(row.cells[-1].text, row.cells[-1].note) for row in table.systems] == [("29.00", "×1.00"), ("26.10", "×0.90"), ("23.20", "×0.80")]
+    assert [(row.cells[-1].text, row.cells[-1].note) for row in table.systems] == [
+        ("29.00", "×1.00"),
+        ("26.10", "×0.90"),
+        ("23.20", "×0.80"),
+    ]
     assert table.paper[0].cells[-1].note == "×1.00"
 
 
@@ -105,8 +118,15 @@ def test_decimals_are_those_of_the_score():
 
 def test_latex_has_bold_marks_rules_and_no_command_of_the_labels():
     text = joined("latex")
-    assert text.splitlines()[:3] == [r"\begin{tabular}{lrrrrr}", r"\toprule", r" & R-1 & R-L & R-Lsum & WMD $\downarrow$ & Docs/s \\"]
-    assert r"ce + matches(2) & \textbf{41.87}$^{**}$ & \textbf{34.13}$^{*}$ & \textbf{34.13} & \textbf{4.510} & 26.10 ($\times$0.90) \\" in text
+    assert text.splitlines()[:3] == [
+        r"\begin{tabular}{lrrrrr}",
+        r"\toprule",
+        r" & R-1 & R-L & R-Lsum & WMD $\downarrow$ & Docs/s \\",
+    ]
+    assert (
+        r"ce + matches(2) & \textbf{41.87}$^{**}$ & \textbf{34.13}$^{*}$ & \textbf{34.13} & \textbf{4.510} & 26.10 ($\times$0.90) \\"
+        in text
+    )
     assert r"ce + rewards(2) \& 50\%\_x & " in text
     assert r"lead-3 & 16.30 & 11.95 & 11.95 & 6.160 & -- \\" in text
     assert text.count(r"\midrule") == 3
@@ -123,17 +143,27 @@ def test_a_copy_begins_with_the_score_that_the_reader_has_put_first():
     lines = tables.copies(sample(0), "wmd")["markdown"].text.splitlines()
     assert lines[0] == "|  | WMD ↓ | R-1 | R-L | R-Lsum | Docs/s |"
     assert r"| ce + matches(2) | **4.510** | **41.87**\*\* | **34.13**\* | **34.13** | 26.10 (×0.90) |" in lines
-    assert tables.copies(sample(0), "docs_per_second")["csv"].text.splitlines()[0].startswith("name,label,kind,docs_per_second,rouge1,")
+    assert (
+        tables.copies(sample(0), "docs_per_second")["csv"]
+        .text.splitlines()[0]
+        .startswith("name,label,kind,docs_per_second,rouge1,")
+    )
     assert tables.copies(sample(0), "nothing") == tables.copies(sample(0))
 
 
 def test_csv_reads_back_with_every_score_in_full():
     rows = list(csv.DictReader(joined("csv").splitlines()))
-    assert [(row["name"], row["kind"]) for row in rows] == [("lead", "baseline"), ("base", "system"), ("m2", "system"), ("r2", "system"), ("BART-base", "paper")]
+    assert [(row["name"], row["kind"]) for row in rows] == [
+        ("lead", "baseline"),
+        ("base", "system"),
+        ("m2", "system"),
+        ("r2", "system"),
+        ("BART-base", "paper"),
+    ]
     assert (rows[2]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"]) == ("41.87", "0.50", "**")
     assert rows[3]["label"] == "ce + rewards(2) & 50%_x"
     assert rows[2]["docs_per_second"] == "26.1"
-    assert rows[2]["words"] == "18.2"   # descriptive scores have a table of their own, and the same file
+    assert rows[2]["words"] == "18.2"  # descriptive scores have a table of their own, and the same file
 
 
 def test_descriptive_scores_have_a_table_of_their_own_unless_there_is_nothing_else():
@@ -155,13 +185,22 @@ def test_every_comparison_has_its_interval_and_tests():
 
 def test_settings_are_parted_into_shared_and_different():
     systems = sample(0).systems
-    assert [name for name, _ in tables.settings(systems).different] == ["recipe.train.seed"]   # a baseline has none of them
+    assert [name for name, _ in tables.settings(systems).different] == [
+        "recipe.train.seed"
+    ]  # a baseline has none of them
     assert tables.settings(systems).different[0][1] == ["–", "1", "2", "–"]
-    assert tables.settings(systems[1:3]) == ([("recipe.train.rate", "3e-05"), ("generation.beams", "6")], [("recipe.train.seed", ["1", "2"])])
+    assert tables.settings(systems[1:3]) == (
+        [("recipe.train.rate", "3e-05"), ("generation.beams", "6")],
+        [("recipe.train.seed", ["1", "2"])],
+    )
 
 
 def test_nested_settings_are_written_by_dotted_name():
-    assert flat({"list": [1, {"a": None}], "empty": {}, "a": {"b": "c"}}) == {"list": '[1, {"a": null}]', "empty": "{}", "a.b": "c"}
+    assert flat({"list": [1, {"a": None}], "empty": {}, "a": {"b": "c"}}) == {
+        "list": '[1, {"a": null}]',
+        "empty": "{}",
+        "a.b": "c",
+    }
     assert flat({}) == {}
 
 
@@ -176,10 +215,15 @@ def marked():
 
 def test_outputs_that_are_empty_or_may_be_cut_off_are_counted_below_the_table():
     assert tables.marked(marked()) == [
-        ("ce", "of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off."), ("ce + matches(2)", "of 6 texts, 1 empty.")]
+        ("ce", "of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off."),
+        ("ce + matches(2)", "of 6 texts, 1 empty."),
+    ]
     assert tables.marked(sample(6)) == tables.marked(Report()) == []
     text = page.page_text(marked())
-    assert "<li><b><bdi>ce</bdi></b>: of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off.</li>" in text
+    assert (
+        "<li><b><bdi>ce</bdi></b>: of 6 texts, 2 empty; 3 with the most tokens allowed, 62, which may be cut off.</li>"
+        in text
+    )
 
 
 # Blocks
@@ -205,7 +249,11 @@ def test_scores_of_any_range_fit(values):
     kept = blocks.encode_scores([values])
     codes = array("H", unpacked(kept.codes))
     for code, value in zip(codes, values, strict=True):
-        assert code == blocks.NOTHING if value is None else kept.low + code / 10**kept.decimals == pytest.approx(value, abs=100, rel=1e-4)
+        assert (
+            code == blocks.NOTHING
+            if value is None
+            else kept.low + code / 10**kept.decimals == pytest.approx(value, abs=100, rel=1e-4)
+        )
 
 
 def test_documents_are_kept_as_far_as_there_is_room():
@@ -247,19 +295,33 @@ def test_nothing_in_json_can_end_its_element():
     assert json.loads(text) == HOSTILE
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda cases: {"texts": cases.texts[:3]}, "texts of 3 systems, and there are 4"),
-    (lambda cases: {"texts": [*cases.texts[:2], cases.texts[2][:5], cases.texts[3]]}, "6 ids and 5 texts of 'm2': there must be one for each id"),
-    (lambda cases: {"references": cases.references[:5]}, "6 ids and 5 references"),
-    (lambda cases: {"reference_words": cases.reference_words[:5]}, "6 ids and 5 lengths of references"),
-    (lambda cases: {"documents": cases.documents[:5]}, "6 ids and 5 documents"),
-    (lambda cases: {"scores": {**cases.scores, "rouge1": cases.scores["rouge1"][:3]}}, "rouge1 of 3 systems, and there are 4"),
-    (lambda cases: {"scores": {**cases.scores, "rouge1": [cases.scores["rouge1"][0][:5], *cases.scores["rouge1"][1:]]}}, "6 ids and 5 rouge1 of 'lead'"),
-    (lambda cases: {"scores": {"rouge1": cases.scores["rouge1"]}}, "cases has no words"),
-    (lambda cases: {"cut_off": [[], [], [0]]}, "cut_off of 3 systems, and there are 4"),
-    (lambda cases: {"cut_off": [[], [], [0], []]}, "'m2' has texts that are cut off and no most_tokens"),
-    (lambda cases: {"described": {"words": SCORES["words"]}}, "cases has no rouge1, or no description of it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda cases: {"texts": cases.texts[:3]}, "texts of 3 systems, and there are 4"),
+        (
+            lambda cases: {"texts": [*cases.texts[:2], cases.texts[2][:5], cases.texts[3]]},
+            "6 ids and 5 texts of 'm2': there must be one for each id",
+        ),
+        (lambda cases: {"references": cases.references[:5]}, "6 ids and 5 references"),
+        (lambda cases: {"reference_words": cases.reference_words[:5]}, "6 ids and 5 lengths of references"),
+        (lambda cases: {"documents": cases.documents[:5]}, "6 ids and 5 documents"),
+        (
+            lambda cases: {"scores": {**cases.scores, "rouge1": cases.scores["rouge1"][:3]}},
+            "rouge1 of 3 systems, and there are 4",
+        ),
+        (
+            lambda cases: {
+                "scores": {**cases.scores, "rouge1": [cases.scores["rouge1"][0][:5], *cases.scores["rouge1"][1:]]}
+            },
+            "6 ids and 5 rouge1 of 'lead'",
+        ),
+        (lambda cases: {"scores": {"rouge1": cases.scores["rouge1"]}}, "cases has no words"),
+        (lambda cases: {"cut_off": [[], [], [0]]}, "cut_off of 3 systems, and there are 4"),
+        (lambda cases: {"cut_off": [[], [], [0], []]}, "'m2' has texts that are cut off and no most_tokens"),
+        (lambda cases: {"described": {"words": SCORES["words"]}}, "cases has no rouge1, or no description of it"),
+    ],
+)
 def test_cases_that_do_not_fit_together_are_refused(change, message):
     report = sample(6)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -276,7 +338,9 @@ def test_a_row_without_one_of_the_scores_is_refused(part):
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ValueError, match=re.escape("a report needs jinja2. Install it with: pip install 'ngramloss[report]'")):
+    with pytest.raises(
+        ValueError, match=re.escape("a report needs jinja2. Install it with: pip install 'ngramloss[report]'")
+    ):
         page.write_page(sample(2), tmp_path)
 
 
@@ -299,7 +363,9 @@ def test_each_term_rate_and_speed_has_a_drawing_and_clocks_have_none():
 
 
 def test_a_score_of_generated_texts_has_a_curve_and_its_seconds_have_none():
-    rows = [{"step": step, "eval_loss": 3.0, "eval_bleu": float(step), "eval_generation_runtime": 9.0} for step in (10, 20)]
+    rows = [
+        {"step": step, "eval_loss": 3.0, "eval_bleu": float(step), "eval_generation_runtime": 9.0} for step in (10, 20)
+    ]
     panels = {panel.title: panel for panel in charts.draw_training([TrainingLog("a", curves(rows))])}
     assert list(panels) == ["joint loss", "bleu"]
     assert [(one.part, one.x, one.y) for one in panels["bleu"].series] == [("validation", [10, 20], [10, 20])]
@@ -344,11 +410,17 @@ def test_the_ablations_table_marks_the_best_here_and_in_the_paper():
     assert [head.label for head in part.table.heads] == ["R-1", "R-1", "R-L"]
     assert part.of_paper == [False, True, True]
     assert [[(cell.text, cell.best) for cell in row.cells] for row in part.table.systems] == [
-        [("43.20", False), ("43.26", False), ("40.40", False)], [("43.50", True), ("43.33", True), ("40.56", True)]]
+        [("43.20", False), ("43.26", False), ("40.40", False)],
+        [("43.50", True), ("43.33", True), ("40.56", True)],
+    ]
 
 
 def test_the_ablations_drawing_shows_what_rows_add_to_the_first():
-    rows = [("ce", {"rouge1": 90.0}, {"rouge1": 43.0}), ("+ 2", {"rouge1": 90.5}, {"rouge1": 43.2}), ("+ 3", {}, {"rouge1": 42.9})]
+    rows = [
+        ("ce", {"rouge1": 90.0}, {"rouge1": 43.0}),
+        ("+ 2", {"rouge1": 90.5}, {"rouge1": 43.2}),
+        ("+ 3", {}, {"rouge1": 42.9}),
+    ]
     assert charts.gains_of([90.0, 90.5, None]) == [(0.5, 1)]
     assert charts.gains_of([43.0, 43.2, 42.9]) == [(pytest.approx(0.2), 1), (pytest.approx(-0.1), 2)]
     assert charts.gains_of([None, 1.0]) == charts.gains_of([]) == []
@@ -356,9 +428,18 @@ def test_the_ablations_drawing_shows_what_rows_add_to_the_first():
     assert charts.draw_ablation(ablation(rows[1]), SCORES, "a") == "", "nothing to add to"
 
 
-@pytest.mark.parametrize(("randomisation", "said"), [(0.004, "in the paired bootstrap and in the paired randomisation, corrected"), (None, "in the paired bootstrap alone, corrected")])
+@pytest.mark.parametrize(
+    ("randomisation", "said"),
+    [
+        (0.004, "in the paired bootstrap and in the paired randomisation, corrected"),
+        (None, "in the paired bootstrap alone, corrected"),
+    ],
+)
 def test_the_legend_names_the_tests_that_were_made(randomisation, said):
-    systems = [system("a", "ce", 1.0, 1.0, 1.0, 1.0), system("b", "m", 2.0, 1.0, 1.0, 1.0, {"rouge1": Comparison(1.0, 0.5, 1.5, 0.001, randomisation, 0.004)})]
+    systems = [
+        system("a", "ce", 1.0, 1.0, 1.0, 1.0),
+        system("b", "m", 2.0, 1.0, 1.0, 1.0, {"rouge1": Comparison(1.0, 0.5, 1.5, 0.001, randomisation, 0.004)}),
+    ]
     assert said in page.page_text(Report(scores=SCORES, systems=systems))
 
 
@@ -393,7 +474,9 @@ def written(tmp_path_factory):
     def address(make):
         if make not in kept:
             made = make()
-            kept[make] = (made if isinstance(made, Path) else page.write_page(made, tmp_path_factory.mktemp("report"))).as_uri()
+            kept[make] = (
+                made if isinstance(made, Path) else page.write_page(made, tmp_path_factory.mktemp("report"))
+            ).as_uri()
         return kept[make]
 
     return address
@@ -412,7 +495,10 @@ def visit(browser, written):
         tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         address = written(make)
-        tab.on("request", lambda request: wrong.append(request.url) if not request.url.startswith((address, "data:,")) else None)
+        tab.on(
+            "request",
+            lambda request: wrong.append(request.url) if not request.url.startswith((address, "data:,")) else None,
+        )
         if before:
             tab.add_init_script(before)
         tab.goto(address + hash)
@@ -436,7 +522,10 @@ def until(tab, claim):
 
 def listed(tab):
     """The ids in the list, as far as rows are made, from the top."""
-    return tab.eval_on_selector_all(".row", "rows => rows.sort((a, b) => a.offsetTop - b.offsetTop).map(row => row.querySelector('bdi').textContent)")
+    return tab.eval_on_selector_all(
+        ".row",
+        "rows => rows.sort((a, b) => a.offsetTop - b.offsetTop).map(row => row.querySelector('bdi').textContent)",
+    )
 
 
 def choose(tab, selector, **option):
@@ -479,21 +568,64 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
     from ngramloss import cli, recipe
     from ngramloss.training import runner
 
-    small = ["objective=ce", "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
-             "generation.max_length=12", "model.feed_forward=16"]
+    small = [
+        "objective=ce",
+        "model.width=16",
+        "model.vocabulary=400",
+        "data.limit=40",
+        "train.max_steps=2",
+        "train.warmup_steps=0",
+        "train.eval_every=0",
+        "generation.max_length=12",
+        "model.feed_forward=16",
+    ]
     assert runner.train(recipe.load("demo", small), tmp_path / "base", say=lambda _: None).finished
-    settings = [word for one in ("train.max_steps=3", "train.warmup_steps=0", "train.eval_every=0", "data.limit=40", "train.log_every=1") for word in ("--set", one)]
+    settings = [
+        word
+        for one in (
+            "train.max_steps=3",
+            "train.warmup_steps=0",
+            "train.eval_every=0",
+            "data.limit=40",
+            "train.log_every=1",
+        )
+        for word in ("--set", one)
+    ]
 
     def demo():
         objectives = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)"]
-        assert cli.main(["reproduce", "cases", "--data", "newswire", "--model", str(tmp_path / "base" / "model"), "--objectives", *objectives,
-                         "--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page"), "--limit", "12", *settings]) == 0
+        assert (
+            cli.main(
+                [
+                    "reproduce",
+                    "cases",
+                    "--data",
+                    "newswire",
+                    "--model",
+                    str(tmp_path / "base" / "model"),
+                    "--objectives",
+                    *objectives,
+                    "--runs",
+                    str(tmp_path / "runs"),
+                    "-o",
+                    str(tmp_path / "page"),
+                    "--limit",
+                    "12",
+                    *settings,
+                ]
+            )
+            == 0
+        )
         return tmp_path / "page" / "index.html"
 
     tab = visit(demo, hash="#case=newswire-test-7&n=1")
     assert tab.inner_text("p.lead").endswith("scored on the test split.")
     assert "Difference in R-2 to ce" in tab.inner_text("header")
-    assert tab.locator(".sortable >> nth=0 >> .systems bdi").all_inner_texts()[::2] == ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)"]
+    assert tab.locator(".sortable >> nth=0 >> .systems bdi").all_inner_texts()[::2] == [
+        "ce",
+        "ce + matches(2,3,4)",
+        "ce + rewards(2,3,4)",
+    ]
     assert "newswire-test-7" in tab.inner_text("#cases")
     assert newswire.items("test", 8)[7].summary in tab.inner_text("#texts")
     lit = tab.locator("#texts mark").count()
@@ -512,7 +644,11 @@ def test_a_page_of_nothing_opens(visit):
 
 def one_system():
     report = sample(8)
-    return replace(report, systems=report.systems[1:2], cases=cases(report.cases.ids, report.cases.references, None, report.cases.texts[1:2], {}))
+    return replace(
+        report,
+        systems=report.systems[1:2],
+        cases=cases(report.cases.ids, report.cases.references, None, report.cases.texts[1:2], {}),
+    )
 
 
 def test_a_single_system_without_scores_can_be_read(visit):
@@ -532,7 +668,7 @@ def test_the_slider_marks_the_n_grams_shared_with_the_reference(visit):
         tab.fill("#n", str(n))
         assert tab.inner_text("#n-shown") == str(n)
         cards = tab.locator("#texts .system bdi").all_text_contents()
-        assert cards[:2] == ["ce", "ce + matches(2)"]   # A and B come first, then the rest
+        assert cards[:2] == ["ce", "ce + matches(2)"]  # A and B come first, then the rest
         assert sorted(cards) == sorted(one.label for one in data.systems)
         for place, system_texts in enumerate(data.cases.texts):
             card = cards.index(data.systems[place].label)
@@ -564,7 +700,9 @@ def test_columns_sort_by_click_and_by_keyboard(visit):
     tab = visit()
 
     def order():
-        return tab.eval_on_selector_all(".systems >> nth=0 >> tr", "rows => rows.map(row => row.querySelector('bdi').textContent)")
+        return tab.eval_on_selector_all(
+            ".systems >> nth=0 >> tr", "rows => rows.map(row => row.querySelector('bdi').textContent)"
+        )
 
     given = order()
     assert given == ["ce", "ce + matches(2)", "ce + rewards(2) & 50%_x"]
@@ -576,7 +714,7 @@ def test_columns_sort_by_click_and_by_keyboard(visit):
     tab.keyboard.press("Space")
     assert order() == given
     tab.focus(".sortable >> nth=0 >> th:nth-child(5) button")
-    tab.keyboard.press("Enter")   # WMD: lower is better, so the lowest is first
+    tab.keyboard.press("Enter")  # WMD: lower is better, so the lowest is first
     assert order() == ["ce + matches(2)", "ce", "ce + rewards(2) & 50%_x"]
     assert tab.get_attribute(".sortable >> nth=0 >> th:nth-child(5)", "aria-sort") == "ascending"
 
@@ -592,13 +730,21 @@ def test_copies_come_in_the_order_of_the_table(visit, form):
     tab.click(".sortable >> nth=0 >> th:nth-child(2) button")
     tab.click(f"[data-copy={form}]")
     parts = tables.copies(sample(0))[form]
-    assert tab.evaluate("window.copied").split("\n") == [*parts.before, *[parts.rows[place] for place in (1, 2, 0)], *parts.after]
+    assert tab.evaluate("window.copied").split("\n") == [
+        *parts.before,
+        *[parts.rows[place] for place in (1, 2, 0)],
+        *parts.after,
+    ]
     assert "copied" in tab.inner_text("#copied")
     assert tab.is_hidden("#copy-text")
     choose(tab, "#first", label="WMD")
     tab.click(f"[data-copy={form}]")
     parts = tables.copies(sample(0), "wmd")[form]
-    assert tab.evaluate("window.copied").split("\n") == [*parts.before, *[parts.rows[place] for place in (1, 2, 0)], *parts.after]
+    assert tab.evaluate("window.copied").split("\n") == [
+        *parts.before,
+        *[parts.rows[place] for place in (1, 2, 0)],
+        *parts.after,
+    ]
 
 
 def test_where_the_clipboard_is_refused_the_text_can_be_taken_by_hand(visit):
@@ -639,7 +785,10 @@ def test_a_case_has_the_decimals_of_the_score_everywhere(visit):
     assert tab.inner_text(".row[aria-selected=true] .value") == f"{values[2] - values[1]:+.3f}".replace("-", "−")
     tab.click("text=All scores of this case")
     heads = tab.locator("#case-figures thead th").all_inner_texts()
-    assert tab.locator("#case-figures tbody tr").nth(1).locator("th, td").all_inner_texts()[heads.index("WMD")] == f"{values[1]:.3f}"
+    assert (
+        tab.locator("#case-figures tbody tr").nth(1).locator("th, td").all_inner_texts()[heads.index("WMD")]
+        == f"{values[1]:.3f}"
+    )
     tab.evaluate("document.getElementById('spread').scrollIntoView()")
     tab.wait_for_selector("#histogram rect", state="attached")
     choose(tab, "#spread-figure", label="WMD")
@@ -654,7 +803,11 @@ def test_cases_are_ordered_by_length_and_novelty(visit, measure):
     choose(tab, "#system-a", label="ce")
     choose(tab, "#measure", value=measure)
     until(tab, "document.querySelector('#direction').textContent")
-    values = {"length": ordered.scores["words"][1], "reference": ordered.reference_words, "novelty": ordered.scores["novel2"][1]}[measure]
+    values = {
+        "length": ordered.scores["words"][1],
+        "reference": ordered.reference_words,
+        "novelty": ordered.scores["novel2"][1],
+    }[measure]
     expected = sorted(range(60), key=lambda place: (1 if values[place] is None else -values[place], place))
     found = [ordered.ids.index(key) for key in listed(tab)]
     assert found == expected[: len(found)]
@@ -666,13 +819,25 @@ def test_search_finds_words_in_any_text_and_ids(visit):
 
     def found(query):
         tab.fill("#search", query)
-        until(tab, "location.hash.includes('q=') && !document.querySelector('#found').textContent.includes('searching')")
+        until(
+            tab, "location.hash.includes('q=') && !document.querySelector('#found').textContent.includes('searching')"
+        )
         tab.wait_for_timeout(300)
         return tab.inner_text("#found")
 
     query = "The Old Minister HAS won"
-    holds = [place for place in range(60) if any(query.lower() in (text or "").lower() for text in
-             [searched.references[place][0], searched.documents[place], *(those[place] for those in searched.texts)])]   # fmt: skip
+    holds = [
+        place
+        for place in range(60)
+        if any(
+            query.lower() in (text or "").lower()
+            for text in [
+                searched.references[place][0],
+                searched.documents[place],
+                *(those[place] for those in searched.texts),
+            ]
+        )
+    ]
     assert 0 < len(holds) < 60
     assert found(query) == f"{len(holds)} of 60 cases"
     assert set(listed(tab)) <= {searched.ids[place] for place in holds}
@@ -727,16 +892,19 @@ def test_keys_go_to_the_next_and_the_previous_case(visit):
     assert tab.inner_text("#case-title") == f"Case {order[1]}"
 
 
-@pytest.mark.parametrize(("n", "free", "bound"), [
-    (1, [1, 1, 0, 1, 1, 1], [1, 1, 0, 0, 0, 1]), (2, [1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 0, 0]), (3, [0] * 6, [0] * 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "free", "bound"),
+    [(1, [1, 1, 0, 1, 1, 1], [1, 1, 0, 0, 0, 1]), (2, [1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 0, 0]), (3, [0] * 6, [0] * 6)],
+)
 def test_what_the_objective_saw_is_marked_with_and_without_place(visit, n, free, bound):
     tab = visit(hash=f"#case=id-0&n={n}")
     tab.wait_for_selector("#seen .token")
     assert tab.locator("#seen .token > :first-child").all_text_contents() == ["the", "cat", "sat", "on", "the", "mat"]
     assert tab.locator("#seen .best-token").all_text_contents() == ["the", "cat", "lay", "the", "mat", "mat"]
     for kind, expected in (("free", free), ("bound", bound)):
-        marks = tab.eval_on_selector_all(f"#seen .token .{kind}", "all => all.map(one => +one.classList.contains('on'))")
+        marks = tab.eval_on_selector_all(
+            f"#seen .token .{kind}", "all => all.map(one => +one.classList.contains('on'))"
+        )
         assert marks == expected
     tab.evaluate("location.hash = '#case=id-1'")
     until(tab, "!document.querySelector('#seen').childElementCount")
@@ -746,7 +914,9 @@ def unseen_tokens():
     report = sample(2)
     tokens = ["the", "", " ", "\n", "\u200b", "mat"]
     forced = replace(report.systems[2].forced["id-0"], tokens=tokens, best=["", "", " ", "mat", "the", "mat"])
-    return replace(report, systems=[replace(one, forced={"id-0": forced}) if one.forced else one for one in report.systems])
+    return replace(
+        report, systems=[replace(one, forced={"id-0": forced}) if one.forced else one for one in report.systems]
+    )
 
 
 def test_tokens_that_nobody_could_see_have_a_sign_and_keep_their_row(visit):
@@ -756,10 +926,19 @@ def test_tokens_that_nobody_could_see_have_a_sign_and_keep_their_row(visit):
     assert tab.locator("#seen .best-token").all_text_contents() == ["∅", "∅", "␣", "mat", "the", "mat"]
     assert tab.locator("#seen .sign").first.get_attribute("title") == "an empty token"
     for child in (1, 2, 3, 4):
-        tops = tab.eval_on_selector_all(f"#seen .token > :nth-child({child})", "all => all.map(one => Math.round(one.getBoundingClientRect().top))")
+        tops = tab.eval_on_selector_all(
+            f"#seen .token > :nth-child({child})", "all => all.map(one => Math.round(one.getBoundingClientRect().top))"
+        )
         assert len(set(tops)) == 1, "all on one line"
     assert tab.eval_on_selector_all("#seen .token", "all => all.every(one => one.offsetWidth >= 20)")
-    assert tab.eval_on_selector_all("#seen .token .bound", "all => all.map(one => +one.classList.contains('on'))") == [0, 1, 1, 0, 0, 1]
+    assert tab.eval_on_selector_all("#seen .token .bound", "all => all.map(one => +one.classList.contains('on'))") == [
+        0,
+        1,
+        1,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_outputs_that_are_empty_or_may_be_cut_off_are_marked_in_their_case(visit):
@@ -767,10 +946,18 @@ def test_outputs_that_are_empty_or_may_be_cut_off_are_marked_in_their_case(visit
     until(tab, "document.querySelector('#case-title').textContent === 'Case id-2'")
     cards = tab.locator("#texts .system")
     assert cards.nth(0).locator(".flag").all_text_contents() == ["empty", "cut off?"]
-    assert cards.nth(0).locator(".flag").nth(1).get_attribute("title") == "This output has 62 tokens, the most allowed, so it may be cut off."
+    assert (
+        cards.nth(0).locator(".flag").nth(1).get_attribute("title")
+        == "This output has 62 tokens, the most allowed, so it may be cut off."
+    )
     assert cards.nth(1).locator(".flag").all_text_contents() == ["empty"]
     assert cards.nth(2).locator(".flag").count() == 0
-    assert tab.eval_on_selector_all("#texts .system .body", "all => all.map(one => getComputedStyle(one, '::before').content)") == ['"(empty)"'] * 2 + ["none"] * 2
+    assert (
+        tab.eval_on_selector_all(
+            "#texts .system .body", "all => all.map(one => getComputedStyle(one, '::before').content)"
+        )
+        == ['"(empty)"'] * 2 + ["none"] * 2
+    )
     assert "3 with the most tokens allowed, 62" in tab.inner_text("#results .marked")
     choose(tab, "#measure", value="marks")
     until(tab, "location.hash.includes('by=marks')")
@@ -795,7 +982,7 @@ def test_two_systems_are_pinned_and_stay_from_case_to_case(visit):
     assert pinned(tab) == ["a-1", "b-3"]
     assert tab.inner_text("#case-title") == case, "pinning does not leave the case"
     assert tab.evaluate("document.activeElement.dataset.pin") == "b-3"
-    tab.keyboard.press("Shift+Tab")   # the same by keyboard: A of this system, so that the two change places
+    tab.keyboard.press("Shift+Tab")  # the same by keyboard: A of this system, so that the two change places
     tab.keyboard.press("Enter")
     until(tab, "location.hash.includes('a=r2&b=base')")
     assert pinned(tab) == ["a-3", "b-1"]
@@ -820,7 +1007,9 @@ LONG_NAME = "ce(smoothing=0.1) + 0.5*matches(2,3,4):released + 0.25*rewards(2,3)
 
 def long_names():
     report = sample(4)
-    return replace(report, systems=[replace(one, label=f"{LONG_NAME} {place}") for place, one in enumerate(report.systems)])
+    return replace(
+        report, systems=[replace(one, label=f"{LONG_NAME} {place}") for place, one in enumerate(report.systems)]
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -856,23 +1045,46 @@ def test_the_reader_chooses_the_score_that_comes_first(visit):
     apart = {key: scores[2][place] - scores[1][place] for place, key in enumerate(sample().cases.ids)}
     assert listed(tab)[0] == max(apart, key=apart.get), "cases are ordered by it"
     tab.click(".sortable >> nth=0 >> th:nth-child(3) button")
-    assert tab.locator(".sortable >> nth=0 >> .systems tr >> nth=0 >> bdi >> nth=0").inner_text() == "ce + matches(2)", "columns still sort by themselves"
+    assert (
+        tab.locator(".sortable >> nth=0 >> .systems tr >> nth=0 >> bdi >> nth=0").inner_text() == "ce + matches(2)"
+    ), "columns still sort by themselves"
     again = visit(hash=tab.evaluate("location.hash"))
     until(again, "document.querySelector('#case-title').textContent.startsWith('Case')")
     assert again.input_value("#first") == "wmd"
     assert again.locator("#figure option").all_text_contents()[0] == "WMD"
     choose(again, "#first", label="R-1")
-    assert again.locator(".sortable >> nth=0 >> thead th").all_inner_texts()[:5] == ["System", "R-1", "R-L", "R-Lsum", "WMD ↓"]
+    assert again.locator(".sortable >> nth=0 >> thead th").all_inner_texts()[:5] == [
+        "System",
+        "R-1",
+        "R-L",
+        "R-Lsum",
+        "WMD ↓",
+    ]
 
 
-STRANGE = ["__proto__", "constructor", "toString", "hasOwnProperty", "0", "-1", "7", "case=a&b#c d%20", "", " ", "x" * 30_000, "null"]
+STRANGE = [
+    "__proto__",
+    "constructor",
+    "toString",
+    "hasOwnProperty",
+    "0",
+    "-1",
+    "7",
+    "case=a&b#c d%20",
+    "",
+    " ",
+    "x" * 30_000,
+    "null",
+]
 
 
 def strange_ids():
     report = sample(len(STRANGE))
     forced = {key: report.systems[2].forced["id-0"] for key in ("__proto__", "7")}
-    systems = [replace(one, name=name, forced=forced if one.forced else {})
-               for one, name in zip(report.systems, ["__proto__", "constructor", "toString", "x"], strict=True)]
+    systems = [
+        replace(one, name=name, forced=forced if one.forced else {})
+        for one, name in zip(report.systems, ["__proto__", "constructor", "toString", "x"], strict=True)
+    ]
     return replace(report, systems=systems, cases=replace(report.cases, ids=STRANGE))
 
 
@@ -881,7 +1093,9 @@ def test_ids_of_any_kind_are_listed_opened_and_linked(visit):
     assert tab.inner_text("#found") == "12 cases"
     assert set(listed(tab)) == {key[:500] for key in STRANGE}
     for place, key in enumerate(STRANGE):
-        tab.evaluate(f"location.hash = new URLSearchParams({{ ...({len(key)} > 500 ? {{ number: {place + 1} }} : {{ case: {json.dumps(key)} }}), by: 'constructor' }})")
+        tab.evaluate(
+            f"location.hash = new URLSearchParams({{ ...({len(key)} > 500 ? {{ number: {place + 1} }} : {{ case: {json.dumps(key)} }}), by: 'constructor' }})"
+        )
         until(tab, f"document.querySelector('#case-title bdi')?.textContent === {json.dumps(key)}")
         assert tab.locator("#texts .reference .body").text_content() == strange_ids().cases.references[place][0]
         until(tab, f"document.querySelectorAll('#seen .token').length === {6 if key in ('__proto__', '7') else 0}")
@@ -904,8 +1118,15 @@ def long_document():
     text = " ".join(rng.choices(vocabulary, k=800_000))[:5_000_000]
     texts = [list(column) for column in report.cases.texts]
     texts[1][2] = "w" * 1_000_000
-    return replace(report, cases=replace(report.cases, documents=[text, None, None, None], texts=texts,
-                                         references=[[text[:50_000]], *report.cases.references[1:]]))
+    return replace(
+        report,
+        cases=replace(
+            report.cases,
+            documents=[text, None, None, None],
+            texts=texts,
+            references=[[text[:50_000]], *report.cases.references[1:]],
+        ),
+    )
 
 
 def test_a_document_of_five_megabytes_opens_at_once_and_part_by_part(visit, record_property):
@@ -914,7 +1135,9 @@ def test_a_document_of_five_megabytes_opens_at_once_and_part_by_part(visit, reco
 
     def timed(change, claim):
         """Milliseconds in the page from a change to its being drawn."""
-        tab.evaluate(f"(() => {{ window.began = performance.now(); window.took = 0; {change}; const look = () => {{ if ({claim}) {{ document.body.offsetHeight; window.took = performance.now() - window.began; }} else requestAnimationFrame(look); }}; look(); }})()")
+        tab.evaluate(
+            f"(() => {{ window.began = performance.now(); window.took = 0; {change}; const look = () => {{ if ({claim}) {{ document.body.offsetHeight; window.took = performance.now() - window.began; }} else requestAnimationFrame(look); }}; look(); }})()"
+        )
         until(tab, "window.took > 0")
         return tab.evaluate("window.took")
 
@@ -956,7 +1179,7 @@ def test_a_run_can_be_hidden_and_values_read_off(visit):
     panel.focus()
     tab.keyboard.press("ArrowLeft")
     (row,) = [row for row in log(1) if row["step"] == 50]
-    assert panel.locator("output").text_content() == f"step 50training {row['loss']:.4g}"   # run 1 is hidden
+    assert panel.locator("output").text_content() == f"step 50training {row['loss']:.4g}"  # run 1 is hidden
 
 
 def test_distributions_count_every_case_once(visit):
@@ -965,9 +1188,14 @@ def test_distributions_count_every_case_once(visit):
     tab.evaluate("document.getElementById('spread').scrollIntoView()")
     tab.wait_for_selector("#histogram rect", state="attached")
     choose(tab, "#spread-figure", label="R-L")
-    pairs = [(one, other) for one, other in zip(scores[1], scores[2], strict=True) if one is not None and other is not None]
+    pairs = [
+        (one, other) for one, other in zip(scores[1], scores[2], strict=True) if one is not None and other is not None
+    ]
     better, worse = sum(other > one for one, other in pairs), sum(other < one for one, other in pairs)
-    until(tab, f"document.querySelector('#histogram-note').textContent.startsWith('B is better in {better} cases, worse in {worse};')")
+    until(
+        tab,
+        f"document.querySelector('#histogram-note').textContent.startsWith('B is better in {better} cases, worse in {worse};')",
+    )
     titles = tab.eval_on_selector_all("#histogram rect title", "all => all.map(one => parseInt(one.textContent))")
     assert sum(titles) == better + worse
     known = sum(one is not None for system_scores in scores[1:3] for one in system_scores)
@@ -999,8 +1227,17 @@ def test_text_has_contrast_in_both_themes(visit, theme):
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     paper = luminance(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
-    for name, least in {"ink": 7, "muted": 4.5, "accent": 4.5, "up": 4.5, "down": 4.5, **{f"series-{k}": 3 for k in range(charts.COLOURS)}}.items():
-        colour = tab.evaluate(f"(() => {{ const i = document.createElement('i'); i.style.color = 'var(--{name})'; document.body.append(i); return getComputedStyle(i).color; }})()")
+    for name, least in {
+        "ink": 7,
+        "muted": 4.5,
+        "accent": 4.5,
+        "up": 4.5,
+        "down": 4.5,
+        **{f"series-{k}": 3 for k in range(charts.COLOURS)},
+    }.items():
+        colour = tab.evaluate(
+            f"(() => {{ const i = document.createElement('i'); i.style.color = 'var(--{name})'; document.body.append(i); return getComputedStyle(i).color; }})()"
+        )
         bright, dim = sorted([luminance(colour), paper], reverse=True)
         assert (bright + 0.05) / (dim + 0.05) >= least, name
 
@@ -1017,7 +1254,7 @@ def test_the_page_prints_in_light_without_controls(visit):
 
 def test_hostile_text_stays_text(visit):
     tab = visit(hostile)
-    ids = [key.replace("\ud83d", "?") for key in hostile().cases.ids]   # half a pair cannot be kept
+    ids = [key.replace("\ud83d", "?") for key in hostile().cases.ids]  # half a pair cannot be kept
     for place, text in enumerate(HOSTILE):
         tab.evaluate(f"location.hash = new URLSearchParams({{ case: {json.dumps(ids[place])} }})")
         until(tab, f"document.querySelector('#case-title bdi').textContent === {json.dumps(ids[place])}")
@@ -1038,7 +1275,7 @@ def test_a_phone_never_scrolls_the_page_sideways(visit, make):
         tab.evaluate(f"document.getElementById('{section}').scrollIntoView()")
         tab.wait_for_timeout(60)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-    assert tab.evaluate("document.querySelector('.scroll').scrollWidth") > 390   # the table scrolls in its own box
+    assert tab.evaluate("document.querySelector('.scroll').scrollWidth") > 390  # the table scrolls in its own box
 
 
 def test_xsums_test_set_is_small_quick_and_listed_lazily(browser, visit, tmp_path_factory):

@@ -55,7 +55,9 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OBJECTIVE + METRIC.replace("import ngramloss as ng\n", ""))
     rows = [("1", "the cat sat on the mat"), ("2", "it rained")]
-    (tmp_path / "refs.jsonl").write_text("".join(json.dumps({"id": key, "reference": text}) + "\n" for key, text in rows))
+    (tmp_path / "refs.jsonl").write_text(
+        "".join(json.dumps({"id": key, "reference": text}) + "\n" for key, text in rows)
+    )
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"id": key, "prediction": text}) + "\n" for key, text in rows))
     return tmp_path
 
@@ -94,20 +96,89 @@ def test_an_objective_from_outside_is_explained_listed_and_shown_by_doctor(files
     assert any(line.split() == ["halves", "ready", "(plugin)"] for line in shown.splitlines())
     assert any(line.split() == ["vowels", "ready", "(plugin)"] for line in shown.splitlines())
     assert main(["doctor", "--json", "--plugin", "mine.py"]) == 0
-    assert json.loads(capsys.readouterr().out)["metrics"]["vowels"] == {"ready": True, "state": "ready", "origin": "plugin"}
+    assert json.loads(capsys.readouterr().out)["metrics"]["vowels"] == {
+        "ready": True,
+        "state": "ready",
+        "origin": "plugin",
+    }
 
 
 def test_options_from_outside_are_checked_like_our_own(files, capsys):
-    assert main(["explain", "--reference", "a", "--candidate", "a", "--objective", "halves(power=11)", "--plugin", "mine.py"]) == 2
+    assert (
+        main(
+            [
+                "explain",
+                "--reference",
+                "a",
+                "--candidate",
+                "a",
+                "--objective",
+                "halves(power=11)",
+                "--plugin",
+                "mine.py",
+            ]
+        )
+        == 2
+    )
     assert "halves(power): must be at most 10, got 11.0." in capsys.readouterr().err
-    assert main(["score", "--plugin", "mine.py", "--references", "refs.jsonl", "a.jsonl", "--metrics", "vowels", "--set", "vowels.letter=a"]) == 2
+    assert (
+        main(
+            [
+                "score",
+                "--plugin",
+                "mine.py",
+                "--references",
+                "refs.jsonl",
+                "a.jsonl",
+                "--metrics",
+                "vowels",
+                "--set",
+                "vowels.letter=a",
+            ]
+        )
+        == 2
+    )
     assert "vowels.letter: unknown option. Did you mean 'letters'?" in capsys.readouterr().err
 
 
-TINY = ["train", "demo", "--run", "run", "--set", "objective=ce + halves", "--set", "data.limit=32", "--set", "model.width=16",
-        "--set", "model.encoder_layers=1", "--set", "model.decoder_layers=1", "--set", "model.feed_forward=16", "--set", "model.vocabulary=300",
-        "--set", "model.heads=2", "--set", "data.max_source=32", "--set", "data.max_target=8", "--set", "train.eval_every=0", "--set", "train.save_every=1",
-        "--set", "train.log_every=1", "--set", "train.batch_size=4", "--set", "train.accumulate=1", "--set", "train.warmup_steps=0"]   # fmt: skip
+TINY = [
+    "train",
+    "demo",
+    "--run",
+    "run",
+    "--set",
+    "objective=ce + halves",
+    "--set",
+    "data.limit=32",
+    "--set",
+    "model.width=16",
+    "--set",
+    "model.encoder_layers=1",
+    "--set",
+    "model.decoder_layers=1",
+    "--set",
+    "model.feed_forward=16",
+    "--set",
+    "model.vocabulary=300",
+    "--set",
+    "model.heads=2",
+    "--set",
+    "data.max_source=32",
+    "--set",
+    "data.max_target=8",
+    "--set",
+    "train.eval_every=0",
+    "--set",
+    "train.save_every=1",
+    "--set",
+    "train.log_every=1",
+    "--set",
+    "train.batch_size=4",
+    "--set",
+    "train.accumulate=1",
+    "--set",
+    "train.warmup_steps=0",
+]
 
 
 def test_a_run_with_an_objective_from_outside_generates_and_scores_without_it(files, capsys, monkeypatch):
@@ -138,7 +209,9 @@ def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
     assert (files / "run" / "checkpoints" / "checkpoint-1").is_dir()
     capsys.readouterr()
     assert main([*three, "--plugin", "mine.py"]) == 2
-    assert "the code of the objective 'halves' has changed since run was started" in (message := capsys.readouterr().err)
+    assert "the code of the objective 'halves' has changed since run was started" in (
+        message := capsys.readouterr().err
+    )
     assert "Restore the old plugin to continue, or start over with --fresh." in message
 
 
@@ -146,7 +219,9 @@ def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
     folder = files / "run"
     folder.mkdir()
     rows = [("1", "aab"), ("2", "b")]
-    (folder / "predictions.jsonl").write_text("".join(json.dumps({"id": key, "prediction": text}) + "\n" for key, text in rows))
+    (folder / "predictions.jsonl").write_text(
+        "".join(json.dumps({"id": key, "prediction": text}) + "\n" for key, text in rows)
+    )
     (folder / "generation.json").write_text("{}")
     given = ["score", "--plugin", "mine.py", "--references", "refs.jsonl", "run", "--metrics", "vowels", "--json"]
     assert main(given) == 0
@@ -157,13 +232,25 @@ def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
     assert json.loads(capsys.readouterr().out)["systems"][0]["scores"]["vowels"] == 2.0
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("raise RuntimeError('no')", "the plugin bad.py failed in line 1: RuntimeError: no"),
-    ("x = (", "the plugin bad.py failed: SyntaxError: '(' was never closed (bad.py, line 1)"),
-    ("import ngramloss as ng\nng.OBJECTIVES['ce'] = ng.Objective(len)", "ngramloss has its own objective 'ce'. Choose another name for yours."),
-    ("import ngramloss as ng\nng.METRICS['my metric'] = ng.Metric(len)", "metric 'my metric': use a name of letters, digits and underscores."),
-    ("import ngramloss as ng\nng.METRICS['mine'] = len", "the metric 'mine' must be an ngramloss.Metric, got builtin_function_or_method."),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise RuntimeError('no')", "the plugin bad.py failed in line 1: RuntimeError: no"),
+        ("x = (", "the plugin bad.py failed: SyntaxError: '(' was never closed (bad.py, line 1)"),
+        (
+            "import ngramloss as ng\nng.OBJECTIVES['ce'] = ng.Objective(len)",
+            "ngramloss has its own objective 'ce'. Choose another name for yours.",
+        ),
+        (
+            "import ngramloss as ng\nng.METRICS['my metric'] = ng.Metric(len)",
+            "metric 'my metric': use a name of letters, digits and underscores.",
+        ),
+        (
+            "import ngramloss as ng\nng.METRICS['mine'] = len",
+            "the metric 'mine' must be an ngramloss.Metric, got builtin_function_or_method.",
+        ),
+    ],
+)
 def test_a_plugin_that_fails_is_an_error_with_its_place(files, capsys, text, message):
     (files / "bad.py").write_text(text)
     assert main(["list", "metrics", "--plugin", "bad.py"]) == 2
@@ -182,13 +269,21 @@ def test_a_plugin_that_is_not_a_python_file_is_an_error(files, capsys, name):
     assert f"error: a plugin is a Python file, got {name}." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("returned", "message"), [
-    ("{'mine': [1.0]}", "the metric 'mine' must return ngramloss.Scores, got dict."),
-    ("ng.Scores({'other': [1.0, 2.0]}, 's')", "the metric 'mine' returned the score 'other', which its entry does not name. It names mine."),
-    ("ng.Scores({'mine': [1.0]}, 's')", "the metric 'mine' returned 1 values of 'mine' for 2 documents."),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("{'mine': [1.0]}", "the metric 'mine' must return ngramloss.Scores, got dict."),
+        (
+            "ng.Scores({'other': [1.0, 2.0]}, 's')",
+            "the metric 'mine' returned the score 'other', which its entry does not name. It names mine.",
+        ),
+        ("ng.Scores({'mine': [1.0]}, 's')", "the metric 'mine' returned 1 values of 'mine' for 2 documents."),
+    ],
+)
 def test_a_metric_that_returns_something_else_is_an_error(files, capsys, returned, message):
-    (files / "odd.py").write_text(f"import ngramloss as ng\nng.METRICS['mine'] = ng.Metric(lambda references, predictions: {returned})")
+    (files / "odd.py").write_text(
+        f"import ngramloss as ng\nng.METRICS['mine'] = ng.Metric(lambda references, predictions: {returned})"
+    )
     assert main(["score", "--plugin", "odd.py", "--references", "refs.jsonl", "a.jsonl", "--metrics", "mine"]) == 2
     assert f"error: {message}" in capsys.readouterr().err
 
@@ -211,10 +306,12 @@ def entry_point(name, value, group, monkeypatch):
 
 
 def test_an_installed_package_adds_a_metric_when_it_is_asked_for(files, monkeypatch, capsys):
-    (files / "theirs.py").write_text(textwrap.dedent("""\
+    (files / "theirs.py").write_text(
+        textwrap.dedent("""\
         from ngramloss import Metric, Scores
         MINE = Metric(lambda references, predictions: Scores({"theirs": [7.0] * len(predictions)}, "theirs"))
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(files))
     entry_point("theirs", "theirs:MINE", "ngramloss.metrics", monkeypatch)
     assert "theirs" in METRICS

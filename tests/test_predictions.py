@@ -23,10 +23,18 @@ def run(tmp_path_factory):
     """A tiny finished run on the built-in corpus."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     settings = [
-        "model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
-        "generation.max_length=12", "model.feed_forward=16",
+        "model.width=16",
+        "model.vocabulary=400",
+        "data.limit=40",
+        "train.max_steps=2",
+        "train.warmup_steps=0",
+        "train.eval_every=0",
+        "generation.max_length=12",
+        "model.feed_forward=16",
     ]
-    assert cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
+    assert (
+        cli.main(["train", "demo", "--run", str(folder), *(word for one in settings for word in ("--set", one))]) == 0
+    )
     return folder
 
 
@@ -50,7 +58,10 @@ def test_a_run_writes_a_summary_for_every_document_in_their_order(run, tmp_path,
     assert told["documents"] == 7
     assert {"torch", "transformers", "ngramloss"} <= told["versions"].keys()
     assert not list(tmp_path.glob("*partial*"))
-    assert cli.main(["score", "--references", str(tmp_path / "references.jsonl"), str(tmp_path / "predictions.jsonl")]) == 0
+    assert (
+        cli.main(["score", "--references", str(tmp_path / "references.jsonl"), str(tmp_path / "predictions.jsonl")])
+        == 0
+    )
 
 
 def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
@@ -58,7 +69,12 @@ def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
         assert generate(run, "--limit", 5, "--out", tmp_path / str(size), "--batch-size", size) == 0
     assert (tmp_path / "2" / "predictions.jsonl").read_text() == (tmp_path / "5" / "predictions.jsonl").read_text()
     work = predictions.job(str(run), preset="cnndm")
-    assert (work.generation.num_beams, work.generation.length_penalty, work.generation.min_length, work.generation.max_length) == (4, 2.0, 56, 142)
+    assert (
+        work.generation.num_beams,
+        work.generation.length_penalty,
+        work.generation.min_length,
+        work.generation.max_length,
+    ) == (4, 2.0, 56, 142)
     assert work.data.name == "newswire"
     assert predictions.job(str(run)).generation is None
 
@@ -78,14 +94,20 @@ def test_a_run_is_known_by_its_weights_however_its_folder_is_written(run, tmp_pa
 @pytest.mark.parametrize("part", ["model", "checkpoints"])
 def test_predictions_are_not_written_where_a_fresh_training_would_delete_them(run, part, capsys):
     assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", run / part) == 2
-    assert f"{run / part} is a part of the run {run} and would be deleted with it. Choose another --out." in capsys.readouterr().err
+    assert (
+        f"{run / part} is a part of the run {run} and would be deleted with it. Choose another --out."
+        in capsys.readouterr().err
+    )
 
 
 def test_a_run_without_its_model_says_how_to_get_it_back(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "a")
     shutil.rmtree(tmp_path / "a" / "model")
     assert generate(tmp_path / "a") == 2
-    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command continues" in capsys.readouterr().err
+    assert (
+        "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command continues"
+        in capsys.readouterr().err
+    )
 
 
 def test_who_writes_must_be_said(capsys):
@@ -112,7 +134,7 @@ def test_a_killed_job_goes_on_and_writes_no_id_twice(run, tmp_path):
     before = partial.read_text()
     assert len(rows(partial)) == 4
     with partial.open("a") as file:
-        file.write('{"id": "newswire-te')   # a line that the kill cut short
+        file.write('{"id": "newswire-te')  # a line that the kill cut short
     assert cli.main(arguments) == 0
     assert generate(run, "--limit", 9, "--out", tmp_path / "b") == 0
     assert (tmp_path / "a" / "predictions.jsonl").read_text() == (tmp_path / "b" / "predictions.jsonl").read_text()
@@ -149,7 +171,9 @@ sys.exit(cli.main(sys.argv[2:]))
 def two_ranks(how, *arguments, ranks=(0, 1)):
     """The exit code and the errors of rank 0; a rank that ends does not end the other, as with torchrun."""
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    both = [fork(RANK, [how, "generate", *map(str, arguments)], environment={**shared, "RANK": str(rank)}) for rank in ranks]
+    both = [
+        fork(RANK, [how, "generate", *map(str, arguments)], environment={**shared, "RANK": str(rank)}) for rank in ranks
+    ]
     for rank in both:
         rank.wait(timeout=120)
     return both[0].returncode, both[0].communicate()[1]
@@ -162,7 +186,8 @@ def test_a_process_that_died_is_named_and_the_same_command_goes_on(run, tmp_path
     assert code == 1
     assert told.splitlines()[-1] == (
         "error: process 1 of 0 to 1 gave no sign of life for 3 seconds and has 3 documents left: it ended, or was never started. Run the same command "
-        "again with all processes; documents that are done are kept.")
+        "again with all processes; documents that are done are kept."
+    )
     assert len(rows(tmp_path / "two" / "predictions.partial-0.jsonl")) == 5
     code, told = two_ranks("lives", *arguments)
     assert code == 0, told
@@ -190,9 +215,15 @@ def test_a_process_that_was_never_started_is_named(run, tmp_path):
     [
         (["lead-3", "--out", "x"], "choose the documents with --data"),
         (["lead-3", "--data", "newswire"], "give an output folder with --out DIR"),
-        (["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"], "generate accepts --set only for generation.*, data.* and task"),
+        (
+            ["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"],
+            "generate accepts --set only for generation.*, data.* and task",
+        ),
         (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
-        (["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "-2"], "--batch-size must be 1 or more, got -2"),
+        (
+            ["lead-3", "--data", "newswire", "--out", "x", "--batch-size", "-2"],
+            "--batch-size must be 1 or more, got -2",
+        ),
         (["lead-0", "--data", "newswire", "--out", "x"], "lead-0 would write nothing; use lead-1"),
         (["nowhere/model", "--data", "newswire", "--limit", "2", "--out", "x"], "cannot load the tokenizer of"),
     ],
@@ -209,7 +240,11 @@ def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments,
 def listened(monkeypatch):
     """Every example that lead-N is asked for, in order."""
     asked, whole = [], BASELINES["lead-N"]
-    heard = whole._replace(write=lambda number, split, examples, language: asked.extend(examples) or whole.write(number, split, examples, language))
+    heard = whole._replace(
+        write=lambda number, split, examples, language: (
+            asked.extend(examples) or whole.write(number, split, examples, language)
+        )
+    )
     monkeypatch.setitem(BASELINES, "lead-N", heard)
     return asked
 
@@ -229,9 +264,13 @@ def test_a_continued_job_writes_only_what_is_missing_whatever_the_versions(tmp_p
 
 
 def test_who_copies_tells_no_tokens_and_letters_stay_readable(tmp_path):
-    (tmp_path / "test.jsonl").write_text('{"id": "x", "document": "Zoë rief an.", "summary": "Zoë."}\n', encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text(
+        '{"id": "x", "document": "Zoë rief an.", "summary": "Zoë."}\n', encoding="utf-8"
+    )
     assert generate("lead-3", "--data", tmp_path, "--out", tmp_path / "o") == 0
-    assert (tmp_path / "o" / "predictions.jsonl").read_text(encoding="utf-8") == '{"id": "x", "prediction": "Zoë rief an."}\n'
+    assert (tmp_path / "o" / "predictions.jsonl").read_text(
+        encoding="utf-8"
+    ) == '{"id": "x", "prediction": "Zoë rief an."}\n'
 
 
 def test_the_longest_documents_come_first(tmp_path, monkeypatch):
@@ -253,7 +292,9 @@ def test_each_process_takes_its_own_share(tmp_path, monkeypatch):
     assert generate("lead-3", "--data", "newswire", "--limit", 5, "--out", tmp_path) == 0
     items = newswire.items("test", 5)
     assert {row["id"] for row in rows(tmp_path / "predictions.partial-1.jsonl")} == {item.id for item in items[1::2]}
-    assert [path.name for path in tmp_path.iterdir()] == ["predictions.partial-1.jsonl"], "the first process writes the rest"
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.partial-1.jsonl"], (
+        "the first process writes the rest"
+    )
 
 
 def test_predictions_of_unknown_making_are_not_written_over(tmp_path, capsys):
@@ -287,7 +328,10 @@ def test_rows_that_are_no_predictions_are_written_again(tmp_path):
 def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):
     with lock_folder(tmp_path, wait=True):
         assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2
-    assert f"another process is training, generating or scoring in {tmp_path}. Wait for it to end, or choose another --out." in capsys.readouterr().err
+    assert (
+        f"another process is training, generating or scoring in {tmp_path}. Wait for it to end, or choose another --out."
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())
     assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 0
 
@@ -299,7 +343,9 @@ def test_a_file_is_no_folder_to_write_into(tmp_path, capsys):
 
 
 def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
-    (tmp_path / "test.jsonl").write_text('{"id": "x", "document": "A b. C d.", "summary": "A."}\n{"id": "x", "document": "E f.", "summary": "E."}\n')
+    (tmp_path / "test.jsonl").write_text(
+        '{"id": "x", "document": "A b. C d.", "summary": "A."}\n{"id": "x", "document": "E f.", "summary": "E."}\n'
+    )
     assert generate("lead-3", "--data", tmp_path, "--out", tmp_path / "o") == 2
     assert "--on-bad-row skip" in capsys.readouterr().err
     assert generate("lead-3", "--data", tmp_path, "--out", tmp_path / "o", "--on-bad-row", "skip") == 0
@@ -311,20 +357,43 @@ def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
     assert generate(run, "--limit", 3, "--out", tmp_path) == 2
     assert "has predictions made with other settings (fingerprint: " in (told := capsys.readouterr().err)
     assert "; documents: 2 → 3). Choose another --out, or delete them." in told
-    assert generate(run, "--limit", 2, "--out", tmp_path, "--set", "generation.max_length=9", "--set", "generation.length_penalty=0.5") == 2
+    assert (
+        generate(
+            run,
+            "--limit",
+            2,
+            "--out",
+            tmp_path,
+            "--set",
+            "generation.max_length=9",
+            "--set",
+            "generation.length_penalty=0.5",
+        )
+        == 2
+    )
     told = capsys.readouterr().err
-    assert "other settings (generation.max_length: 12 → 9; generation.length_penalty: 1.0 → 0.5). Choose another" in told, "nothing else"
+    assert (
+        "other settings (generation.max_length: 12 → 9; generation.length_penalty: 1.0 → 0.5). Choose another" in told
+    ), "nothing else"
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
 
 
 def test_an_unfinished_run_is_told_how_to_be_finished(tmp_path, capsys):
     (tmp_path / "recipe.toml").write_text('objective = "ce"\n')
     assert generate(tmp_path) == 2
-    assert "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command continues" in capsys.readouterr().err
+    assert (
+        "has no model/: its training is not finished, or the model was deleted. The same ngramloss train command continues"
+        in capsys.readouterr().err
+    )
 
 
 def test_tokens_written_are_counted_as_the_limits_count_them(run, tmp_path):
-    assert generate(run, "--limit", 6, "--out", tmp_path, "--set", "generation.min_length=5", "--set", "generation.max_length=9") == 0
+    assert (
+        generate(
+            run, "--limit", 6, "--out", tmp_path, "--set", "generation.min_length=5", "--set", "generation.max_length=9"
+        )
+        == 0
+    )
     counts = [row["tokens"] for row in rows(tmp_path / "predictions.jsonl")]
     assert all(5 <= count <= 9 for count in counts)
     assert cli.main(["score", str(tmp_path)]) == 0
@@ -360,15 +429,26 @@ def test_the_baselines_of_newswire_are_generators(tmp_path, capsys):
     assert generate("random-facts", "--data", "newswire", "--limit", 4, "--out", tmp_path / "facts") == 0
     assert generate("lead-2", "--data", "newswire", "--limit", 4, "--out", tmp_path / "lead") == 0
     items = newswire.items("test", 4)
-    assert [row["prediction"] for row in rows(tmp_path / "facts" / "predictions.jsonl")] == [item.decoy for item in items]
-    assert [row["prediction"] for row in rows(tmp_path / "lead" / "predictions.jsonl")] == ["\n".join(sentences(item.document)[:2]) for item in items]
+    assert [row["prediction"] for row in rows(tmp_path / "facts" / "predictions.jsonl")] == [
+        item.decoy for item in items
+    ]
+    assert [row["prediction"] for row in rows(tmp_path / "lead" / "predictions.jsonl")] == [
+        "\n".join(sentences(item.document)[:2]) for item in items
+    ]
     assert generate("random-facts", "--data", "xsum", "--out", tmp_path / "x") == 2
     assert "random-facts works only on newswire, not on xsum; use lead-3 for other data." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "several"), [
-    ({"data": "cnndm"}, True), ({"data": "abisee/cnn_dailymail"}, True), ({"preset": "cnndm", "data": "newswire"}, True), ({"preset": "xsum"}, False), ({"data": "newswire"}, False),
-])
+@pytest.mark.parametrize(
+    ("arguments", "several"),
+    [
+        ({"data": "cnndm"}, True),
+        ({"data": "abisee/cnn_dailymail"}, True),
+        ({"preset": "cnndm", "data": "newswire"}, True),
+        ({"preset": "xsum"}, False),
+        ({"data": "newswire"}, False),
+    ],
+)
 def test_sentences_stand_on_lines_of_their_own_where_the_data_set_has_several(arguments, several):
     assert predictions.has_several_sentences(predictions.job("some/model", **arguments)) is several
 

@@ -107,7 +107,9 @@ def sharded(folder):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
 
 
-@pytest.mark.parametrize("damage", [without("model.safetensors"), without("tokenizer.json"), without("config.json"), sharded])
+@pytest.mark.parametrize(
+    "damage", [without("model.safetensors"), without("tokenizer.json"), without("config.json"), sharded]
+)
 def test_a_cache_that_lacks_files_does_not_count(damage, originals, cache, monkeypatch):
     damage(cache("some/small", originals / "summac" / "small"))
     asked = hub_with(monkeypatch, originals / "summac" / "small")
@@ -126,11 +128,14 @@ def test_a_cache_with_all_parts_of_the_weights_counts(originals, cache, no_netwo
 @every_metric
 def test_without_a_network_an_absent_model_is_told_of_at_once(metric, cache, no_network):
     begun = time.monotonic()
-    with pytest.raises(Absent, match=rf"{metric} needs the model 'some/absent': there is no folder of that name, the hub's cache .*"
-                       rf"\(.*Name or service not known\)\. Give a folder .*--set {metric}\.model=FOLDER_OR_HUB_ID \(in Python model="):
+    with pytest.raises(
+        Absent,
+        match=rf"{metric} needs the model 'some/absent': there is no folder of that name, the hub's cache .*"
+        rf"\(.*Name or service not known\)\. Give a folder .*--set {metric}\.model=FOLDER_OR_HUB_ID \(in Python model=",
+    ):
         METRICS[metric]("some/absent")
     assert time.monotonic() - begun < 2
-    assert no_network   # it was asked
+    assert no_network  # it was asked
 
 
 @pytest.mark.parametrize("name", ["nowhere/at/all", "/no/such/folder", "", "a b", "x" * 300, "nul\0"])
@@ -160,15 +165,18 @@ def test_pickled_weights_serve_where_there_are_no_others(metric, folder, origina
     pickled, safe = METRICS[metric](folder).values, METRICS[metric](originals / metric / "small").values
     assert pickled.keys() == safe.keys()
     for name in safe:
-        assert pickled[name] == pytest.approx(safe[name])   # weights at other addresses may add up in another order
+        assert pickled[name] == pytest.approx(safe[name])  # weights at other addresses may add up in another order
 
 
 @every_metric
-@pytest.mark.parametrize(("lost", "sentence"), [
-    ("model.safetensors", "lacks files of its model|has neither model.safetensors nor pytorch_model.bin"),
-    ("config.json", "lacks files of its model|cannot be loaded"),
-    ("tokenizer.json", "lacks its tokenizer's vocabulary|lacks files of its model|cannot be loaded"),
-])
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        ("model.safetensors", "lacks files of its model|has neither model.safetensors nor pytorch_model.bin"),
+        ("config.json", "lacks files of its model|cannot be loaded"),
+        ("tokenizer.json", "lacks its tokenizer's vocabulary|lacks files of its model|cannot be loaded"),
+    ],
+)
 def test_a_folder_that_lacks_files_is_named(metric, folder, lost, sentence):
     (folder / lost).unlink()
     with pytest.raises(ValueError, match=f"^{metric}: .*({sentence})") as caught:
@@ -191,14 +199,20 @@ def test_weights_that_lack_tensors_are_refused(metric, folder):
     weights = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if ".layer.1." not in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=rf"^{metric}: the weights in {folder} lack 16 tensors of Bert\w+, .*encoder\.layer\.1\..* first. "
-                       "They would be random, and the scores meaningless. Give a model that was trained for this metric"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^{metric}: the weights in {folder} lack 16 tensors of Bert\w+, .*encoder\.layer\.1\..* first. "
+        "They would be random, and the scores meaningless. Give a model that was trained for this metric",
+    ):
         METRICS[metric](folder)
 
 
 @every_metric
 def test_a_device_that_is_not_there_is_refused(metric, folder):
-    with pytest.raises(ValueError, match=rf"^{metric}: device 'abacus' cannot be used \(.+\)\. Leave it out, or .*--set {metric}\.device=cpu"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^{metric}: device 'abacus' cannot be used \(.+\)\. Leave it out, or .*--set {metric}\.device=cpu",
+    ):
         METRICS[metric](folder, device="abacus")
 
 
@@ -215,8 +229,10 @@ def test_code_that_comes_with_a_model_is_not_run(metric, folder, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Config: pass\n")
     told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(told | {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Config"}}))
-    if metric == "factcc":   # it is read as BERT whatever it says
+    (folder / "config.json").write_text(
+        json.dumps(told | {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Config"}})
+    )
+    if metric == "factcc":  # it is read as BERT whatever it says
         METRICS[metric](folder)
     else:
         with pytest.raises(ValueError, match=f"^{metric}: .* cannot be loaded"):
@@ -262,15 +278,26 @@ def test_the_signature_follows_the_files_that_can_change_a_figure(metric, folder
 
 
 ODD = {
-    "empty": "", "spaces": " \t\n\u3000", "controls": "The cat\x00 \x07sat\x1b[0m\x7f on\u202e the \ufeffmat.\x85", "one letter": "a", "one word": "cat",
-    "no letters": "?!… — «»", "other scripts": "東京は雨。 Łódź हिन्दी العربية 😀👩‍👩‍👧", "combining": "e" + "\u0301" * 5000,
-    "special tokens": "[CLS] [SEP] [MASK] [PAD] <s> </s>", "half a pair": "cat \ud83d sat on the mat.",
-    "a megabyte": "the cat sat on the mat. " * 43_000, "a word of a megabyte": "x" * 1_000_000, "many lines": "cat sat on it\n" * 400,
+    "empty": "",
+    "spaces": " \t\n\u3000",
+    "controls": "The cat\x00 \x07sat\x1b[0m\x7f on\u202e the \ufeffmat.\x85",
+    "one letter": "a",
+    "one word": "cat",
+    "no letters": "?!… — «»",
+    "other scripts": "東京は雨。 Łódź हिन्दी العربية 😀👩‍👩‍👧",
+    "combining": "e" + "\u0301" * 5000,
+    "special tokens": "[CLS] [SEP] [MASK] [PAD] <s> </s>",
+    "half a pair": "cat \ud83d sat on the mat.",
+    "a megabyte": "the cat sat on the mat. " * 43_000,
+    "a word of a megabyte": "x" * 1_000_000,
+    "many lines": "cat sat on it\n" * 400,
 }
 
 
 @every_metric
-@pytest.mark.parametrize("text", [pytest.param(text, id=name, marks=[pytest.mark.slow] * ("megabyte" in name)) for name, text in ODD.items()])
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, id=name, marks=[pytest.mark.slow] * ("megabyte" in name)) for name, text in ODD.items()]
+)
 def test_whatever_the_text_every_figure_is_a_number_of_its_range(metric, text, originals):
     model = str(originals / metric / "small")
     documents, summaries = [text, DOCUMENT, text], [SUMMARY, text, text]
@@ -278,10 +305,12 @@ def test_whatever_the_text_every_figure_is_a_number_of_its_range(metric, text, o
         found = bertscore([[document] for document in documents], summaries, model=model, layer=1)
     else:
         options = {"form": "zs"} if metric == "summac" else {}
-        found = {"summac": summac, "factcc": factcc}[metric](documents, summaries, model=model, splitter="newline", **options)
+        found = {"summac": summac, "factcc": factcc}[metric](
+            documents, summaries, model=model, splitter="newline", **options
+        )
     for values in found.values.values():
         assert len(values) == 3
-        assert all(-100 - 1e-6 <= value <= 100 + 1e-6 for value in values)   # false of NaN
+        assert all(-100 - 1e-6 <= value <= 100 + 1e-6 for value in values)  # false of NaN
 
 
 def test_nothing_but_tensors_is_read_from_a_pickle(tmp_path):
@@ -304,13 +333,17 @@ def test_the_configuration_tells_the_longest_input_where_no_table_does():
 
 
 @every_metric
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
 def test_out_of_memory_names_the_way_out(metric, folder, monkeypatch, error):
     def full(*_, **__):
         raise error
 
     monkeypatch.setattr(transformers.BertModel, "forward", full)
-    with pytest.raises(ValueError, match=rf"{metric} ran out of memory with batch_size 12: lower it \(--set {metric}\.batch_size=3\)"):
+    with pytest.raises(
+        ValueError, match=rf"{metric} ran out of memory with batch_size 12: lower it \(--set {metric}\.batch_size=3\)"
+    ):
         METRICS[metric](folder, batch_size=12)
 
 

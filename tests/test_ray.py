@@ -37,8 +37,19 @@ def cluster(tmp_path_factory):
     """One node with two workers."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(Path(ng.__file__).parent.parent)])
-    variables = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NGRAMLOSS_CACHE": str(tmp_path_factory.mktemp("cache"))}
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False, runtime_env={"env_vars": variables})
+    variables = {
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "NGRAMLOSS_CACHE": str(tmp_path_factory.mktemp("cache")),
+    }
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        log_to_driver=False,
+        runtime_env={"env_vars": variables},
+    )
     yield
     ray.shutdown()
 
@@ -47,11 +58,17 @@ def test_a_worker_that_is_killed_loses_no_row_and_doubles_none(cluster, finished
     mark = tmp_path / "mark"
     mark.mkdir()
     data = ray.data.from_items(ROWS, override_num_blocks=8)
-    written = data.map_batches(Killed, fn_constructor_args=[str(finished), str(mark)], batch_size=5, num_cpus=1, compute=ray.data.ActorPoolStrategy(size=2))
+    written = data.map_batches(
+        Killed,
+        fn_constructor_args=[str(finished), str(mark)],
+        batch_size=5,
+        num_cpus=1,
+        compute=ray.data.ActorPoolStrategy(size=2),
+    )
     written.write_json(str(tmp_path / "out"))
     processes = [path for path in mark.iterdir() if path.name != "killed"]
     assert (mark / "killed").exists()
-    assert len(processes) == 3   # two, and one in the place of the killed one
+    assert len(processes) == 3  # two, and one in the place of the killed one
     rows = [json.loads(line) for path in (tmp_path / "out").iterdir() for line in path.read_text().splitlines()]
     assert sorted(row["id"] for row in rows) == list(range(40))
     expected = dict(enumerate(search.of_run(finished, [row["document"] for row in ROWS])))

@@ -30,10 +30,17 @@ def record(*folders, metrics=("rouge", "bleu", "shape"), **options):
 def test_the_record_has_everything(tmp_path):
     folder = run(tmp_path / "a", objective="ce + matches(2)")
     (folder / "log.jsonl").write_text('{"step": 1, "ce": 2.0, "docs_per_second": 8.0, "note": "x"}\n{"ce": 1.0}\n')
-    (folder / "seen.jsonl").write_text('{"id": "b", "tokens": ["x"], "best": ["y"], "confidence": [0.5], "label_probability": [0.1]}\n')
+    (folder / "seen.jsonl").write_text(
+        '{"id": "b", "tokens": ["x"], "best": ["y"], "confidence": [0.5], "label_probability": [0.1]}\n'
+    )
     found = record(folder, title="T", deviations=["less"])
-    system, = found.systems
-    assert (system.name, system.label, system.docs_per_second, system.is_baseline) == ("a", "ce + matches(2)", 8.0, False)
+    (system,) = found.systems
+    assert (system.name, system.label, system.docs_per_second, system.is_baseline) == (
+        "a",
+        "ce + matches(2)",
+        8.0,
+        False,
+    )
     assert system.settings["written by"].startswith("generation|model:")
     assert system.settings["recipe.train.seed"] == "1"
     assert system.forced == {"b": TeacherForced(["x"], ["y"], [0.5], [0.1])}
@@ -45,16 +52,34 @@ def test_the_record_has_everything(tmp_path):
     assert found.cases.documents[0] == "the cat sat on the mat as was said"
     assert found.cases.scores["rouge1"] == [[83.33, 100.0, 90.91]]
     assert (found.title, found.deviations, found.ablations, found.paper) == ("T", ["less"], [], None)
-    assert found.scores == {name: scores_of(metric)[name] for metric, names in {
-        "rouge": ["rouge1", "rouge2", "rougeL", "rougeLsum"], "bleu": ["bleu"],
-        "shape": ["words", "repeated3", "compression", "novel1", "novel2", "novel3", "novel4", "coverage", "density"]}.items() for name in names}
+    assert found.scores == {
+        name: scores_of(metric)[name]
+        for metric, names in {
+            "rouge": ["rouge1", "rouge2", "rougeL", "rougeLsum"],
+            "bleu": ["bleu"],
+            "shape": [
+                "words",
+                "repeated3",
+                "compression",
+                "novel1",
+                "novel2",
+                "novel3",
+                "novel4",
+                "coverage",
+                "density",
+            ],
+        }.items()
+        for name in names
+    }
 
 
 def test_texts_with_the_most_tokens_that_the_search_allows_are_known(tmp_path):
     counted = run(tmp_path / "a", dict(TEXTS, b=" "), tokens={"a": 12, "b": 4, "c": 12}, limits=(0, 12))
     found = record(counted, run(tmp_path / "b"), metrics=("rouge",))
     assert found.cases.cut_off == [[0, 2], []]
-    assert [system.most_tokens for system in found.systems] == [12, None], "nothing is known of a folder that did not count"
+    assert [system.most_tokens for system in found.systems] == [12, None], (
+        "nothing is known of a folder that did not count"
+    )
     assert found.cases.empty == [[1], []]
     page_text = page.page_text(found)
     assert "of 3 texts, 1 empty; 2 with the most tokens allowed, 12, which may be cut off." in page_text
@@ -70,12 +95,25 @@ def test_values_have_their_intervals_and_tests(tmp_path):
     figure = result.figures["rouge1"][1]
     assert first.against_first is None
     assert len({figure.p_bootstrap, figure.p_randomisation, figure.p_holm}) == 3
-    assert second == Value(figure.value, figure.low, figure.high, Comparison(
-        figure.difference, figure.difference_low, figure.difference_high, figure.p_bootstrap, figure.p_randomisation, figure.p_holm))
+    assert second == Value(
+        figure.value,
+        figure.low,
+        figure.high,
+        Comparison(
+            figure.difference,
+            figure.difference_low,
+            figure.difference_high,
+            figure.p_bootstrap,
+            figure.p_randomisation,
+            figure.p_holm,
+        ),
+    )
 
 
 def test_a_value_that_no_document_has_is_none(tmp_path, monkeypatch):
-    monkeypatch.setitem(METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none")))
+    monkeypatch.setitem(
+        METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"))
+    )
     found = record(run(tmp_path / "a"), run(tmp_path / "b"), metrics=("none",))
     assert [system.values["none"] for system in found.systems] == [Value(None)] * 2
     assert found.cases.scores["none"] == [[None] * 3] * 2
@@ -98,7 +136,9 @@ def test_words_and_novelty_of_a_case_are_those_of_shape(tmp_path, metrics):
 def test_words_are_counted_without_documents_too(tmp_path):
     folder = run(tmp_path / "a", SHAPES)
     rows = [json.loads(line) for line in (folder / "references.jsonl").read_text().splitlines()]
-    (folder / "references.jsonl").write_text("".join(json.dumps({"id": row["id"], "reference": row["reference"]}) + "\n" for row in rows))
+    (folder / "references.jsonl").write_text(
+        "".join(json.dumps({"id": row["id"], "reference": row["reference"]}) + "\n" for row in rows)
+    )
     found = record(folder, metrics=("rouge",)).cases
     assert found.scores["words"] == [[5.0, 1.0, 9.0]]
     assert "novel2" not in found.scores
@@ -113,7 +153,11 @@ def test_the_page_has_the_words_and_novelty_of_the_record(tmp_path):
         block = re.search(rf'id="pack-figure-{index}">(.*?)</script>', text, re.S)[1]
         codes = array("H", gzip.decompress(base64.b64decode(block)))
         shown = [None if code == facts["nothing"] else score["low"] + code / 10 ** score["decimals"] for code in codes]
-        stored = report.cases.reference_words if score["name"] == "reference words" else report.cases.scores[score["name"]][0]
+        stored = (
+            report.cases.reference_words
+            if score["name"] == "reference words"
+            else report.cases.scores[score["name"]][0]
+        )
         assert shown == pytest.approx(list(stored)), score["name"]
     assert {"words", "novel2", "reference words"} <= {score["name"] for score in facts["figures"]}
 
@@ -127,28 +171,54 @@ def test_no_part_of_the_report_asks_the_record_whether_it_has_a_field():
 def test_every_figure_of_every_metric_has_a_label():
     from ngramloss.metrics import facts, shape
 
-    named = [*facts.facts([], []).values, *shape.shape(["a"], ["a"]).values, "rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf",
-             "bertscore", "bertscore_precision", "bertscore_recall", "wmd", "wmd_known", "summac_zs", "summac_conv", "factcc", "factcc_share"]
+    named = [
+        *facts.facts([], []).values,
+        *shape.shape(["a"], ["a"]).values,
+        "rouge1",
+        "rouge2",
+        "rougeL",
+        "rougeLsum",
+        "bleu",
+        "chrf",
+        "bertscore",
+        "bertscore_precision",
+        "bertscore_recall",
+        "wmd",
+        "wmd_known",
+        "summac_zs",
+        "summac_conv",
+        "factcc",
+        "factcc_share",
+    ]
     assert set(named) <= score_owners(METRICS).keys()
     assert set(paper.FIGURES) <= score_owners(METRICS).keys()
 
 
-@pytest.mark.parametrize(("seeds", "labels"), [((1, 2), ["ce (seed 1)", "ce (seed 2)"]), ((3, 3), ["ce (a)", "ce (b)"])])
+@pytest.mark.parametrize(
+    ("seeds", "labels"), [((1, 2), ["ce (seed 1)", "ce (seed 2)"]), ((3, 3), ["ce (a)", "ce (b)"])]
+)
 def test_systems_that_share_a_label_are_told_apart(tmp_path, seeds, labels):
     found = record(run(tmp_path / "a", seed=seeds[0]), run(tmp_path / "b", seed=seeds[1]))
     assert [system.label for system in found.systems] == labels
 
 
 def test_the_ablation_has_the_papers_rows_and_means_over_seeds(tmp_path):
-    folders = [run(tmp_path / "ce"), run(tmp_path / "m2", objective="ce + matches(2)"),
-               run(tmp_path / "m2-2", dict(TEXTS, b="it"), objective="ce + matches(2)", seed=2),
-               run(tmp_path / "m12", objective="ce + matches(1,2)")]
-    part, = record(*folders).ablations
+    folders = [
+        run(tmp_path / "ce"),
+        run(tmp_path / "m2", objective="ce + matches(2)"),
+        run(tmp_path / "m2-2", dict(TEXTS, b="it"), objective="ce + matches(2)", seed=2),
+        run(tmp_path / "m12", objective="ce + matches(1,2)"),
+    ]
+    (part,) = record(*folders).ablations
     assert part.title == "N-gram matches"
     assert part.scores == ["rouge1", "rouge2", "rougeLsum"]
     assert [row.label for row in part.rows] == ["ce", *(label for label, _, _ in paper.TABLE3["N-gram matches"][1:])]
     rows = {row.label: row for row in part.rows}
-    assert {name: value for name, value in rows["+ 2-gram"].paper.items() if value is not None} == {"rouge1": 43.33, "rouge2": 20.56, "rougeLsum": 40.56}
+    assert {name: value for name, value in rows["+ 2-gram"].paper.items() if value is not None} == {
+        "rouge1": 43.33,
+        "rouge2": 20.56,
+        "rougeLsum": 40.56,
+    }
     assert set(rows["+ 3-gram"].here.values()) == {None}
     each = [system.values["rouge1"].value for system in record(*folders).systems]
     assert rows["+ 2-gram"].here["rouge1"] == pytest.approx((each[1] + each[2]) / 2)
@@ -161,17 +231,25 @@ def test_the_papers_rows_stand_beside_its_own_data(tmp_path):
     (folder / "generation.json").write_text(json.dumps(about | {"data": "xsum"}))
     found = record(folder, metrics=("rouge",)).paper
     assert found.title == "the paper, BART-base on XSum"
-    assert PaperRow("BART-base", {"rouge1": 41.63, "rouge2": 18.75, "rougeL": 33.73, "rougeLsum": None}, 29.0, 1.0) in found.rows
+    assert (
+        PaperRow("BART-base", {"rouge1": 41.63, "rouge2": 18.75, "rougeL": 33.73, "rougeLsum": None}, 29.0, 1.0)
+        in found.rows
+    )
 
 
 def test_beside_other_data_only_the_papers_rows_of_what_was_trained_stand(tmp_path):
-    found = record(run(tmp_path / "a"), run(tmp_path / "b", objective="ce + matches(2)"), paper_of="cnn_dailymail").paper
+    found = record(
+        run(tmp_path / "a"), run(tmp_path / "b", objective="ce + matches(2)"), paper_of="cnn_dailymail"
+    ).paper
     assert [row.label for row in found.rows] == ["BART-base", "+ 2-gram matches"]
 
 
 def test_the_command_scores_and_writes_the_page(tmp_path, capsys):
     one, two = run(tmp_path / "a"), run(tmp_path / "b", dict(TEXTS, a="a cat & <script>alert(1)</script>"))
-    assert cli.main(["report", str(one), str(two), "-o", str(tmp_path / "page"), "--samples", "20", "--shuffles", "20"]) == 0
+    assert (
+        cli.main(["report", str(one), str(two), "-o", str(tmp_path / "page"), "--samples", "20", "--shuffles", "20"])
+        == 0
+    )
     page = tmp_path / "page" / "index.html"
     assert capsys.readouterr().out.strip() == str(page)
     assert "<script>alert" not in page.read_text()
@@ -183,6 +261,16 @@ def test_the_command_scores_and_writes_the_page(tmp_path, capsys):
 
 def test_files_without_folders_make_a_page_too(tmp_path, capsys):
     folder = run(tmp_path / "a")
-    arguments = ["--references", folder / "references.jsonl", folder / "predictions.jsonl", "-o", tmp_path / "page", "--samples", "20", "--shuffles", "20"]
+    arguments = [
+        "--references",
+        folder / "references.jsonl",
+        folder / "predictions.jsonl",
+        "-o",
+        tmp_path / "page",
+        "--samples",
+        "20",
+        "--shuffles",
+        "20",
+    ]
     assert cli.main(["report", *map(str, arguments)]) == 0
     assert "1 system on 3 documents" in (tmp_path / "page" / "index.html").read_text()

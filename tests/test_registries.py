@@ -28,7 +28,10 @@ def keyword_defaults(function):
 def test_a_metrics_entry_has_the_options_and_defaults_of_its_function(name):
     metric = METRICS[name]
     expected = {option: default for option, default in keyword_defaults(metric.load()).items() if option != "progress"}
-    stated = {option: inspect.Parameter.empty if setting.required else setting.default for option, setting in metric.options.items()}
+    stated = {
+        option: inspect.Parameter.empty if setting.required else setting.default
+        for option, setting in metric.options.items()
+    }
     assert stated == expected
 
 
@@ -60,7 +63,9 @@ def test_every_score_has_a_label_a_help_and_one_owner():
 def test_an_objectives_entry_has_the_options_of_its_functions(name):
     entry = OBJECTIVES[name]
     for variant in (None, *entry.variants):
-        expected = {option: default for option, default in keyword_defaults(entry.formula(variant)).items() if option != "n"}
+        expected = {
+            option: default for option, default in keyword_defaults(entry.formula(variant)).items() if option != "n"
+        }
         assert {option: setting.default for option, setting in entry.options.items()} == expected
         assert entry.description(variant).endswith(".")
     if find_spec("triton"):
@@ -73,30 +78,45 @@ def test_every_default_of_a_recipe_is_allowed():
             assert setting.check(key, setting.default) == setting.default
 
 
-@pytest.mark.parametrize(("setting", "value", "message"), [
-    (Setting(1), "1", "k: must be a whole number, got '1'."),
-    (Setting(1), 1.5, "k: must be a whole number, got 1.5."),
-    (Setting(1), True, "k: must be a whole number, got True."),
-    (Setting(1), 2**32, "k: must be below 4,294,967,296, got 4,294,967,296."),
-    (Setting(1.0), float("nan"), "k: must be finite, got nan."),
-    (Setting(1.0, least=0.5), 0.25, "k: must be at least 0.5, got 0.25."),
-    (Setting(1, most=2000), 3000, "k: must be at most 2,000, got 3,000."),
-    (Setting(0.1, below=1), 1, "k: must be below 1, got 1.0."),
-    (Setting(1.0, above=0), 0, "k: must be above 0, got 0.0."),
-    (Setting(True), 1, "k: must be true or false, got 1."),
-    (Setting("a", choices=("a", "b")), "c", "k: must be one of a, b, got 'c'."),
-    (Setting([], choices=("a", "b")), ["a", "c"], "k: must be one of a, b, got 'c'."),
-    (Setting([]), "a", "k: must be a list of texts, got 'a'."),
-    (Setting(kind=Path), 3, "k: must be a path, got 3."),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        (Setting(1), "1", "k: must be a whole number, got '1'."),
+        (Setting(1), 1.5, "k: must be a whole number, got 1.5."),
+        (Setting(1), True, "k: must be a whole number, got True."),
+        (Setting(1), 2**32, "k: must be below 4,294,967,296, got 4,294,967,296."),
+        (Setting(1.0), float("nan"), "k: must be finite, got nan."),
+        (Setting(1.0, least=0.5), 0.25, "k: must be at least 0.5, got 0.25."),
+        (Setting(1, most=2000), 3000, "k: must be at most 2,000, got 3,000."),
+        (Setting(0.1, below=1), 1, "k: must be below 1, got 1.0."),
+        (Setting(1.0, above=0), 0, "k: must be above 0, got 0.0."),
+        (Setting(True), 1, "k: must be true or false, got 1."),
+        (Setting("a", choices=("a", "b")), "c", "k: must be one of a, b, got 'c'."),
+        (Setting([], choices=("a", "b")), ["a", "c"], "k: must be one of a, b, got 'c'."),
+        (Setting([]), "a", "k: must be a list of texts, got 'a'."),
+        (Setting(kind=Path), 3, "k: must be a path, got 3."),
+    ],
+)
 def test_a_value_that_is_not_allowed_is_an_error_with_its_key(setting, value, message):
     with pytest.raises(UserError) as raised:
         setting.check("k", value)
     assert str(raised.value) == message
 
 
-@given(st.one_of(st.integers(), st.floats(), st.text(), st.booleans(), st.none(), st.lists(st.text()), st.dictionaries(st.text(), st.integers())),
-       st.sampled_from([Setting(1, least=0), Setting(0.5, most=1), Setting("x"), Setting(True), Setting([]), Setting(kind=Path)]))   # fmt: skip
+@given(
+    st.one_of(
+        st.integers(),
+        st.floats(),
+        st.text(),
+        st.booleans(),
+        st.none(),
+        st.lists(st.text()),
+        st.dictionaries(st.text(), st.integers()),
+    ),
+    st.sampled_from(
+        [Setting(1, least=0), Setting(0.5, most=1), Setting("x"), Setting(True), Setting([]), Setting(kind=Path)]
+    ),
+)
 def test_any_value_is_of_its_kind_or_an_error_with_its_key(value, setting):
     try:
         checked = setting.check("k", value)
@@ -107,10 +127,19 @@ def test_any_value_is_of_its_kind_or_an_error_with_its_key(value, setting):
     assert not message or message.startswith("k: must be ")
 
 
-@pytest.mark.parametrize(("setting", "text", "value"), [
-    (Setting("x"), "2024", "2024"), (Setting("x"), "1e3", "1e3"), (Setting("x"), '"a b"', "a b"), (Setting("x"), " true ", "true "),
-    (Setting(1), "8", 8), (Setting(0.1), "3e-5", 3e-5), (Setting(True), "false", False), (Setting([]), '["a"]', ["a"]),
-])   # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "text", "value"),
+    [
+        (Setting("x"), "2024", "2024"),
+        (Setting("x"), "1e3", "1e3"),
+        (Setting("x"), '"a b"', "a b"),
+        (Setting("x"), " true ", "true "),
+        (Setting(1), "8", 8),
+        (Setting(0.1), "3e-5", 3e-5),
+        (Setting(True), "false", False),
+        (Setting([]), '["a"]', ["a"]),
+    ],
+)
 def test_what_is_written_after_an_equals_sign_is_read_by_the_kind(setting, text, value):
     assert setting.read(text) == value
     assert type(setting.read(text)) is type(value)
@@ -119,7 +148,10 @@ def test_what_is_written_after_an_equals_sign_is_read_by_the_kind(setting, text,
 def test_a_metric_whose_package_is_missing_says_what_to_install(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.txt").write_text("one line\n")
     monkeypatch.setattr("ngramloss.metrics.registry.installed", lambda package: None if package == "sacrebleu" else "1")
-    assert main(["score", "--references", str(tmp_path / "a.txt"), str(tmp_path / "a.txt"), "--metrics", "rouge,bleu"]) == 0
+    assert (
+        main(["score", "--references", str(tmp_path / "a.txt"), str(tmp_path / "a.txt"), "--metrics", "rouge,bleu"])
+        == 0
+    )
     assert "bleu was left out: needs the package sacrebleu: pip install 'ngramloss[score]'." in capsys.readouterr().out
 
 
@@ -131,7 +163,7 @@ def test_a_recipe_takes_every_engine_by_name_and_auto():
 
 
 def test_the_lists_answer_at_once(capsys):
-    started = time.perf_counter()   # not a benchmark: importing torch here would take seconds
+    started = time.perf_counter()  # not a benchmark: importing torch here would take seconds
     for what in ("objectives", "metrics", "recipes", "baselines", "engines"):
         assert main(["list", what]) == 0
     assert time.perf_counter() - started < 5

@@ -13,8 +13,16 @@ from ngramloss.training import runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
-SMALL = ["model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
-         "generation.max_length=12", "model.feed_forward=16"]
+SMALL = [
+    "model.width=16",
+    "model.vocabulary=400",
+    "data.limit=40",
+    "train.max_steps=2",
+    "train.warmup_steps=0",
+    "train.eval_every=0",
+    "generation.max_length=12",
+    "model.feed_forward=16",
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +34,47 @@ def base(tmp_path_factory):
 
 
 def again(folder, model, *arguments):
-    small = ["--set", "train.max_steps=2", "--set", "train.warmup_steps=0", "--set", "train.eval_every=0", "--set", "data.limit=40", "--set", "train.log_every=1"]
-    return cli.main(["reproduce", *arguments, "--data", "newswire", "--model", model, "--runs", str(folder / "runs"),
-                     "-o", str(folder / "page"), "--limit", "5", *small])
+    small = [
+        "--set",
+        "train.max_steps=2",
+        "--set",
+        "train.warmup_steps=0",
+        "--set",
+        "train.eval_every=0",
+        "--set",
+        "data.limit=40",
+        "--set",
+        "train.log_every=1",
+    ]
+    return cli.main(
+        [
+            "reproduce",
+            *arguments,
+            "--data",
+            "newswire",
+            "--model",
+            model,
+            "--runs",
+            str(folder / "runs"),
+            "-o",
+            str(folder / "page"),
+            "--limit",
+            "5",
+            *small,
+        ]
+    )
 
 
 def test_the_rows_are_the_papers():
-    assert paper.objectives("table2") == ["ce", "ce + bag(2)", "ce + precision(2)", "ce + rewards(2)", "ce + matches(2)", "ce + rewards(2,3,4)", "ce + matches(2,3,4)"]
+    assert paper.objectives("table2") == [
+        "ce",
+        "ce + bag(2)",
+        "ce + precision(2)",
+        "ce + rewards(2)",
+        "ce + matches(2)",
+        "ce + rewards(2,3,4)",
+        "ce + matches(2,3,4)",
+    ]
     assert len(paper.objectives("table3")) == 20
     for objective in {*paper.objectives("table2"), *paper.objectives("table3")}:
         assert recipe.load("xsum", [f"objective={objective}"]).objective == objective
@@ -46,7 +88,9 @@ def test_the_papers_speeds_have_the_ratios_it_prints():
         base = next(row.docs_per_second for row in rows if row.objective == "ce")
         for row in rows:
             if row.docs_per_second:
-                assert row.docs_per_second / base == pytest.approx(row.ratio, abs=0.0101), row.label   # 0.84 is printed for 0.849
+                assert row.docs_per_second / base == pytest.approx(row.ratio, abs=0.0101), (
+                    row.label
+                )  # 0.84 is printed for 0.849
 
 
 def test_the_two_tables_of_the_paper_agree_where_they_overlap():
@@ -97,7 +141,7 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypat
     assert re.search(r"^ce \+ matches\(2\) .*\+ 2-gram matches +43\.33", out, re.M)
     assert "reference: " in out
     assert re.search(r"Difference in R-2 to ce, seed 1, one run of each: ce \+ matches\(2\) [+-]\d", out)
-    monkeypatch.setattr(runner, "train", None)   # nothing is trained again
+    monkeypatch.setattr(runner, "train", None)  # nothing is trained again
     monkeypatch.setattr(reproduce.predictions, "write_predictions", None)
     assert again(tmp_path, base, *arguments) == 0
     assert capsys.readouterr().out == out
@@ -113,7 +157,10 @@ def test_another_table_uses_the_runs_that_are_there(tmp_path, base, capsys, monk
         return train(settings, folder, **options)
 
     monkeypatch.setattr(runner, "train", counted)
-    assert again(tmp_path, base, "table3", "--objectives", "ce", "ce + matches(2)", "ce + matches(1,2)", "ce + rewards(2)") == 0
+    assert (
+        again(tmp_path, base, "table3", "--objectives", "ce", "ce + matches(2)", "ce + matches(1,2)", "ce + rewards(2)")
+        == 0
+    )
     assert trained == ["matches12-1", "rewards2-1"]
     page = (tmp_path / "page" / "index.html").read_text()
     assert "Ablation (Table 3) on newswire" in page
@@ -131,12 +178,41 @@ def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_pat
 
 def test_other_settings_are_not_mixed_in(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
-    assert cli.main(["reproduce", "table2", "--data", "newswire", "--model", base, "--runs", str(tmp_path / "runs"), "--limit", "6", "--objectives", "ce"]) == 2
+    assert (
+        cli.main(
+            [
+                "reproduce",
+                "table2",
+                "--data",
+                "newswire",
+                "--model",
+                base,
+                "--runs",
+                str(tmp_path / "runs"),
+                "--limit",
+                "6",
+                "--objectives",
+                "ce",
+            ]
+        )
+        == 2
+    )
     assert "was started with other settings" in capsys.readouterr().err
 
 
 def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, base, capsys):
-    settings = recipe.load("newswire", [f"model.name={base}", "objective=ce", "train.seed=1", "train.max_steps=3", "train.warmup_steps=0", "train.eval_every=0", "data.limit=40"])
+    settings = recipe.load(
+        "newswire",
+        [
+            f"model.name={base}",
+            "objective=ce",
+            "train.seed=1",
+            "train.max_steps=3",
+            "train.warmup_steps=0",
+            "train.eval_every=0",
+            "data.limit=40",
+        ],
+    )
     assert runner.train(settings, tmp_path / "runs" / "ce-1", say=lambda _: None).finished
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
     assert "was trained with other settings (train.max_steps: 3 → 2" in capsys.readouterr().err
@@ -156,7 +232,10 @@ def test_several_seeds_are_means_with_their_spread(tmp_path, base, capsys):
     assert re.search(r"Difference in R-2 to ce, means over 2 seeds: ce \+ matches\(2\) [+-]\d", out)
     names = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()}
     assert names == {"ce-1", "ce-2", "matches2-1", "matches2-2", "lead-2", "random-facts"}
-    scores = [json.loads((tmp_path / "runs" / f"ce-{seed}" / "scores.json").read_text())["scores"]["rouge1"] for seed in (1, 2)]
+    scores = [
+        json.loads((tmp_path / "runs" / f"ce-{seed}" / "scores.json").read_text())["scores"]["rouge1"]
+        for seed in (1, 2)
+    ]
     assert f"{sum(scores) / 2:.2f} ±" in out
 
 
@@ -187,8 +266,29 @@ def untrained(monkeypatch):
 
 
 def refused(capsys, folder, base, *arguments, data="newswire"):
-    code = cli.main(["reproduce", "table2", "--data", str(data), "--model", base, "--runs", str(folder / "runs"), "-o", str(folder / "page"), "--limit", "5",
-                     "--objectives", "ce", "--set", "train.max_steps=2", "--set", "train.warmup_steps=0", *arguments])
+    code = cli.main(
+        [
+            "reproduce",
+            "table2",
+            "--data",
+            str(data),
+            "--model",
+            base,
+            "--runs",
+            str(folder / "runs"),
+            "-o",
+            str(folder / "page"),
+            "--limit",
+            "5",
+            "--objectives",
+            "ce",
+            "--set",
+            "train.max_steps=2",
+            "--set",
+            "train.warmup_steps=0",
+            *arguments,
+        ]
+    )
     assert code == 2
     assert not (folder / "runs" / "plan.json").exists()
     return capsys.readouterr().err
@@ -200,24 +300,36 @@ def own_data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     for split in ("train", "validation", "test"):
-        rows = [{"nummer": item.id, "quelle": item.document, "ziel": item.summary} for item in newswire.items(split, 40)]
+        rows = [
+            {"nummer": item.id, "quelle": item.document, "ziel": item.summary} for item in newswire.items(split, 40)
+        ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-OWN = [word for name, column in {"source": "quelle", "target": "ziel", "id": "nummer"}.items() for word in ("--set", f"data.{name}={column}")]
+OWN = [
+    word
+    for name, column in {"source": "quelle", "target": "ziel", "id": "nummer"}.items()
+    for word in ("--set", f"data.{name}={column}")
+]
 
 
 @pytest.mark.usefixtures("untrained")
-@pytest.mark.parametrize(("arguments", "told"), [
-    (["--metrics", "zzz"], "unknown metric 'zzz'"),
-    (["--metrics", "bertscore", "--set", "bertscore.zzz=1"], "bertscore.zzz: unknown option"),
-    (["--metrics", "wmd"], "nothing was trained, because a metric cannot run: wmd needs --set wmd.vectors=…"),
-    (["--set", "data.name=xsum"], "choose the data with --data, not with --set data.name."),
-    (["--set", "train.warmup_steps=2"], "train.warmup_steps: a warm-up of 2 steps does not end within this training of 2 steps"),
-    (["-o", __file__], f"cannot write the page to {__file__}: {__file__} is a file. Choose another --out."),
-    (["-o", f"{__file__}/page"], f"cannot write the page to {__file__}/page: {__file__} is a file."),
-])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--metrics", "zzz"], "unknown metric 'zzz'"),
+        (["--metrics", "bertscore", "--set", "bertscore.zzz=1"], "bertscore.zzz: unknown option"),
+        (["--metrics", "wmd"], "nothing was trained, because a metric cannot run: wmd needs --set wmd.vectors=…"),
+        (["--set", "data.name=xsum"], "choose the data with --data, not with --set data.name."),
+        (
+            ["--set", "train.warmup_steps=2"],
+            "train.warmup_steps: a warm-up of 2 steps does not end within this training of 2 steps",
+        ),
+        (["-o", __file__], f"cannot write the page to {__file__}: {__file__} is a file. Choose another --out."),
+        (["-o", f"{__file__}/page"], f"cannot write the page to {__file__}/page: {__file__} is a file."),
+    ],
+)
 def test_what_would_fail_after_the_trainings_fails_before_them(tmp_path, base, capsys, arguments, told):
     assert told in refused(capsys, tmp_path, base, *arguments)
 
@@ -241,10 +353,40 @@ def test_a_page_without_its_packages_is_told_before_anything_is_trained(tmp_path
 def test_baselines_read_the_data_as_the_trainings_do(tmp_path, base, capsys, own_data):
     with (own_data / "test.jsonl").open("a") as file:
         file.write('{"nummer": "x", "quelle": "", "ziel": "y"}\n')
-    code = cli.main(["reproduce", "table2", "--data", str(own_data), "--model", base, "--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page"),
-                     "--objectives", "ce", *OWN, *(word for one in (
-                         "train.max_steps=1", "train.warmup_steps=0", "train.batch_size=4", "data.on_bad_row=skip", "data.max_source=48", "data.max_target=16",
-                         "train.eval_every=0", "generation.min_length=0", "generation.num_beams=1", "generation.max_length=12", "data.separator=none") for word in ("--set", one))])
+    code = cli.main(
+        [
+            "reproduce",
+            "table2",
+            "--data",
+            str(own_data),
+            "--model",
+            base,
+            "--runs",
+            str(tmp_path / "runs"),
+            "-o",
+            str(tmp_path / "page"),
+            "--objectives",
+            "ce",
+            *OWN,
+            *(
+                word
+                for one in (
+                    "train.max_steps=1",
+                    "train.warmup_steps=0",
+                    "train.batch_size=4",
+                    "data.on_bad_row=skip",
+                    "data.max_source=48",
+                    "data.max_target=16",
+                    "train.eval_every=0",
+                    "generation.min_length=0",
+                    "generation.num_beams=1",
+                    "generation.max_length=12",
+                    "data.separator=none",
+                )
+                for word in ("--set", one)
+            ),
+        ]
+    )
     assert code == 0, capsys.readouterr().err
     rows = [json.loads(line) for line in (tmp_path / "runs" / "lead-3" / "references.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == [item.id for item in newswire.items("test", 40)]
@@ -255,7 +397,18 @@ def test_a_plan_that_failed_before_its_first_training_may_be_changed(tmp_path, b
         raise OSError(f"no room for {settings.train.max_steps} steps")
 
     monkeypatch.setattr(runner, "train", fails)
-    small = ["--data", "newswire", "--model", base, "--runs", str(tmp_path / "runs"), "--objectives", "ce", "--set", "train.warmup_steps=0"]
+    small = [
+        "--data",
+        "newswire",
+        "--model",
+        base,
+        "--runs",
+        str(tmp_path / "runs"),
+        "--objectives",
+        "ce",
+        "--set",
+        "train.warmup_steps=0",
+    ]
     for steps in (2, 3):
         assert cli.main(["reproduce", "table2", *small, "--set", f"train.max_steps={steps}"]) == 1
         assert f"no room for {steps} steps" in capsys.readouterr().err

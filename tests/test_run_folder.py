@@ -22,8 +22,17 @@ from ngramloss.training import runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
-SETTINGS = ("model.width=16", "model.vocabulary=400", "data.limit=40", "train.max_steps=2", "train.warmup_steps=0", "train.eval_every=0",
-            "generation.max_length=12", "generation.num_beams=1", "model.feed_forward=16")
+SETTINGS = (
+    "model.width=16",
+    "model.vocabulary=400",
+    "data.limit=40",
+    "train.max_steps=2",
+    "train.warmup_steps=0",
+    "train.eval_every=0",
+    "generation.max_length=12",
+    "generation.num_beams=1",
+    "model.feed_forward=16",
+)
 CUT = "0123456789abcdef"
 
 
@@ -66,7 +75,7 @@ def ours(finished, tmp_path):
 
 
 def test_each_name_of_a_run_is_written_in_one_module():
-    named = [name for name in NAMES if "." in name]   # the others are words
+    named = [name for name in NAMES if "." in name]  # the others are words
     for path in Path(ngramloss.__file__).parent.rglob("*.py"):
         if path.name != "run_folder.py":
             texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
@@ -75,7 +84,11 @@ def test_each_name_of_a_run_is_written_in_one_module():
 
 def test_a_run_has_no_file_that_its_folder_does_not_name(ours):
     assert score(ours) == 0
-    assert {path.name for path in ours.iterdir()} == set(NAMES) - {"tensorboard", "candidates.json", "candidates.jsonl"}, "candidates and a tracker are asked for"
+    assert {path.name for path in ours.iterdir()} == set(NAMES) - {
+        "tensorboard",
+        "candidates.json",
+        "candidates.jsonl",
+    }, "candidates and a tracker are asked for"
 
 
 def test_what_a_kill_cut_short_is_told_from_other_files(tmp_path):
@@ -115,7 +128,10 @@ def test_old_summaries_never_stand_under_a_new_objective(tmp_path, capsys):
     assert train(folder, "--fresh", "--set", "objective=ce + matches(2)") == 0
     capsys.readouterr()
     assert score(folder) == 2
-    assert f"error: no predictions in {folder}. Generate them with: ngramloss generate {folder}\n" == capsys.readouterr().err
+    assert (
+        f"error: no predictions in {folder}. Generate them with: ngramloss generate {folder}\n"
+        == capsys.readouterr().err
+    )
     assert generate(folder) == 0
     capsys.readouterr()
     assert score(folder) == 0
@@ -153,8 +169,10 @@ def test_predictions_of_other_weights_are_refused(ours, tmp_path, capsys):
     shutil.copytree(tmp_path / "other" / "model", ours / "model")
     own = RunFolder(tmp_path / "other").fingerprint
     capsys.readouterr()
-    sentence = (f"error: the predictions in {ours} were written by other weights ({wrote}) than those in {ours / 'model'} ({own}). "
-                f"Delete {ours / 'predictions.jsonl'} and make new ones with: ngramloss generate {ours}\n")
+    sentence = (
+        f"error: the predictions in {ours} were written by other weights ({wrote}) than those in {ours / 'model'} ({own}). "
+        f"Delete {ours / 'predictions.jsonl'} and make new ones with: ngramloss generate {ours}\n"
+    )
     assert (score(ours), capsys.readouterr().err) == (2, sentence)
     assert (cli.main(["report", str(ours), "-o", str(tmp_path / "page")]), capsys.readouterr().err) == (2, sentence)
     assert not (tmp_path / "page").exists()
@@ -197,7 +215,13 @@ def test_without_weights_to_compare_the_models_name_counts_unless_it_is_another_
     (tmp_path / "elsewhere" / "ours").mkdir(parents=True)
     about = json.loads((ours / "generation.json").read_text())
     trained = "ce + matches(2,3,4)"
-    for model, expected in ((str(ours), trained), ("runs/of/old/ours", trained), ("other", "other"), (str(tmp_path / "elsewhere" / "ours"), "ours"), ("lead-3", "lead-3")):
+    for model, expected in (
+        (str(ours), trained),
+        ("runs/of/old/ours", trained),
+        ("other", "other"),
+        (str(tmp_path / "elsewhere" / "ours"), "ours"),
+        ("lead-3", "lead-3"),
+    ):
         (ours / "generation.json").write_text(json.dumps(about | {"model": model}))
         assert provenance.run(ours).label == expected
 
@@ -258,7 +282,9 @@ def test_a_run_that_starts_over_while_it_is_scored_changes_no_label_and_gets_no_
 
 def test_a_second_process_is_told_that_the_folder_is_in_use(ours, capsys):
     before = everything(ours)
-    sentence = f"error: another process is training, generating or scoring in {ours}. Wait for it to end, or choose another "
+    sentence = (
+        f"error: another process is training, generating or scoring in {ours}. Wait for it to end, or choose another "
+    )
     with lock_folder(ours, wait=False):
         for fresh in ([], ["--fresh"]):
             assert (train(ours, *fresh), capsys.readouterr().err) == (2, f"{sentence}--run.\n")
@@ -277,6 +303,7 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
             except BlockingIOError:
                 pass
             return function(*args, **kwargs)
+
         return asked
 
     for name in ("_claim", "_prepare", "_run_trainer", "_finish"):
@@ -328,6 +355,7 @@ def test_where_the_file_system_has_no_locks_nothing_is_locked(tmp_path, monkeypa
     def refused(number):
         def flock(*_):
             raise OSError(number, os.strerror(number))
+
         return flock
 
     monkeypatch.setattr(fcntl, "flock", refused(errno.ENOLCK))
@@ -345,7 +373,15 @@ def claimed(folder, *, fresh=False):
     return runner._claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
 
 
-@pytest.mark.parametrize("left", [["checkpoints/"], [f"recipe.toml.partial-{CUT}"], ["checkpoints/", f"recipe.toml.partial-{CUT}"], [f"model.partial-{CUT}/"]])
+@pytest.mark.parametrize(
+    "left",
+    [
+        ["checkpoints/"],
+        [f"recipe.toml.partial-{CUT}"],
+        ["checkpoints/", f"recipe.toml.partial-{CUT}"],
+        [f"model.partial-{CUT}/"],
+    ],
+)
 @pytest.mark.parametrize("fresh", [False, True])
 def test_what_a_kill_leaves_at_the_very_start_is_taken(tmp_path, left, fresh):
     for name in left:
@@ -354,13 +390,26 @@ def test_what_a_kill_leaves_at_the_very_start_is_taken(tmp_path, left, fresh):
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "recipe.toml"]
 
 
-@pytest.mark.parametrize("theirs", ["checkpoints/checkpoint-500/model.bin", "log.jsonl", "model/config.json", "card.md", f"notes.partial-{CUT}", "card.md.partial-draft"])
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "checkpoints/checkpoint-500/model.bin",
+        "log.jsonl",
+        "model/config.json",
+        "card.md",
+        f"notes.partial-{CUT}",
+        "card.md.partial-draft",
+    ],
+)
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_folder_without_a_recipe_that_holds_anything_is_left_alone(tmp_path, theirs, fresh):
     path = tmp_path / theirs
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("years of work")
-    with pytest.raises(UserError, match=rf"is not a run folder \(it contains {Path(theirs).parts[0]}\); nothing was changed\. Choose another --run\."):
+    with pytest.raises(
+        UserError,
+        match=rf"is not a run folder \(it contains {Path(theirs).parts[0]}\); nothing was changed\. Choose another --run\.",
+    ):
         claimed(tmp_path, fresh=fresh)
     assert everything(tmp_path) == {Path(theirs): b"years of work"}
 
@@ -371,8 +420,10 @@ def test_no_run_begins_in_a_folder_of_predictions(tmp_path, capsys, fresh):
     before = everything(tmp_path / "lead")
     capsys.readouterr()
     assert train(tmp_path / "lead", *fresh) == 2
-    assert capsys.readouterr().err == (f"error: {tmp_path / 'lead'} has predictions but no run (it contains generation.json, predictions.jsonl, "
-                                       "references.jsonl); nothing was changed. Choose another --run.\n")
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path / 'lead'} has predictions but no run (it contains generation.json, predictions.jsonl, "
+        "references.jsonl); nothing was changed. Choose another --run.\n"
+    )
     assert everything(tmp_path / "lead") == before
 
 
@@ -396,7 +447,7 @@ def test_a_file_called_model_is_no_model_and_is_not_taken_for_one(ours, capsys):
 
 def test_no_prediction_is_written_through_a_link(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "predictions.partial-0.jsonl").symlink_to(tmp_path / "elsewhere")   # which is not there yet
+    (tmp_path / "out" / "predictions.partial-0.jsonl").symlink_to(tmp_path / "elsewhere")  # which is not there yet
     assert generate("lead-3", "--data", "newswire", "--out", tmp_path / "out") == 0
     assert not (tmp_path / "elsewhere").exists()
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 3

@@ -171,7 +171,20 @@ def undisturbed(place):
 def test_a_run_folder_holds_what_it_says(undisturbed):
     lines = log(undisturbed)
     steps = [line for line in lines if "loss" in line]
-    assert [line["step"] for line in steps] == [1, 2, 3, 4, 6, 8, 9, 10, 12, 14, 15, 16]   # each second, and where it is saved
+    assert [line["step"] for line in steps] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        9,
+        10,
+        12,
+        14,
+        15,
+        16,
+    ]  # each second, and where it is saved
     assert {"loss", "ce", "matches(2)", "bag(2)", "learning_rate", "matched/2", "grad_norm"} <= steps[0].keys()
     assert '"docs_per_second"' in (undisturbed / "log.jsonl").read_text().splitlines()[0]
     assert [line["step"] for line in lines if "eval_ce" in line] == [6, 12, STEPS]
@@ -193,7 +206,11 @@ def test_a_run_folder_holds_what_it_says(undisturbed):
     assert model.generation_config.max_length == 32
     assert AutoTokenizer.from_pretrained(undisturbed / "model").decode([0]) == "<s>"
     assert sorted(path.name for path in (undisturbed / "model").iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
     ]
 
 
@@ -211,9 +228,7 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(undisturbed):
     assert len(kept) <= 3
 
 
-@pytest.mark.parametrize(
-    "sabotage", ["saving:9", "sealing:9", "sealed:9", "pruning:3", "card:0", "model:0"],
-)
+@pytest.mark.parametrize("sabotage", ["saving:9", "sealing:9", "sealed:9", "pruning:3", "card:0", "model:0"])
 def test_a_kill_at_the_worst_moment_loses_nothing(place, undisturbed, sabotage):
     run = place / sabotage.replace(":", "-")
     code, _, _ = finished(command(place, run), sabotage=sabotage)
@@ -230,7 +245,7 @@ def test_a_kill_at_the_worst_moment_loses_nothing(place, undisturbed, sabotage):
 
 def test_kills_at_random_moments_lose_nothing(place, undisturbed):
     run, chance, kills = place / "random", random.Random(), 0
-    for longest in (0.2, 0.5, 1.5):   # the whole run may take no longer than a second
+    for longest in (0.2, 0.5, 1.5):  # the whole run may take no longer than a second
         process = started(command(place, run))
         wait_for((run / "log.jsonl").exists, process)
         time.sleep(chance.uniform(0, longest))
@@ -281,7 +296,7 @@ def test_a_second_training_in_the_same_folder_is_refused_and_the_first_goes_on(p
     run = place / "twice"
     process = started(command(place, run))
     wait_for((run / "recipe.toml").exists, process)
-    process.send_signal(signal.SIGSTOP)   # it does not end while the others are refused
+    process.send_signal(signal.SIGSTOP)  # it does not end while the others are refused
     try:
         for more in ([], ["--fresh"], ["--set", "train.seed=7"]):
             assert train(place / "tiny.toml", "--run", run, *more) == 2
@@ -306,7 +321,7 @@ def test_a_full_disk_is_a_sentence_and_loses_no_earlier_checkpoint(place, undist
     run = place / "full"
     finished(command(place, run), sabotage="saving:9")
     before = checkpoints.find(run / "checkpoints").newest
-    code, _, err = finished(command(place, run), limit=30_000)   # bytes a file may have; the weights need more
+    code, _, err = finished(command(place, run), limit=30_000)  # bytes a file may have; the weights need more
     assert code == 1
     assert "Traceback" not in err
     assert "error: " in err
@@ -349,7 +364,7 @@ def test_fresh_deletes_no_folder_that_is_not_a_runs(place, tmp_path, capsys):
     assert train(place / "tiny.toml", "--run", tmp_path, "--fresh") == 2
     assert "is not a run folder (it contains thesis.txt); nothing was changed" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").exists()
-    (tmp_path / "thesis.txt").rename(tmp_path / "model")   # named like a part of a run, and still not one
+    (tmp_path / "thesis.txt").rename(tmp_path / "model")  # named like a part of a run, and still not one
     for fresh in ([], ["--fresh"]):
         assert train(place / "tiny.toml", "--run", tmp_path, *fresh) == 2
     assert (tmp_path / "model").read_text() == "years of work"
@@ -384,16 +399,27 @@ def test_saving_and_sealing_count_in_no_documents_a_second(place, tmp_path, monk
     late, clock, seal = [0.0], time.perf_counter, checkpoints.seal
 
     def slow(*args, **facts):
-        late[0] += 1000   # by the clock, saving takes long
+        late[0] += 1000  # by the clock, saving takes long
         seal(*args, **facts)
 
     monkeypatch.setattr(checkpoints, "seal", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
-    changes = ["--set", "train.save_every=1", "--set", "train.log_every=1", "--set", "train.max_steps=4", "--set", "train.warmup_steps=0", "--set", "train.eval_every=0"]
+    changes = [
+        "--set",
+        "train.save_every=1",
+        "--set",
+        "train.log_every=1",
+        "--set",
+        "train.max_steps=4",
+        "--set",
+        "train.warmup_steps=0",
+        "--set",
+        "train.eval_every=0",
+    ]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 0
     speeds = [json.loads(line)["docs_per_second"] for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
     assert late[0] >= 4000
-    assert min(speeds[1:]) > 0.1   # with the saving counted 8 documents would take 1,000 seconds
+    assert min(speeds[1:]) > 0.1  # with the saving counted 8 documents would take 1,000 seconds
 
 
 def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
@@ -405,20 +431,39 @@ def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
 
 def test_a_run_that_never_began_may_begin_with_other_settings(place, tmp_path, capsys):
     assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "model.name=nowhere/nothing") == 2
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1", "--set", "train.warmup_steps=0") == 0
+    assert (
+        train(
+            place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1", "--set", "train.warmup_steps=0"
+        )
+        == 0
+    )
     assert recipe.load(str(tmp_path / "a" / "recipe.toml")).model.name == "scratch"
 
 
-@pytest.mark.parametrize(("steps", "warmup", "fits"), [
-    (["train.max_steps=0", "train.epochs=3"], 24, False), (["train.max_steps=0", "train.epochs=3"], 23, True),   # 60 rows, 8 a step
-    (["train.max_steps=2"], 2, False), (["train.max_steps=2"], 1, True), (["train.max_steps=1"], 0, True),
-])
+@pytest.mark.parametrize(
+    ("steps", "warmup", "fits"),
+    [
+        (["train.max_steps=0", "train.epochs=3"], 24, False),
+        (["train.max_steps=0", "train.epochs=3"], 23, True),  # 60 rows, 8 a step
+        (["train.max_steps=2"], 2, False),
+        (["train.max_steps=2"], 1, True),
+        (["train.max_steps=1"], 0, True),
+    ],
+)
 def test_a_warm_up_that_the_training_does_not_reach_the_end_of_is_refused(place, tmp_path, capsys, steps, warmup, fits):
-    changes = [word for one in [*steps, f"train.warmup_steps={warmup}", "train.eval_every=0"] for word in ("--set", one)]
+    changes = [
+        word for one in [*steps, f"train.warmup_steps={warmup}", "train.eval_every=0"] for word in ("--set", one)
+    ]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == (0 if fits else 2)
     told = capsys.readouterr().err
-    assert fits or (f"train.warmup_steps: a warm-up of {warmup} steps does not end within this training of {warmup} steps, so the learning rate would "
-                    "never reach 0.01. Lower train.warmup_steps, or raise train.max_steps or train.epochs.") in told
+    assert (
+        fits
+        or (
+            f"train.warmup_steps: a warm-up of {warmup} steps does not end within this training of {warmup} steps, so the learning rate would "
+            "never reach 0.01. Lower train.warmup_steps, or raise train.max_steps or train.epochs."
+        )
+        in told
+    )
     assert not list((tmp_path / "a").rglob("checkpoint-*")) or fits
 
 
@@ -436,7 +481,20 @@ def test_other_data_do_not_continue_a_run(place, tmp_path):
 
 
 def test_without_validation_the_last_weights_are_the_model(place, tmp_path):
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", "--set", "train.eval_every=0", "--set", "train.max_steps=4", "--set", "train.warmup_steps=0") == 0
+    assert (
+        train(
+            place / "tiny.toml",
+            "--run",
+            tmp_path / "a",
+            "--set",
+            "train.eval_every=0",
+            "--set",
+            "train.max_steps=4",
+            "--set",
+            "train.warmup_steps=0",
+        )
+        == 0
+    )
     last = load_file(tmp_path / "a" / "checkpoints" / "checkpoint-4" / "model.safetensors")
     assert all(torch.equal(last[name], value) for name, value in weights(tmp_path / "a").items())
     assert "Weights of step 4 (the last) of 4" in (tmp_path / "a" / "card.md").read_text()
@@ -444,10 +502,14 @@ def test_without_validation_the_last_weights_are_the_model(place, tmp_path):
 
 def test_early_stopping_ends_a_run_that_no_longer_improves(place, tmp_path):
     settings = ["train.learning_rate=0", "train.early_stopping=1", "train.eval_every=2", "train.save_every=100"]
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in settings for word in ("--set", one))) == 0
+    assert (
+        train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in settings for word in ("--set", one))) == 0
+    )
     assert [line["step"] for line in log(tmp_path / "a") if "eval_ce" in line] == [2, 4]
     assert "Weights of step 2 (lowest validation ce" in (tmp_path / "a" / "card.md").read_text()
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in settings for word in ("--set", one))) == 0
+    assert (
+        train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in settings for word in ("--set", one))) == 0
+    )
 
 
 def test_a_continued_run_goes_on_counting_validations_without_a_new_best(place, tmp_path):
@@ -465,16 +527,43 @@ def test_bad_rows_are_reported_or_skipped_and_counted(place, tmp_path, capsys):
     with (tmp_path / "data" / "train.jsonl").open("a") as file:
         file.write('{"document": "cut sh\n')
     (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "data"))
-    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "a", "--set", "train.max_steps=1", "--set", "train.warmup_steps=0") == 2
+    assert (
+        train(
+            tmp_path / "tiny.toml",
+            "--run",
+            tmp_path / "a",
+            "--set",
+            "train.max_steps=1",
+            "--set",
+            "train.warmup_steps=0",
+        )
+        == 2
+    )
     assert "train.jsonl:21" in capsys.readouterr().err
-    assert train(tmp_path / "tiny.toml", "--run", tmp_path / "b", "--set", "train.max_steps=1", "--set", "train.warmup_steps=0", "--on-bad-row", "skip") == 0
+    assert (
+        train(
+            tmp_path / "tiny.toml",
+            "--run",
+            tmp_path / "b",
+            "--set",
+            "train.max_steps=1",
+            "--set",
+            "train.warmup_steps=0",
+            "--on-bad-row",
+            "skip",
+        )
+        == 0
+    )
     assert "skipped" in (err := capsys.readouterr().err)
     assert "train.jsonl:21" in err
     assert "| train | 20 | 1 |" in (tmp_path / "b" / "card.md").read_text()
 
 
 def test_a_training_says_that_sentences_of_its_language_have_no_rules(place, tmp_path, capsys):
-    rows = [json.dumps({"document": f"고양이가 잔다. 비가 {number}일 온다.", "summary": "고양이가 잔다."}) for number in range(8)]
+    rows = [
+        json.dumps({"document": f"고양이가 잔다. 비가 {number}일 온다.", "summary": "고양이가 잔다."})
+        for number in range(8)
+    ]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     (tmp_path / "tiny.toml").write_text(RECIPE.format(data=tmp_path / "train.jsonl"))
     once = ["--set", "train.max_steps=1", "--set", "train.eval_every=0", "--set", "train.warmup_steps=0"]
@@ -491,18 +580,22 @@ def test_a_training_says_that_sentences_of_its_language_have_no_rules(place, tmp
 def test_the_papers_recipes_run_on_a_small_model_and_a_file(place, undisturbed, tmp_path, name):
     """A stand-in for BART-base and the data set, neither of which can be fetched here; all other settings are the paper's."""
     changes = [
-        f"data.name={place / 'data'}", f"model.name={undisturbed / 'model'}", "train.max_steps=3", "train.warmup_steps=2", "train.eval_every=2",
+        f"data.name={place / 'data'}",
+        f"model.name={undisturbed / 'model'}",
+        "train.max_steps=3",
+        "train.warmup_steps=2",
+        "train.eval_every=2",
         "train.log_every=1",
     ]
     assert train(name, "--run", tmp_path / "a", *(word for one in changes for word in ("--set", one))) == 0
     lines = log(tmp_path / "a")
     assert {"ce", "matches(2)", "matches(3)", "matches(4)"} <= lines[0].keys()
-    assert lines[1]["learning_rate"] == pytest.approx(3e-5 * 1 / 2)   # warming up from 0
+    assert lines[1]["learning_rate"] == pytest.approx(3e-5 * 1 / 2)  # warming up from 0
     prepared = json.loads((tmp_path / "a" / "prepared.json").read_text())
     from ngramloss.data.tokens import Tokens
 
     separators = (Tokens(Path(prepared["splits"]["train"]["tokens"]))[0]["input_ids"] == 2).sum()
-    assert separators >= 5   # one for each sentence, and the end
+    assert separators >= 5  # one for each sentence, and the end
     from transformers import GenerationConfig
 
     written = GenerationConfig.from_pretrained(tmp_path / "a" / "model")
@@ -524,7 +617,7 @@ def one_process(place):
 def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, fsdp):
     """mBART names its attentions as units too, so that sharding meets units within units."""
     two = [*command(place, tmp_path / "two", *STILL), *(["--set", "train.fsdp=true"] if fsdp else [])]
-    refuse = (   # only the first process may read the data
+    refuse = (  # only the first process may read the data
         "import os, sys\nfrom ngramloss import cli\nfrom ngramloss.training import runner\n"
         "if os.environ['RANK'] == '1':\n    runner.load = None\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
@@ -533,10 +626,23 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
     if fsdp:
         codes, err = fork_ranks(refuse, two, environment=environment())
     else:
-        launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
+        launcher = [
+            "torch.distributed.run",
+            "--nproc_per_node",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "localhost:0",
+            "--",
+        ]
         done = subprocess.run(
-            [sys.executable, "-m", *launcher, str(tmp_path / "worker.py"), *two], capture_output=True, text=True, check=False,
-            env=environment(), timeout=300,
+            [sys.executable, "-m", *launcher, str(tmp_path / "worker.py"), *two],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(),
+            timeout=300,
         )
         codes, err = [done.returncode], done.stderr
     assert not any(codes), err[-3000:]
@@ -570,13 +676,32 @@ def test_a_first_process_that_died_is_named_by_the_others(place, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    together = {**environment(), "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    both = [fork(DIES, ["dies", *command(place, tmp_path / "a")], environment={**together, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+    together = {
+        **environment(),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    both = [
+        fork(
+            DIES,
+            ["dies", *command(place, tmp_path / "a")],
+            environment={**together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in (0, 1)
+    ]
     assert both[0].wait() == -signal.SIGKILL
     assert both[1].wait(timeout=60) == 1
-    assert ("error: the first process (rank 0) gave no sign of life for 3 seconds before the data were prepared: it ended, or works in another folder. "
-            "Start all processes again.") in both[1].communicate()[1]
-    codes, err = fork_ranks(DIES, ["lives", *command(place, tmp_path / "a", "--set", "train.max_steps=2", "--set", "train.warmup_steps=0")], environment=environment())
+    assert (
+        "error: the first process (rank 0) gave no sign of life for 3 seconds before the data were prepared: it ended, or works in another folder. "
+        "Start all processes again."
+    ) in both[1].communicate()[1]
+    codes, err = fork_ranks(
+        DIES,
+        ["lives", *command(place, tmp_path / "a", "--set", "train.max_steps=2", "--set", "train.warmup_steps=0")],
+        environment=environment(),
+    )
     assert codes == [0, 0], err[-2000:]
     assert not list((tmp_path / "a").glob("*.alive"))
 
@@ -586,13 +711,18 @@ def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_r
 
     from ngramloss.training import runner
 
-    with pytest.raises(ValueError, match=r"train\.batch_size counts rows over all processes: 5 cannot be divided by 2 processes"):
+    with pytest.raises(
+        ValueError, match=r"train\.batch_size counts rows over all processes: 5 cannot be divided by 2 processes"
+    ):
         runner._each("train.batch_size", 5, 2)
     with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all machines share"):
         runner._present(tmp_path / "elsewhere")
     settings = recipe.load(str(place / "tiny.toml"))
     model = SimpleNamespace(config=SimpleNamespace(), get_input_embeddings=lambda: SimpleNamespace(num_embeddings=3))
-    for tokenizer, sentence in ((Pieces("abcd", 1), "4 tokens but the model has 3 embeddings"), (Pieces("ab", None), "no padding token")):
+    for tokenizer, sentence in (
+        (Pieces("abcd", 1), "4 tokens but the model has 3 embeddings"),
+        (Pieces("ab", None), "no padding token"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             runner._raise_unless_it_fits(model, tokenizer, settings)
 
@@ -629,22 +759,42 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
     calls = []
     stand_in = ModuleType("mlflow")
     stand_in.__spec__, stand_in.__version__ = ModuleSpec("mlflow", None), "3.0"
-    stand_in.utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100))
+    stand_in.utils = SimpleNamespace(
+        validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100)
+    )
     stand_in.is_tracking_uri_set = lambda: True
     stand_in.get_tracking_uri = lambda: "here"
-    stand_in.active_run = lambda: None if ("end_run", (), {}) in calls or not calls else SimpleNamespace(info=SimpleNamespace(run_id="1"))
+    stand_in.active_run = lambda: (
+        None if ("end_run", (), {}) in calls or not calls else SimpleNamespace(info=SimpleNamespace(run_id="1"))
+    )
     for name in ("start_run", "end_run", "log_params", "log_metrics"):
         setattr(stand_in, name, lambda *given, name=name, **options: calls.append((name, given, options)))
     monkeypatch.setitem(sys.modules, "mlflow", stand_in)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    few = [word for one in ('train.report_to=["mlflow"]', "train.best=chrf", "train.max_steps=2", "train.eval_every=2", "train.warmup_steps=0") for word in ("--set", one)]
+    few = [
+        word
+        for one in (
+            'train.report_to=["mlflow"]',
+            "train.best=chrf",
+            "train.max_steps=2",
+            "train.eval_every=2",
+            "train.warmup_steps=0",
+        )
+        for word in ("--set", one)
+    ]
     assert train(place / "tiny.toml", "--run", tmp_path / "a", *few) == 0
     assert calls[0][0] == "start_run"
     assert calls[-1][0] == "end_run"
     sent = [options for name, _, options in calls if name == "log_metrics"]
     for line in log(tmp_path / "a"):
-        assert any(options["step"] == line["step"] and options["metrics"].items() >= {
-            name.replace("(", "_").replace(")", "_"): value for name, value in line.items() if name != "step"}.items() for options in sent), line
+        assert any(
+            options["step"] == line["step"]
+            and options["metrics"].items()
+            >= {
+                name.replace("(", "_").replace(")", "_"): value for name, value in line.items() if name != "step"
+            }.items()
+            for options in sent
+        ), line
 
 
 @pytest.mark.parametrize(
@@ -657,14 +807,22 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
         (["train.fsdp=true"], "needs several processes: start with torchrun"),
         (["train.precision=fp16"], "fp16 needs a GPU"),
         (['train.report_to=["wandb"]'], "train.report_to: wandb is not installed"),
-        (['train.report_to=["mlflow"]'], "train.report_to: mlflow is not installed. Install it with: pip install mlflow"),
-        (["train.best=rouge"], "train.best: 'rouge' is neither a term nor a score. Did you mean 'rougeL'? Terms of this objective: loss, ce, matches(2), bag(2). Scores"),
+        (
+            ['train.report_to=["mlflow"]'],
+            "train.report_to: mlflow is not installed. Install it with: pip install mlflow",
+        ),
+        (
+            ["train.best=rouge"],
+            "train.best: 'rouge' is neither a term nor a score. Did you mean 'rougeL'? Terms of this objective: loss, ce, matches(2), bag(2). Scores",
+        ),
         (["objective=ce + matchs(2)"], "Did you mean 'matches'"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_wrong_gets_a_sentence(place, tmp_path, capsys, changes, sentence):
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in changes for word in ("--set", one))) == 2
+    assert (
+        train(place / "tiny.toml", "--run", tmp_path / "a", *(word for one in changes for word in ("--set", one))) == 2
+    )
     err = capsys.readouterr().err
     assert sentence in err
     assert "Traceback" not in err

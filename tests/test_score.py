@@ -49,7 +49,7 @@ def write(path, texts, field):
 def files(tmp_path):
     write(tmp_path / "refs.jsonl", REFERENCES, "reference")
     write(tmp_path / "good.jsonl", GOOD, "prediction")
-    write(tmp_path / "bad.jsonl", dict(reversed(BAD.items())), "prediction")   # another order, the same ids
+    write(tmp_path / "bad.jsonl", dict(reversed(BAD.items())), "prediction")  # another order, the same ids
     write(tmp_path / "docs.jsonl", {**REFERENCES, "d": "not asked for"}, "document")
     return tmp_path
 
@@ -59,8 +59,19 @@ def score(folder, *arguments):
 
 
 def test_systems_are_scored_and_compared(files, capsys):
-    assert score(files, files / "good.jsonl", files / "bad.jsonl", "--json", "--metrics", "rouge,bleu,chrf,shape",
-                 "--documents", files / "docs.jsonl") == 0
+    assert (
+        score(
+            files,
+            files / "good.jsonl",
+            files / "bad.jsonl",
+            "--json",
+            "--metrics",
+            "rouge,bleu,chrf,shape",
+            "--documents",
+            files / "docs.jsonl",
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     good, bad = found["systems"]
     assert (good["name"], bad["name"]) == ("good", "bad")
@@ -68,8 +79,12 @@ def test_systems_are_scored_and_compared(files, capsys):
     for name in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
         assert good["scores"][name] == pytest.approx(sum(expected[name]) / 3)
         assert bad["against_first"][name]["difference"] == pytest.approx(bad["scores"][name] - good["scores"][name])
-    assert good["scores"]["bleu"] == pytest.approx(sacrebleu.corpus_bleu(list(GOOD.values()), [list(REFERENCES.values())]).score)
-    assert good["scores"]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(list(GOOD.values()), [list(REFERENCES.values())]).score)
+    assert good["scores"]["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu(list(GOOD.values()), [list(REFERENCES.values())]).score
+    )
+    assert good["scores"]["chrf"] == pytest.approx(
+        sacrebleu.corpus_chrf(list(GOOD.values()), [list(REFERENCES.values())]).score
+    )
     assert {"novel2", "coverage", "density", "compression", "repeated3", "words"} <= good["scores"].keys()
     assert good["signature"]["rouge"].startswith("rouge|refs:1|stemmer:yes|lsum:newline|tokens:default|rouge_score_rs:")
     assert all(one.endswith(f"|ngramloss:{__version__}") for one in good["signature"].values())
@@ -122,7 +137,11 @@ def test_compressed_and_plain_files_score_alike(files, capsys):
     (files / "lines.txt").write_text("\n".join(GOOD.values()))
     (files / "refs.txt").write_text("\n".join(REFERENCES.values()) + "\n")
     results = []
-    for references, predictions in (("refs.jsonl", "good.jsonl"), ("refs.jsonl", "packed.jsonl.xz"), ("refs.txt", "lines.txt")):
+    for references, predictions in (
+        ("refs.jsonl", "good.jsonl"),
+        ("refs.jsonl", "packed.jsonl.xz"),
+        ("refs.txt", "lines.txt"),
+    ):
         assert cli.main(["score", "--references", str(files / references), str(files / predictions), "--json"]) == 0
         results.append(json.loads(capsys.readouterr().out)["systems"][0])
     assert [one["name"] for one in results] == ["good", "packed", "lines"]
@@ -144,14 +163,23 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
         ('{"id": "a", "prediction": "x"}\n{"id": "a", "prediction": "y"}\n', "wrong.jsonl:2 repeats the id 'a'"),
         ("".join(f'{{"id": "{key}", "prediction": "x"}}\n' for key in "abcd"), "1 extra ('d')"),
         ('{"id": "a", "prediction": \n', "wrong.jsonl:1: malformed JSON: Expecting value at column 27"),
-        ('{"id": "a", "text": "x"}\n', "wrong.jsonl:1 has no prediction. Its columns are id, text; prediction or predictions or"),
+        (
+            '{"id": "a", "text": "x"}\n',
+            "wrong.jsonl:1 has no prediction. Its columns are id, text; prediction or predictions or",
+        ),
         ('{"id": "a", "prediction": 3}\n', "prediction should be text, got int"),
         ('["a"]\n', "wrong.jsonl:1: expected a JSON object, got str"),
         ('[\n{"id": "a"}]\n', "wrong.jsonl:2 has no prediction. Its columns are id;"),
-        ('{"prediction": "x"}\n{"id": "b", "prediction": "x"}\n', "wrong.jsonl:1: the id should be text or a number, got null"),
+        (
+            '{"prediction": "x"}\n{"id": "b", "prediction": "x"}\n',
+            "wrong.jsonl:1: the id should be text or a number, got null",
+        ),
         ("", "is empty"),
         ('{"prediction": "x"}\n', "has no ids and"),
-        ("[" * 100_000 + "\n", "wrong.jsonl starts as a JSON list but cannot be read to its end: maximum recursion depth"),
+        (
+            "[" * 100_000 + "\n",
+            "wrong.jsonl starts as a JSON list but cannot be read to its end: maximum recursion depth",
+        ),
         ('{"id": ' + "9" * 5000 + "}\n", "wrong.jsonl:1: malformed JSON: Exceeds the limit (4300 digits)"),
         ('{"id": null, "prediction": "x"}\n', "wrong.jsonl:1: the id should be text or a number, got null"),
         ('{"id": true, "prediction": "x"}\n', "wrong.jsonl:1: the id should be text or a number, got true"),
@@ -177,10 +205,15 @@ def test_files_that_cannot_be_read_get_a_sentence(files, capsys):
     (files / "nothing.txt").write_text("")
     (files / "folder").mkdir()
     for name, sentence in (
-        ("latin.jsonl", "latin.jsonl:1 is not UTF-8 text. Save the file as UTF-8."), ("cut.jsonl.xz", "is truncated or damaged"),
-        ("cut.jsonl.bz2", "bz2 is truncated or damaged"), ("damaged.jsonl.gz", "gz is truncated or damaged"),
-        ("no.jsonl.gz", "no.jsonl.gz is truncated or damaged"), ("no.jsonl.bz2", "no.jsonl.bz2 is truncated or damaged"),
-        ("folder", "no predictions in"), ("nowhere.jsonl", "no such file or folder: "), ("nothing.txt", "nothing.txt is empty"),
+        ("latin.jsonl", "latin.jsonl:1 is not UTF-8 text. Save the file as UTF-8."),
+        ("cut.jsonl.xz", "is truncated or damaged"),
+        ("cut.jsonl.bz2", "bz2 is truncated or damaged"),
+        ("damaged.jsonl.gz", "gz is truncated or damaged"),
+        ("no.jsonl.gz", "no.jsonl.gz is truncated or damaged"),
+        ("no.jsonl.bz2", "no.jsonl.bz2 is truncated or damaged"),
+        ("folder", "no predictions in"),
+        ("nowhere.jsonl", "no such file or folder: "),
+        ("nothing.txt", "nothing.txt is empty"),
         ("x" * 300, "File name too long"),
     ):
         assert score(files, files / name) in (1, 2)
@@ -212,15 +245,27 @@ def test_only_the_ending_is_no_part_of_a_name(files):
     for name in names[:2]:
         (files / name).write_text((files / "good.jsonl").read_text())
     (files / names[2]).write_bytes(gzip.compress((files / "good.jsonl").read_bytes()))
-    assert systems.align(files / "refs.jsonl", [files / name for name in names]).names == ["bart.v1", "bart.v2", "x-0.5"]
+    assert systems.align(files / "refs.jsonl", [files / name for name in names]).names == [
+        "bart.v1",
+        "bart.v2",
+        "x-0.5",
+    ]
 
 
 def test_names_that_cannot_be_shown_are_escaped(files, capsys):
-    odd = [files / "a\n\x1b[31mb.jsonl", Path(os.fsdecode(os.fsencode(files / "caf") + b"\xe9.jsonl")), files / "café.jsonl"]
+    odd = [
+        files / "a\n\x1b[31mb.jsonl",
+        Path(os.fsdecode(os.fsencode(files / "caf") + b"\xe9.jsonl")),
+        files / "café.jsonl",
+    ]
     for path in odd:
         path.write_text((files / "good.jsonl").read_text())
     assert score(files, *odd, "--json") == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)["systems"]] == [r"a\n\x1b[31mb", r"caf\udce9", "café"]
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["systems"]] == [
+        r"a\n\x1b[31mb",
+        r"caf\udce9",
+        "café",
+    ]
 
 
 def test_seed_samples_and_shuffles_reach_the_tests(files, capsys):
@@ -231,7 +276,7 @@ def test_seed_samples_and_shuffles_reach_the_tests(files, capsys):
         found.append((bad["intervals"]["rouge1"], bad["against_first"]["rouge1"]["p_randomisation"]))
     assert found[0] != found[1]
     assert found[0][0] != found[2][0]
-    assert found[3][1] in (0.25, 0.5, 0.75, 1.0)   # of three shuffles and the observation
+    assert found[3][1] in (0.25, 0.5, 0.75, 1.0)  # of three shuffles and the observation
 
 
 def test_lines_that_cannot_be_aligned_are_refused(files, capsys):
@@ -243,7 +288,11 @@ def test_lines_that_cannot_be_aligned_are_refused(files, capsys):
 
 
 def test_hostile_texts_are_texts(files, capsys):
-    texts = {"a": "\x00\x1b[31m\u202e" + "x" * 1_000_000, "b": "</script>", "c": "\ud800".encode("utf-8", "replace").decode()}
+    texts = {
+        "a": "\x00\x1b[31m\u202e" + "x" * 1_000_000,
+        "b": "</script>",
+        "c": "\ud800".encode("utf-8", "replace").decode(),
+    }
     write(files / "odd.jsonl", texts, "prediction")
     assert score(files, files / "odd.jsonl") == 0
 
@@ -266,17 +315,26 @@ def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
     [
         (["--metrics", "rogue"], "unknown metric 'rogue'"),
         (["--metrics", " , "], "give at least one metric. Choose from rouge, bleu"),
-        (["--set", "bleu.tokenize=13a"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'bleu.tokenize=13a'"),
+        (
+            ["--set", "bleu.tokenize=13a"],
+            "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'bleu.tokenize=13a'",
+        ),
         (["--set", "rouge"], "--set takes METRIC.OPTION=VALUE"),
         (["--set", "rouge.stemmer"], "--set takes METRIC.OPTION=VALUE for a metric in --metrics, got 'rouge.stemmer'"),
         (["--set", "rouge.stemmer=no"], "rouge.stemmer: must be true or false, got 'no'"),
         (["--set", "rouge.stemmer=1"], "rouge.stemmer: must be true or false, got 1"),
         (["--set", "rouge.tokens=2024"], "rouge.tokens: must be one of default, unicode, characters, auto, got '2024'"),
-        (["--metrics", "bleu", "--set", "bleu.tokenize=14a"], "unknown tokenizer '14a' for BLEU; choose from auto, none, zh, 13a"),
+        (
+            ["--metrics", "bleu", "--set", "bleu.tokenize=14a"],
+            "unknown tokenizer '14a' for BLEU; choose from auto, none, zh, 13a",
+        ),
         (["--metrics", "chrf", "--set", "chrf.word_order=true"], "chrf.word_order: must be a whole number, got True"),
         (["--metrics", "chrf", "--set", "chrf.word_order=-1"], "chrf.word_order: must be at least 0, got -1"),
         (["--samples", "0"], "--samples must be 1 or more, got 0"),
-        (["--per-document", "nowhere/x.jsonl"], "cannot write nowhere/x.jsonl: there is no folder nowhere. Create it first."),
+        (
+            ["--per-document", "nowhere/x.jsonl"],
+            "cannot write nowhere/x.jsonl: there is no folder nowhere. Create it first.",
+        ),
         (["--per-document", "."], ". is a folder; give the name of a file"),
     ],
 )
@@ -304,7 +362,9 @@ def test_precision_and_recall_of_rouge_come_on_request(files, capsys):
     assert found["signature"]["rouge"] == rouge([["a"]], ["a"]).signature + f"|ngramloss:{__version__}", "F is the same"
     assert score(files, files / "good.jsonl", "--json") == 0
     assert list(json.loads(capsys.readouterr().out)["systems"][0]["scores"]) == list(NAMES)
-    assert scores_of("rouge")["rougeL_recall"] == Score("R-L R", "recall of ROUGE-L: how much of the reference is in the prediction")
+    assert scores_of("rouge")["rougeL_recall"] == Score(
+        "R-L R", "recall of ROUGE-L: how much of the reference is in the prediction"
+    )
 
 
 def test_a_splitter_of_sentences_reaches_rouge(files, capsys):
@@ -316,7 +376,9 @@ def test_no_input_is_written_over(files, capsys):
     before = {path: path.read_text() for path in files.iterdir()}
     (files / "link.jsonl").symlink_to(files / "refs.jsonl")
     for name in ("good.jsonl", "refs.jsonl", "link.jsonl", "docs.jsonl"):
-        assert score(files, files / "good.jsonl", "--documents", files / "docs.jsonl", "--per-document", files / name) == 2
+        assert (
+            score(files, files / "good.jsonl", "--documents", files / "docs.jsonl", "--per-document", files / name) == 2
+        )
         assert f"{files / name} is an input and would be overwritten. Choose another name." in capsys.readouterr().err
     assert {path: path.read_text() for path in before} == before
 
@@ -336,7 +398,14 @@ def test_without_shuffles_no_randomisation_is_spoken_of(files, capsys):
 
 def test_a_terminal_without_some_characters_still_shows_the_figures(files):
     arguments = ["score", "--references", "refs.jsonl", "good.jsonl"]
-    done = subprocess.run([sys.executable, "-m", "ngramloss", *arguments], cwd=files, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    done = subprocess.run(
+        [sys.executable, "-m", "ngramloss", *arguments],
+        cwd=files,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert " ?0.00" in done.stdout or " ?" in done.stdout.splitlines()[1]
 
@@ -344,7 +413,10 @@ def test_a_terminal_without_some_characters_still_shows_the_figures(files):
 def test_two_enormous_texts_are_refused_with_a_sentence(monkeypatch):
     monkeypatch.setattr(sys.modules["ngramloss.metrics.rouge"], "LARGEST", 12)
     assert rouge([["a b c"]], ["a b c d"]).values["rouge1"][0] > 0
-    with pytest.raises(ValueError, match=r"ROUGE-L of document 2 would need 0 GB: its reference has 3 words and the prediction 5\. Shorten one"):
+    with pytest.raises(
+        ValueError,
+        match=r"ROUGE-L of document 2 would need 0 GB: its reference has 3 words and the prediction 5\. Shorten one",
+    ):
         rouge([["a"], ["x", "a b c"]], ["a", "a b c d e"])
     with pytest.raises(ValueError, match="has 4 words"):
         rouge([["abcd"]], ["abcd"], tokens="characters")
@@ -360,19 +432,32 @@ def test_long_documents_are_searched_for_copies_in_good_time():
 def test_fragments_are_those_that_a_plain_search_finds(document, text):
     found, at = [], 0
     while at < len(text):
-        ends = [end for end in range(at + 1, len(text) + 1) if any(document[place : place + end - at] == text[at:end] for place in range(len(document)))]
+        ends = [
+            end
+            for end in range(at + 1, len(text) + 1)
+            if any(document[place : place + end - at] == text[at:end] for place in range(len(document)))
+        ]
         found += [max(ends) - at] if ends else []
         at = max(ends, default=at + 1)
     assert fragments(document, text) == found
 
 
 def test_ctrl_c_while_sentences_are_split_ends_at_once_with_a_word(files):
-    texts = {str(place): "It rained in the old town. Dr. Who left the house at 9 a.m. and came back." * 9 for place in range(3000)}
+    texts = {
+        str(place): "It rained in the old town. Dr. Who left the house at 9 a.m. and came back." * 9
+        for place in range(3000)
+    }
     write(files / "refs.jsonl", texts, "reference")
     write(files / "many.jsonl", texts, "prediction")
     arguments = ["score", "--references", "refs.jsonl", "many.jsonl", "--sentences", "pysbd"]
-    with subprocess.Popen([sys.executable, "-m", "ngramloss", *arguments], cwd=files, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as job:   # a shell's background jobs ignore it
+    with subprocess.Popen(
+        [sys.executable, "-m", "ngramloss", *arguments],
+        cwd=files,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as job:  # a shell's background jobs ignore it
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
         if not children.exists():
             job.kill()
@@ -381,9 +466,9 @@ def test_ctrl_c_while_sentences_are_split_ends_at_once_with_a_word(files):
         while len(children.read_text().split()) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.3)
-        os.killpg(job.pid, signal.SIGINT)   # others may still be starting: it is not lost
+        os.killpg(job.pid, signal.SIGINT)  # others may still be starting: it is not lost
         said = job.communicate(timeout=60)[1]
-        assert (job.returncode, "stopped.\n" in said) == (130, True), said   # one that was starting may complain
+        assert (job.returncode, "stopped.\n" in said) == (130, True), said  # one that was starting may complain
 
 
 def test_a_figure_that_is_not_there_leaves_nothing_half_written(files, capsys):
@@ -392,7 +477,17 @@ def test_a_figure_that_is_not_there_leaves_nothing_half_written(files, capsys):
 
 
 def test_a_metric_that_lacks_its_model_says_so_and_the_others_run(files, capsys):
-    assert score(files, files / "good.jsonl", "--metrics", "rouge,bertscore,wmd,summac,factcc", "--set", "wmd.vectors=nowhere.txt") == 0
+    assert (
+        score(
+            files,
+            files / "good.jsonl",
+            "--metrics",
+            "rouge,bertscore,wmd,summac,factcc",
+            "--set",
+            "wmd.vectors=nowhere.txt",
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "rouge1" in out
     assert "bertscore was left out: needs --set bertscore.model=…" in out
@@ -408,7 +503,12 @@ def test_a_metric_that_lacks_its_model_says_so_and_the_others_run(files, capsys)
 def test_word_movers_distance_runs_from_the_command_line(files, capsys):
     words = sorted({word for texts in (REFERENCES, GOOD) for text in texts.values() for word in text.split()})
     (files / "vectors.txt").write_text("".join(f"{word} {place} {place % 3}\n" for place, word in enumerate(words)))
-    assert score(files, files / "good.jsonl", "--metrics", "wmd", "--set", f"wmd.vectors={files / 'vectors.txt'}", "--json") == 0
+    assert (
+        score(
+            files, files / "good.jsonl", "--metrics", "wmd", "--set", f"wmd.vectors={files / 'vectors.txt'}", "--json"
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)["systems"][0]
     assert found["scores"]["wmd"] > 0
     assert found["scores"]["wmd_known"] == 100.0
@@ -419,16 +519,21 @@ def test_word_movers_distance_runs_from_the_command_line(files, capsys):
 
 def test_an_unknown_option_of_a_metric_is_told(files, capsys):
     assert score(files, files / "good.jsonl", "--set", "rouge.stem=false") == 2
-    assert "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokens, language, parts." in capsys.readouterr().err
+    assert (
+        "rouge.stem: unknown option. Did you mean 'stemmer'? rouge has stemmer, sentences, tokens, language, parts."
+        in capsys.readouterr().err
+    )
 
 
 def test_progress_is_no_option_and_numbers_may_be_whole():
-    with pytest.raises(ValueError, match=r"bertscore\.progress: unknown option. bertscore has model, layer, idf, baseline, batch_size, device\."):
+    with pytest.raises(
+        ValueError,
+        match=r"bertscore\.progress: unknown option. bertscore has model, layer, idf, baseline, batch_size, device\.",
+    ):
         checked_options("bertscore", {"progress": True})
     assert isinstance(Setting(0.5).check("x.y", 2), float)
     with pytest.raises(ValueError, match=r"x\.y: must be a number, got 'a'"):
         Setting(0.5).check("x.y", "a")
-
 
 
 def test_a_byte_order_mark_and_foreign_line_ends_are_no_text(tmp_path):
@@ -443,7 +548,19 @@ def test_lines_and_ids_that_are_their_numbers_go_together(tmp_path):
     assert systems.align(tmp_path / "refs.txt", [tmp_path / "p.jsonl"]).texts == [["one", "two"]]
 
 
-@pytest.mark.parametrize(("field", "what"), [("highlights", "reference"), ("target", "reference"), ("summary", "reference"), ("hypothesis", "prediction"), ("output", "prediction"), ("summary", "prediction"), ("article", "document"), ("dialogue", "document")])
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [
+        ("highlights", "reference"),
+        ("target", "reference"),
+        ("summary", "reference"),
+        ("hypothesis", "prediction"),
+        ("output", "prediction"),
+        ("summary", "prediction"),
+        ("article", "document"),
+        ("dialogue", "document"),
+    ],
+)
 @pytest.mark.parametrize("ending", ["json", "ndjson", "jsonl.gz"])
 def test_the_usual_names_of_fields_and_files_are_read(tmp_path, field, what, ending):
     path = tmp_path / f"x.{ending}"
@@ -486,36 +603,58 @@ def test_any_texts_and_several_references_score_as_googles_package_scores_them(s
     draw = random.Random(0)
 
     def text():
-        return " ".join(draw.choices([*WORDS.split(), "\n"], k=draw.randint(0, 25))) + draw.choice(["", "\n", ". It rained. It stopped!\nThen more."])
+        return " ".join(draw.choices([*WORDS.split(), "\n"], k=draw.randint(0, 25))) + draw.choice(
+            ["", "\n", ". It rained. It stopped!\nThen more."]
+        )
 
-    references, predictions = [[text() for _ in range(draw.randint(1, 3))] for _ in range(60)], [text() for _ in range(60)]
+    references, predictions = (
+        [[text() for _ in range(draw.randint(1, 3))] for _ in range(60)],
+        [text() for _ in range(60)],
+    )
     found = rouge(references, predictions, stemmer=stemmer, sentences=splitter, parts=True)
     scorer = RougeScorer(list(NAMES), use_stemmer=stemmer)
     for place, (those, prediction) in enumerate(zip(references, predictions, strict=True)):
         whole = scorer.score_multi(those, prediction)
-        split = scorer.score_multi(["\n".join(sentences(one, splitter)) for one in those], "\n".join(sentences(prediction, splitter)))
+        split = scorer.score_multi(
+            ["\n".join(sentences(one, splitter)) for one in those], "\n".join(sentences(prediction, splitter))
+        )
         for name, values in found.values.items():
             measured, _, part = name.partition("_")
             expected = getattr((split if measured == "rougeLsum" else whole)[measured], part or "fmeasure")
             assert values[place] == pytest.approx(100 * expected, abs=1e-9), name
     assert list(found.values) == [*NAMES, *PARTS]
     assert list(rouge(references, predictions, stemmer=stemmer, sentences=splitter).values) == list(NAMES)
-    assert found.signature.startswith(f"rouge|refs:var|rule:best-f|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|")
+    assert found.signature.startswith(
+        f"rouge|refs:var|rule:best-f|stemmer:{'yes' if stemmer else 'no'}|lsum:{splitter}|"
+    )
 
 
 def test_precision_and_recall_are_of_the_reference_with_the_best_f():
     found = rouge([["the cat sat on the mat today", "cat"]], ["the cat"], parts=True).values
     assert [found[f"rouge1{part}"][0] for part in ("_precision", "_recall", "")] == pytest.approx([50, 100, 200 / 3])
-    assert [found[f"rouge2{part}"][0] for part in ("_precision", "_recall", "")] == pytest.approx([100, 100 / 6, 200 / 7])
+    assert [found[f"rouge2{part}"][0] for part in ("_precision", "_recall", "")] == pytest.approx(
+        [100, 100 / 6, 200 / 7]
+    )
 
 
 def test_bleu_and_chrf_are_sacrebleus_with_several_references():
-    references = [["the cat sat on the mat", "a cat sat there"], ["it rained all day in town"], ["a", "b c", "prices rose by three"]]
+    references = [
+        ["the cat sat on the mat", "a cat sat there"],
+        ["it rained all day in town"],
+        ["a", "b c", "prices rose by three"],
+    ]
     predictions = ["a cat sat on the mat", "it rained all day", "prices rose three"]
     streams = [[those[place] if place < len(those) else None for those in references] for place in range(3)]
-    for found, name, corpus, sentence in ((bleu(references, predictions), "bleu", sacrebleu.corpus_bleu, sacrebleu.sentence_bleu), (chrf(references, predictions), "chrf", sacrebleu.corpus_chrf, sacrebleu.sentence_chrf)):
-        assert float(found.pooled[name].combine(found.pooled[name].statistics.sum(0))) == pytest.approx(corpus(predictions, streams).score)
-        assert found.values[name] == pytest.approx([sentence(text, those).score for text, those in zip(predictions, references, strict=True)])
+    for found, name, corpus, sentence in (
+        (bleu(references, predictions), "bleu", sacrebleu.corpus_bleu, sacrebleu.sentence_bleu),
+        (chrf(references, predictions), "chrf", sacrebleu.corpus_chrf, sacrebleu.sentence_chrf),
+    ):
+        assert float(found.pooled[name].combine(found.pooled[name].statistics.sum(0))) == pytest.approx(
+            corpus(predictions, streams).score
+        )
+        assert found.values[name] == pytest.approx(
+            [sentence(text, those).score for text, those in zip(predictions, references, strict=True)]
+        )
         assert found.signature.startswith(f"{name}|nrefs:var|case:")
 
 
@@ -545,7 +684,9 @@ def test_facts_are_those_of_the_built_in_corpus():
 
 def test_lsum_splits_at_newlines_unless_told_otherwise():
     reference, prediction = ["First it rained. Then the sun came out."], "Then the sun came out. First it rained."
-    assert rouge([reference], [prediction]).values["rougeLsum"][0] == pytest.approx(rouge([reference], [prediction]).values["rougeL"][0])
+    assert rouge([reference], [prediction]).values["rougeLsum"][0] == pytest.approx(
+        rouge([reference], [prediction]).values["rougeL"][0]
+    )
     split = rouge([reference], [prediction], sentences="pysbd")
     assert split.values["rougeLsum"][0] == 100.0
     assert "lsum:pysbd" in split.signature
@@ -555,8 +696,12 @@ def test_other_scripts_need_another_tokenizer():
     assert rouge([["今天 天气 很 好"]], ["今天 天气 很 好"]).values["rouge1"] == [0.0]
     assert rouge([["今天天气很好"]], ["今天天气很好"], tokens="characters").values["rouge1"] == [100.0]
     assert rouge([["добрый день"]], ["добрый день"], tokens="unicode").values["rouge1"] == [100.0]
-    assert rouge([["今天。很好。"]], ["今天。很好。"], tokens="characters", sentences="pysbd").values["rougeLsum"] == [100.0]
-    with pytest.raises(ValueError, match="unknown tokens 'chars' for ROUGE; choose from default, unicode, characters, auto"):
+    assert rouge([["今天。很好。"]], ["今天。很好。"], tokens="characters", sentences="pysbd").values["rougeLsum"] == [
+        100.0
+    ]
+    with pytest.raises(
+        ValueError, match="unknown tokens 'chars' for ROUGE; choose from default, unicode, characters, auto"
+    ):
         rouge([["a"]], ["a"], tokens="chars")
 
 
@@ -565,8 +710,8 @@ def test_shape_counts_what_is_new_repeated_and_copied():
     assert found["words"] == [7.0]
     assert found["compression"] == [6 / 7]
     assert found["novel1"] == [25.0]
-    assert found["novel2"] == [pytest.approx(100 * 2 / 4)]   # sat the, sat x
-    assert found["novel3"] == [pytest.approx(100 * 3 / 4)]   # all but the cat sat
+    assert found["novel2"] == [pytest.approx(100 * 2 / 4)]  # sat the, sat x
+    assert found["novel3"] == [pytest.approx(100 * 3 / 4)]  # all but the cat sat
     assert found["novel4"] == [100.0]
     assert found["repeated3"] == [pytest.approx(100 * 1 / 5)]
     assert found["coverage"] == [pytest.approx(100 * 6 / 7)]
@@ -583,17 +728,15 @@ def test_fragments_take_the_longest_copy():
 # The authors' released summaries
 
 PAPER = {
-    "xsum_test": {
-        "originalCrossEntropy": (41.57, 18.65, 33.68), "234gram_matches": (41.70, 18.87, 33.97),
-    },
-    "cnndm_test": {
-        "originalCrossEntropy": (43.20, 20.48, 40.35), "234gram_matches": (43.58, 20.80, 40.84),
-    },
+    "xsum_test": {"originalCrossEntropy": (41.57, 18.65, 33.68), "234gram_matches": (41.70, 18.87, 33.97)},
+    "cnndm_test": {"originalCrossEntropy": (43.20, 20.48, 40.35), "234gram_matches": (43.58, 20.80, 40.84)},
 }
 
 
 def released(folder):
-    predictions = {"xsum_test": "authors_predictions_hf_order", "cnndm_test": "authors_predictions_segmented_hf_order"}[folder.name]
+    predictions = {"xsum_test": "authors_predictions_hf_order", "cnndm_test": "authors_predictions_segmented_hf_order"}[
+        folder.name
+    ]
     return read_rows(folder, "references_hf_order"), read_rows(folder, predictions)
 
 
@@ -629,7 +772,14 @@ def test_the_released_summaries_score_as_published(name):
 def test_the_examples_in_the_help_work_when_pasted(tmp_path):
     examples = score_verb.SCORE_EXAMPLES.partition("runs, after")[0].splitlines()[1:]
     program = f"ngramloss() {{ '{sys.executable}' -m ngramloss \"$@\"; }}\nset -e\n" + "\n".join(examples)
-    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(
+        ["bash", "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rouge1") >= 6
     assert "bertscore was left out" in done.stdout

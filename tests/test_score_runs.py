@@ -26,14 +26,24 @@ TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices ros
 
 def run(folder, texts=TEXTS, references=REFERENCES, *, objective="ce", seed=1, tokens=None, limits=(0, 20), rate=3e-5):
     folder.mkdir(parents=True)
-    lines = [{"id": key, "prediction": text} | ({"tokens": tokens[key]} if tokens else {}) for key, text in texts.items()]
+    lines = [
+        {"id": key, "prediction": text} | ({"tokens": tokens[key]} if tokens else {}) for key, text in texts.items()
+    ]
     (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [{"id": key, "reference": text, "document": f"{text} as was said"} for key, text in references.items()]
     (folder / "references.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "recipe.toml").write_text(f'objective = "{objective}"\n[train]\nseed = {seed}\nlearning_rate = {rate}\n')
     search = {"num_beams": 6, "min_length": limits[0], "max_length": limits[1], "eos_token_id": 2}
-    about = {"model": str(folder), "weights": f"0123{seed}", "generation": search, "data": "newswire", "split": "test",
-             "fingerprint": "f00", "documents": len(texts), "versions": {"transformers": "5.22", "ngramloss": "0.1.0"}}
+    about = {
+        "model": str(folder),
+        "weights": f"0123{seed}",
+        "generation": search,
+        "data": "newswire",
+        "split": "test",
+        "fingerprint": "f00",
+        "documents": len(texts),
+        "versions": {"transformers": "5.22", "ngramloss": "0.1.0"},
+    }
     (folder / "generation.json").write_text(json.dumps(about))
     return folder
 
@@ -46,13 +56,14 @@ def score(capsys, *arguments):
 
 def test_a_run_is_scored_by_its_own_references_and_documents(tmp_path, capsys):
     found = score(capsys, run(tmp_path / "demo-matches2", objective="ce + matches(2)"), "--metrics", "rouge,shape")
-    system, = found["systems"]
+    (system,) = found["systems"]
     assert (system["name"], system["label"]) == ("demo-matches2", "ce + matches(2)")
     assert system["scores"]["rouge1"] > 80
     assert "coverage" in system["scores"], "documents are read with the references"
     assert system["generation"] == (
         f"generation|model:{tmp_path / 'demo-matches2'}|weights:01231|data:newswire|split:test|documents:3|fingerprint:f00"
-        "|num_beams:6|min_length:0|max_length:20|transformers:5.22|ngramloss:0.1.0")
+        "|num_beams:6|min_length:0|max_length:20|transformers:5.22|ngramloss:0.1.0"
+    )
 
 
 def test_figures_of_documents_are_kept_in_the_run(tmp_path, capsys):
@@ -95,11 +106,15 @@ def test_a_long_metric_tells_how_far_it_is(tmp_path, monkeypatch):
 
     monkeypatch.setitem(results.METRICS, "slow", Metric(slow))
     told = []
-    results.score_systems(systems.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append)
+    results.score_systems(
+        systems.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append
+    )
     assert told == ["slow of a", *(f"slow of a: {done} of 3 documents" for done in (1, 2, 3)), "intervals and tests"]
 
 
-@pytest.mark.parametrize("damage", ["{", "[" * 100_000, "[]", "null", '{"metrics": {"rouge": 3}}', '{"metrics": {"rouge": {}}}'])
+@pytest.mark.parametrize(
+    "damage", ["{", "[" * 100_000, "[]", "null", '{"metrics": {"rouge": 3}}', '{"metrics": {"rouge": {}}}']
+)
 def test_damaged_kept_figures_count_as_none(tmp_path, capsys, damage):
     folder = run(tmp_path / "a")
     before = score(capsys, folder)
@@ -118,7 +133,9 @@ EDITS = {
     "scores.json was changed": lambda folder: edited(folder / "scores.json", "rouge|refs:1", "rouge|refs:2"),
     "scores.json has no checksum": lambda folder: edited(folder / "scores.json", '"seal"', '"steal"'),
     "scores.jsonl is missing": lambda folder: (folder / "scores.jsonl").unlink(),
-    "{}/scores.json is not JSON: Expecting value: line 1 column 1 (char 0)": lambda folder: (folder / "scores.json").write_text(""),
+    "{}/scores.json is not JSON: Expecting value: line 1 column 1 (char 0)": lambda folder: (
+        folder / "scores.json"
+    ).write_text(""),
     "{}/scores.json should contain a JSON object, got list": lambda folder: (folder / "scores.json").write_text("[]"),
 }
 
@@ -132,7 +149,9 @@ def test_kept_figures_that_were_edited_are_computed_again_and_it_is_said(tmp_pat
     assert cli.main(["score", str(folder), "--json", "--samples", "20", "--shuffles", "20"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == before
-    assert err == f"warning: the scores saved in {folder} were not used ({why.format(folder)}); they are computed again.\n"
+    assert (
+        err == f"warning: the scores saved in {folder} were not used ({why.format(folder)}); they are computed again.\n"
+    )
     assert [(folder / name).read_text() for name in ("scores.json", "scores.jsonl")] == sound
     assert score(capsys, folder) == before
     assert capsys.readouterr().err == ""
@@ -146,7 +165,7 @@ def test_figures_of_other_references_do_not_stay_beside_new_ones(tmp_path, capsy
     folder = run(tmp_path / "a")
     score(capsys, folder, "--metrics", "bleu,chrf,shape")
     assert {"bleu", "chrf", "words"} <= kept(folder)
-    edited(folder / "references.jsonl", "it rained all day", "it poured all day")   # the document is as before
+    edited(folder / "references.jsonl", "it rained all day", "it poured all day")  # the document is as before
     score(capsys, folder, "--metrics", "rouge")
     assert {"rouge1", "words"} <= kept(folder)
     assert not {"bleu", "chrf"} & kept(folder)
@@ -155,7 +174,7 @@ def test_figures_of_other_references_do_not_stay_beside_new_ones(tmp_path, capsy
 def test_figures_of_other_documents_do_not_stay_and_those_without_documents_do(tmp_path, capsys):
     folder = run(tmp_path / "a")
     score(capsys, folder, "--metrics", "chrf,shape")
-    score(capsys, folder, "--metrics", "bleu", "--references", folder / "references.jsonl")   # without documents
+    score(capsys, folder, "--metrics", "bleu", "--references", folder / "references.jsonl")  # without documents
     assert {"chrf", "coverage", "bleu"} <= kept(folder)
     edited(folder / "references.jsonl", "as was said", "as was written")
     score(capsys, folder, "--metrics", "rouge")
@@ -189,7 +208,9 @@ def test_metrics_kept_before_stay_with_their_figures_pooled_ones_too(tmp_path, c
     second = score(capsys, folder, "--metrics", "rouge")["systems"][0]["scores"]
     assert json.loads((folder / "scores.json").read_text())["scores"] == first | second
     assert {"bleu", "words", "rouge1"} <= json.loads((folder / "scores.jsonl").read_text().splitlines()[0]).keys()
-    assert score(capsys, folder, "--metrics", "bleu")["systems"][0]["scores"] == {"bleu": first["bleu"]}, "no mean of sentences"
+    assert score(capsys, folder, "--metrics", "bleu")["systems"][0]["scores"] == {"bleu": first["bleu"]}, (
+        "no mean of sentences"
+    )
 
 
 @pytest.mark.parametrize("lines", ["rouge", "bleu,chrf,shape"])
@@ -211,7 +232,9 @@ def test_a_folder_that_cannot_be_written_to_costs_a_warning_alone(tmp_path, caps
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, capsys):
-    folder = run(tmp_path / "a", {str(place): "x y" for place in range(400)}, {str(place): "x y z" for place in range(400)})
+    folder = run(
+        tmp_path / "a", {str(place): "x y" for place in range(400)}, {str(place): "x y z" for place in range(400)}
+    )
     program = f"ulimit -f 8; '{sys.executable}' -m ngramloss score '{folder}'"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, f"warning: scores were not saved in {folder}: File too large.\n")
@@ -223,13 +246,18 @@ def test_two_that_score_a_run_at_once_both_keep_their_figures(tmp_path):
     folder = run(tmp_path / "a")
     with lock_folder(folder, wait=True):
         arguments = [sys.executable, "-m", "ngramloss", "score", str(folder), "--json", "--metrics"]
-        jobs = [subprocess.Popen([*arguments, metric], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for metric in ("rouge", "bleu", "chrf", "shape")]
-        with pytest.raises(subprocess.TimeoutExpired):   # both wait here
+        jobs = [
+            subprocess.Popen([*arguments, metric], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for metric in ("rouge", "bleu", "chrf", "shape")
+        ]
+        with pytest.raises(subprocess.TimeoutExpired):  # both wait here
             jobs[0].wait(timeout=3)
     told = [job.communicate(timeout=100) for job in jobs]
     assert [(job.returncode, err) for job, (_, err) in zip(jobs, told, strict=True)] == [(0, "")] * 4
     each = [json.loads(out)["systems"][0]["scores"] for out, _ in told]
-    assert json.loads((folder / "scores.json").read_text())["scores"] == {name: value for one in each for name, value in one.items()}
+    assert json.loads((folder / "scores.json").read_text())["scores"] == {
+        name: value for one in each for name, value in one.items()
+    }
     rows = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == ["a", "b", "c"]
     assert {"rouge1", "bleu", "chrf", "coverage"} <= rows[0].keys()
@@ -253,8 +281,11 @@ def test_a_key_changes_with_the_content_of_a_file_it_names(tmp_path):
 def test_a_key_changes_with_all_that_could_change_a_figure(monkeypatch):
     before = score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]})
     assert score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}) == before
-    others = [score_cache.key("bleu", {"stemmer": True}, {"predictions": ["a"]}), score_cache.key("rouge", {"stemmer": False}, {"predictions": ["a"]}),
-              score_cache.key("rouge", {"stemmer": True}, {"predictions": ["b"]})]
+    others = [
+        score_cache.key("bleu", {"stemmer": True}, {"predictions": ["a"]}),
+        score_cache.key("rouge", {"stemmer": False}, {"predictions": ["a"]}),
+        score_cache.key("rouge", {"stemmer": True}, {"predictions": ["b"]}),
+    ]
     monkeypatch.setattr(score_cache, "__version__", "0.0.7")
     others.append(score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
     monkeypatch.undo()
@@ -280,23 +311,32 @@ def test_figures_kept_in_part_count_as_none(tmp_path, capsys, monkeypatch):
 
 def test_several_seeds_of_a_system_have_mean_and_spread(tmp_path, capsys):
     worse = dict(TEXTS, b="it snowed all day")
-    folders = [run(tmp_path / "ce-1"), run(tmp_path / "ce-2", worse, seed=2),
-               run(tmp_path / "m-1", REFERENCES, objective="matches(2)"), run(tmp_path / "m-2", objective="matches(2)", seed=2)]
+    folders = [
+        run(tmp_path / "ce-1"),
+        run(tmp_path / "ce-2", worse, seed=2),
+        run(tmp_path / "m-1", REFERENCES, objective="matches(2)"),
+        run(tmp_path / "m-2", objective="matches(2)", seed=2),
+    ]
     found = score(capsys, *folders)
     ce, matches = found["over_seeds"]
     each = [system["scores"]["rouge1"] for system in found["systems"]]
     assert (ce["label"], ce["runs"]) == ("ce", ["ce-1", "ce-2"])
     assert ce["scores"]["rouge1"]["mean"] == pytest.approx((each[0] + each[1]) / 2)
     assert ce["against_first"] == {}
-    assert matches["against_first"]["rouge1"]["difference"] == pytest.approx((each[2] + each[3] - each[0] - each[1]) / 2)
+    assert matches["against_first"]["rouge1"]["difference"] == pytest.approx(
+        (each[2] + each[3] - each[0] - each[1]) / 2
+    )
     assert cli.main(["score", *map(str, folders)]) == 0
     assert "± standard deviation over seeds" in capsys.readouterr().out
 
 
 def test_every_system_over_seeds_is_compared_with_the_first(tmp_path, capsys):
     worse, worst = dict(TEXTS, b="it snowed all day"), dict(TEXTS, b="no")
-    folders = [run(tmp_path / f"{name}-{seed}", texts, objective=name, seed=seed) for name, pair in
-               (("ce", (TEXTS, worse)), ("bag(2)", (worse, worst)), ("matches(2)", (worst, TEXTS))) for seed, texts in enumerate(pair)]
+    folders = [
+        run(tmp_path / f"{name}-{seed}", texts, objective=name, seed=seed)
+        for name, pair in (("ce", (TEXTS, worse)), ("bag(2)", (worse, worst)), ("matches(2)", (worst, TEXTS)))
+        for seed, texts in enumerate(pair)
+    ]
     found = score(capsys, *folders)["over_seeds"]
     means = [one["scores"]["rouge1"]["mean"] for one in found]
     for one, mean in zip(found[1:], means[1:], strict=True):
@@ -305,7 +345,9 @@ def test_every_system_over_seeds_is_compared_with_the_first(tmp_path, capsys):
 
 
 def test_equal_runs_over_seeds_are_not_called_different(tmp_path, capsys):
-    folders = [run(tmp_path / f"{name}-{seed}", objective=name, seed=seed) for name in ("ce", "bag(2)") for seed in (1, 2)]
+    folders = [
+        run(tmp_path / f"{name}-{seed}", objective=name, seed=seed) for name in ("ce", "bag(2)") for seed in (1, 2)
+    ]
     test = score(capsys, *folders)["over_seeds"][1]["against_first"]["rouge1"]
     assert (test["difference"], test["p"], test["p_holm"]) == (0.0, None, 1.0)
 
@@ -313,7 +355,9 @@ def test_equal_runs_over_seeds_are_not_called_different(tmp_path, capsys):
 def test_runs_that_differ_in_more_than_the_seed_are_systems_of_their_own(tmp_path, capsys):
     found = score(capsys, run(tmp_path / "a"), run(tmp_path / "b", seed=2, rate=1e-4), run(tmp_path / "c", seed=1))
     assert found["over_seeds"] == [], "another rate; the same seed twice"
-    for place, (name, value) in enumerate({"data": "xsum", "split": "validation", "fingerprint": "f11", "generation": {"num_beams": 1}}.items()):
+    for place, (name, value) in enumerate(
+        {"data": "xsum", "split": "validation", "fingerprint": "f11", "generation": {"num_beams": 1}}.items()
+    ):
         folder = run(tmp_path / f"other{place}", seed=2)
         about = json.loads((folder / "generation.json").read_text()) | {name: value}
         (folder / "generation.json").write_text(json.dumps(about))
@@ -322,8 +366,8 @@ def test_runs_that_differ_in_more_than_the_seed_are_systems_of_their_own(tmp_pat
 
 def test_the_order_of_a_recipe_makes_no_other_system(tmp_path):
     one, other = run(tmp_path / "a"), run(tmp_path / "b", seed=2)
-    (other / "recipe.toml").write_text('[train]\nlearning_rate = 3e-05\nseed = 2\n')
-    (one / "recipe.toml").write_text('[train]\nseed = 1\nlearning_rate = 3e-05\n')
+    (other / "recipe.toml").write_text("[train]\nlearning_rate = 3e-05\nseed = 2\n")
+    (one / "recipe.toml").write_text("[train]\nseed = 1\nlearning_rate = 3e-05\n")
     (one / "recipe.toml").write_text("x = 1\ny = 2\n" + (one / "recipe.toml").read_text())
     (other / "recipe.toml").write_text("y = 2\nx = 1\n" + (other / "recipe.toml").read_text())
     assert provenance.run(one).kind == provenance.run(other).kind != ""
@@ -346,9 +390,15 @@ def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
 
 def test_a_folder_without_predictions_says_how_to_make_them(tmp_path, capsys):
     (tmp_path / "begun").mkdir()
-    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}, and it is not a run's folder. Give a run's folder after ngramloss generate, or a file of predictions.\n")
+    assert score(capsys, tmp_path / "begun") == (
+        2,
+        f"error: no predictions in {tmp_path / 'begun'}, and it is not a run's folder. Give a run's folder after ngramloss generate, or a file of predictions.\n",
+    )
     (tmp_path / "begun" / "recipe.toml").write_text("")
-    assert score(capsys, tmp_path / "begun") == (2, f"error: no predictions in {tmp_path / 'begun'}. Generate them with: ngramloss generate {tmp_path / 'begun'}\n")
+    assert score(capsys, tmp_path / "begun") == (
+        2,
+        f"error: no predictions in {tmp_path / 'begun'}. Generate them with: ngramloss generate {tmp_path / 'begun'}\n",
+    )
     (tmp_path / "begun" / "predictions.partial-0.jsonl").write_text("")
     code, said = score(capsys, tmp_path / "begun")
     assert (code, "are not finished. Generate them with: ngramloss generate" in said) == (2, True)
@@ -371,13 +421,18 @@ def test_files_alone_need_references(tmp_path, capsys):
 def test_documents_that_are_given_are_read_instead_of_a_runs_own(tmp_path, capsys):
     folder = run(tmp_path / "a")
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"id": key, "document": "x y"}) + "\n" for key in TEXTS))
-    own, given = score(capsys, folder, "--metrics", "shape"), score(capsys, folder, "--metrics", "shape", "--documents", tmp_path / "docs.jsonl")
+    own, given = (
+        score(capsys, folder, "--metrics", "shape"),
+        score(capsys, folder, "--metrics", "shape", "--documents", tmp_path / "docs.jsonl"),
+    )
     assert own["systems"][0]["scores"]["coverage"] > given["systems"][0]["scores"]["coverage"] == 0.0
 
 
 def test_a_run_without_documents_is_measured_without_them(tmp_path, capsys):
     folder = run(tmp_path / "a")
-    (folder / "references.jsonl").write_text("".join(json.dumps({"id": key, "reference": text}) + "\n" for key, text in REFERENCES.items()))
+    (folder / "references.jsonl").write_text(
+        "".join(json.dumps({"id": key, "reference": text}) + "\n" for key, text in REFERENCES.items())
+    )
     found = score(capsys, folder, "--metrics", "shape")["systems"][0]
     assert found["scores"].keys() == {"words", "repeated3"}
     assert "documents:no" in found["signature"]["shape"]
@@ -417,20 +472,27 @@ def test_runs_and_files_are_scored_together(tmp_path, capsys):
 
 def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
     folder = run(tmp_path / "a", tokens={"a": 9, "b": 4, "c": 12}, limits=(5, 12))
-    assert score(capsys, folder)["systems"][0]["audit"] == ["1 text with fewer than 5 tokens", "1 text with exactly the maximum of 12 tokens, which may be cut off"]
+    assert score(capsys, folder)["systems"][0]["audit"] == [
+        "1 text with fewer than 5 tokens",
+        "1 text with exactly the maximum of 12 tokens, which may be cut off",
+    ]
     assert score(capsys, folder, "--limits", ":8")["systems"][0]["audit"] == ["2 texts with more than 8 tokens"]
 
 
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
     texts = systems.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
-    found = results.score_systems(texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those))
+    found = results.score_systems(
+        texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those)
+    )
     assert found.audit == [["3 texts with more than 20 tokens"]]
 
 
 def test_without_tokens_words_are_counted_and_said_to_be(tmp_path, capsys):
-    folder = run(tmp_path / "a", limits=(5, 20))   # of tokens: words are not held against them
+    folder = run(tmp_path / "a", limits=(5, 20))  # of tokens: words are not held against them
     assert score(capsys, folder)["systems"][0]["audit"] == []
-    assert score(capsys, folder, "--limits", "5:20")["systems"][0]["audit"] == ["1 text with fewer than 5 words (words were counted; a text has more tokens)"]
+    assert score(capsys, folder, "--limits", "5:20")["systems"][0]["audit"] == [
+        "1 text with fewer than 5 words (words were counted; a text has more tokens)"
+    ]
 
 
 def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
@@ -438,7 +500,9 @@ def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
 
     tiny_tokenizers.ours().save_pretrained(tmp_path / "tokenizer")
     counts = sorted(len(ids) for ids in tiny_tokenizers.ours()(list(TEXTS.values()))["input_ids"])
-    found = score(capsys, run(tmp_path / "a"), "--limits", f"{counts[0] + 1}:999", "--tokenizer", tmp_path / "tokenizer")
+    found = score(
+        capsys, run(tmp_path / "a"), "--limits", f"{counts[0] + 1}:999", "--tokenizer", tmp_path / "tokenizer"
+    )
     assert found["systems"][0]["audit"] == [f"1 text with fewer than {counts[0] + 1} tokens"]
     code, said = score(capsys, tmp_path / "a", "--tokenizer", tmp_path / "nowhere")
     assert (code, "cannot load the tokenizer" in said) == (2, True)
@@ -491,8 +555,15 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
 
 
 def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none")))
-    folders = [run(tmp_path / "ce-1"), run(tmp_path / "ce-2", seed=2), run(tmp_path / "m-1", objective="bag(2)"), run(tmp_path / "m-2", objective="bag(2)", seed=2)]
+    monkeypatch.setitem(
+        results.METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"))
+    )
+    folders = [
+        run(tmp_path / "ce-1"),
+        run(tmp_path / "ce-2", seed=2),
+        run(tmp_path / "m-1", objective="bag(2)"),
+        run(tmp_path / "m-2", objective="bag(2)", seed=2),
+    ]
     found = score(capsys, *folders, "--metrics", "none")["over_seeds"]
     assert found[0]["scores"]["none"] == dict.fromkeys(("mean", "spread", "low", "high"))
     assert cli.main(["score", *map(str, folders), "--metrics", "none"]) == 0
@@ -500,7 +571,9 @@ def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, 
 
 
 def test_a_figure_without_bounds_is_left_out_kept_or_fresh(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "most", Metric(lambda references, predictions: Scores({"most": [1.0, math.inf, 3.0]}, "most")))
+    monkeypatch.setitem(
+        results.METRICS, "most", Metric(lambda references, predictions: Scores({"most": [1.0, math.inf, 3.0]}, "most"))
+    )
     folder = run(tmp_path / "a")
     fresh = score(capsys, folder, "--metrics", "most")
     assert fresh["left_out"] == {"most": 1}
@@ -508,14 +581,25 @@ def test_a_figure_without_bounds_is_left_out_kept_or_fresh(tmp_path, capsys, mon
 
 
 def test_a_figure_that_no_document_has_is_null(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none")))
-    assert score(capsys, run(tmp_path / "a"), run(tmp_path / "b"), "--metrics", "none")["systems"][0]["scores"] == {"none": None}
+    monkeypatch.setitem(
+        results.METRICS, "none", Metric(lambda references, predictions: Scores({"none": [math.nan] * 3}, "none"))
+    )
+    assert score(capsys, run(tmp_path / "a"), run(tmp_path / "b"), "--metrics", "none")["systems"][0]["scores"] == {
+        "none": None
+    }
     assert cli.main(["score", str(tmp_path / "a"), "--metrics", "none"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["a", "–"]
 
 
 def test_lower_is_better_is_marked(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(results.METRICS, "far", Metric(lambda references, predictions: Scores({"far": [1.0] * 3}, "far"), scores={"far": Score("Far", better="lower")}))
+    monkeypatch.setitem(
+        results.METRICS,
+        "far",
+        Metric(
+            lambda references, predictions: Scores({"far": [1.0] * 3}, "far"),
+            scores={"far": Score("Far", better="lower")},
+        ),
+    )
     folder = run(tmp_path / "a")
     assert score(capsys, folder, "--metrics", "far")["lower_is_better"] == ["far"]
     assert cli.main(["score", str(folder), "--metrics", "far"]) == 0
@@ -527,12 +611,18 @@ def test_lower_is_better_is_marked(tmp_path, capsys, monkeypatch):
 
 
 def test_marks_are_corrected_for_several_comparisons():
-    figures = significance.compare([{"x": [1.0, 2.0, 3.0, 4.0] * 5}] + [{"x": [1.1, 2.0, 3.2, 4.1] * 5}] * 3, samples=50, shuffles=50)["x"]
+    figures = significance.compare(
+        [{"x": [1.0, 2.0, 3.0, 4.0] * 5}] + [{"x": [1.1, 2.0, 3.2, 4.1] * 5}] * 3, samples=50, shuffles=50
+    )["x"]
     larger = [max(one.p_bootstrap, one.p_randomisation) for one in figures[1:]]
     assert [one.p_holm for one in figures[1:]] == significance.holm(larger)
     assert figures[0].p_holm is None
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, 0.5), 2) == Cell("50.00", 50.0, "", "±1.50")
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02), 2) == Cell("50.00", 50.0, "*", "±1.50")
+    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, 0.5), 2) == Cell(
+        "50.00", 50.0, "", "±1.50"
+    )
+    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02), 2) == Cell(
+        "50.00", 50.0, "*", "±1.50"
+    )
 
 
 def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
@@ -540,7 +630,10 @@ def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
     about = json.loads((lead / "generation.json").read_text())
     (lead / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
     assert cli.main(["score", str(run(tmp_path / "a")), str(lead), "--csv"]) == 0
-    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [["a", "a", "system"], ["lead", "lead", "baseline"]]
+    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["a", "a", "system"],
+        ["lead", "lead", "baseline"],
+    ]
 
 
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
@@ -548,8 +641,12 @@ def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys
     one = results.score_systems(texts, samples=20, shuffles=20).figures["rouge1"][1]
     told = score(capsys, tmp_path / "a", tmp_path / "b")["systems"][1]
     assert told["against_first"]["rouge1"] == {
-        "difference": one.difference, "interval": [one.difference_low, one.difference_high],
-        "p_bootstrap": one.p_bootstrap, "p_randomisation": one.p_randomisation, "p_holm": one.p_holm}
+        "difference": one.difference,
+        "interval": [one.difference_low, one.difference_high],
+        "p_bootstrap": one.p_bootstrap,
+        "p_randomisation": one.p_randomisation,
+        "p_holm": one.p_holm,
+    }
     assert told["intervals"]["rouge1"] == [one.low, one.high]
     assert len({one.p_bootstrap, one.p_randomisation}) == 2
     assert cli.main(["score", str(tmp_path / "a")]) == 0
@@ -561,14 +658,22 @@ def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys
 
 def test_a_folder_says_what_it_knows(tmp_path):
     folder = run(tmp_path / "x", objective="ce + rewards(2)", seed=7)
-    (folder / "log.jsonl").write_text('{"step": 1, "docs_per_second": 10.0}\n{"step": 2, "docs_per_second": 30.0}\n{"step": 2, "eval_ce": 1}\n{"st')
+    (folder / "log.jsonl").write_text(
+        '{"step": 1, "docs_per_second": 10.0}\n{"step": 2, "docs_per_second": 30.0}\n{"step": 2, "eval_ce": 1}\n{"st'
+    )
     found = provenance.run(folder)
     assert (found.label, found.seed, found.is_baseline) == ("ce + rewards(2)", 7, False)
     assert provenance.docs_per_second(folder) == 20.0
     assert len(provenance.log(folder)) == 3
     (tmp_path / "bare").mkdir()
     bare = provenance.run(tmp_path / "bare")
-    assert (bare.label, bare.seed, bare.kind, provenance.written_by(bare), provenance.docs_per_second(tmp_path / "bare")) == ("bare", None, "", "", None)
+    assert (
+        bare.label,
+        bare.seed,
+        bare.kind,
+        provenance.written_by(bare),
+        provenance.docs_per_second(tmp_path / "bare"),
+    ) == ("bare", None, "", "", None)
     (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3"}')
     assert provenance.run(tmp_path / "bare").is_baseline
     (tmp_path / "bare" / "generation.json").write_text('{"model": "lead-3-large"}')
@@ -581,8 +686,18 @@ def test_a_folder_says_what_it_knows(tmp_path):
         provenance.run(folder)
 
 
-@pytest.mark.parametrize("recipe", ["train = 3\n", "objective = 3\n[train]\nseed = [1]\n", "[train]\nseed = 1\nday = 2026-01-01\n"])
-@pytest.mark.parametrize("generation", [[], {"generation": [1]}, {"model": 3, "versions": 3, "generation": {"num_beams": 2}}, {"generation": {"min_length": "x", "max_length": [3]}}])
+@pytest.mark.parametrize(
+    "recipe", ["train = 3\n", "objective = 3\n[train]\nseed = [1]\n", "[train]\nseed = 1\nday = 2026-01-01\n"]
+)
+@pytest.mark.parametrize(
+    "generation",
+    [
+        [],
+        {"generation": [1]},
+        {"model": 3, "versions": 3, "generation": {"num_beams": 2}},
+        {"generation": {"min_length": "x", "max_length": [3]}},
+    ],
+)
 def test_files_of_other_tools_say_what_they_can(tmp_path, capsys, recipe, generation):
     folder = run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 5))
     (folder / "recipe.toml").write_text(recipe)

@@ -16,7 +16,14 @@ from ngramloss.metrics.rouge import rouge as rouge_of_many
 from ngramloss.recipe import Generation, Model
 from ngramloss.training import models
 
-DOCUMENTS = ["The cat sat on the mat. It slept.", "Dogs ran.", "Nobody came to the café. Rain is expected in the north. Wind.", "A dog!", "Mats. Mats. Mats.", "Dr. Who left."]
+DOCUMENTS = [
+    "The cat sat on the mat. It slept.",
+    "Dogs ran.",
+    "Nobody came to the café. Rain is expected in the north. Wind.",
+    "A dog!",
+    "Mats. Mats. Mats.",
+    "Dr. Who left.",
+]
 
 
 def rouge(references, predictions, **options):
@@ -58,7 +65,13 @@ def test_summaries_come_in_the_order_of_the_sources_whatever_the_batch(texts, ba
 
 def test_sources_of_like_length_go_together_and_are_counted():
     model, counted = Echo(), []
-    search.summaries(model, tiny_tokenizers.ours(), [[0] * length for length in (9, 2, 7, 3, 8)], batch_size=2, progress=counted.append)
+    search.summaries(
+        model,
+        tiny_tokenizers.ours(),
+        [[0] * length for length in (9, 2, 7, 3, 8)],
+        batch_size=2,
+        progress=counted.append,
+    )
     assert model.seen == [[2, 3], [7, 8], [9]]
     assert counted == [2, 2, 1]
 
@@ -66,12 +79,25 @@ def test_sources_of_like_length_go_together_and_are_counted():
 def test_padding_stands_after_the_text_even_for_a_tokenizer_that_pads_before_it():
     tokenizer = tiny_tokenizers.bart_like()
     tokenizer.padding_side = "left"
-    assert search.summaries(Echo(), tokenizer, [[5, 6, 7], [5]]) == [(tokenizer.decode([5, 6, 7]), 3), (tokenizer.decode([5]), 1)]
+    assert search.summaries(Echo(), tokenizer, [[5, 6, 7], [5]]) == [
+        (tokenizer.decode([5, 6, 7]), 3),
+        (tokenizer.decode([5]), 1),
+    ]
 
 
 def real_model(architecture="bart"):
     torch.manual_seed(0)
-    settings = Model(name="scratch", architecture=architecture, width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, dropout=0.5, init_std=0.5)
+    settings = Model(
+        name="scratch",
+        architecture=architecture,
+        width=16,
+        heads=2,
+        encoder_layers=1,
+        decoder_layers=1,
+        feed_forward=16,
+        dropout=0.5,
+        init_std=0.5,
+    )
     model = models.from_scratch(settings, tiny_tokenizers.ours())
     models.prepare_generation(model, Generation(num_beams=2, min_length=4, max_length=12))
     return model
@@ -92,7 +118,9 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "mine"
     real_model().save_pretrained(folder / "model")
     tiny_tokenizers.ours().save_pretrained(folder / "model")
-    settings = recipe.load("demo", ["data.separator=<s>", "data.splitter=period", "data.prefix=summarize: ", "data.max_source=20"])
+    settings = recipe.load(
+        "demo", ["data.separator=<s>", "data.splitter=period", "data.prefix=summarize: ", "data.max_source=20"]
+    )
     (folder / "recipe.toml").write_text(recipe.dump(settings))
     return folder
 
@@ -121,7 +149,9 @@ def test_a_run_writes_by_its_models_own_settings(finished):
 
 
 def test_a_run_that_is_not_finished_says_how_to_finish_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no model in .*model\. Train it with: ngramloss train RECIPE --run .*mine"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no model in .*model\. Train it with: ngramloss train RECIPE --run .*mine"
+    ):
         search.of_run(tmp_path / "mine", ["a"])
 
 
@@ -133,11 +163,11 @@ def test_a_run_that_is_not_finished_says_how_to_finish_it(tmp_path):
     [
         ("the cat sat on the mat", "the cat sat on the mat", (1, 1, 1, 1)),
         ("a b c d", "e f g", (0, 0, 0, 0)),
-        ("a b c d", "a c", (2 * 2 / 6, 0, 2 * 2 / 6, 2 * 2 / 6)),                # 2 of 4 and 2 of 2
+        ("a b c d", "a c", (2 * 2 / 6, 0, 2 * 2 / 6, 2 * 2 / 6)),  # 2 of 4 and 2 of 2
         ("a b c d", "d c b a", (1, 0, 1 / 4, 1 / 4)),
-        ("a a b", "a b b", (2 / 3, 1 / 2, 2 / 3, 2 / 3)),                        # counts are clipped
-        ("The CATS, running!", "the cat runs", (1, 1, 1, 1)),                    # case, punctuation, stems
-        ("a b\nc d", "c d\na b", (1, 2 / 3, 1 / 2, 1)),                          # Lsum takes lines by themselves
+        ("a a b", "a b b", (2 / 3, 1 / 2, 2 / 3, 2 / 3)),  # counts are clipped
+        ("The CATS, running!", "the cat runs", (1, 1, 1, 1)),  # case, punctuation, stems
+        ("a b\nc d", "c d\na b", (1, 2 / 3, 1 / 2, 1)),  # Lsum takes lines by themselves
         ("", "a", (0, 0, 0, 0)),
         ("a", "", (0, 0, 0, 0)),
         ("", "", (0, 0, 0, 0)),

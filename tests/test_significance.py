@@ -48,13 +48,17 @@ def test_the_bootstrap_is_the_one_a_loop_draws():
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=7))
 def test_the_randomisation_nears_the_share_of_all_swaps(pairs):
-    first, other = [a / 7 for a, _ in pairs], [b / 7 for _, b in pairs]   # rounding makes no tie a difference
+    first, other = [a / 7 for a, _ in pairs], [b / 7 for _, b in pairs]  # rounding makes no tie a difference
     _, found = figures(first, other, samples=2, shuffles=20_000)
     gaps = [b - a for a, b in pairs]
     observed, every = abs(sum(gaps)), 2 ** len(gaps)
-    exact = sum(
-        abs(sum(gap * (1 if swap >> place & 1 else -1) for place, gap in enumerate(gaps))) >= observed for swap in range(every)
-    ) / every
+    exact = (
+        sum(
+            abs(sum(gap * (1 if swap >> place & 1 else -1) for place, gap in enumerate(gaps))) >= observed
+            for swap in range(every)
+        )
+        / every
+    )
     assert found.p_randomisation == pytest.approx(exact, abs=0.015)
 
 
@@ -85,13 +89,22 @@ def test_the_seed_decides_and_figures_share_their_draws():
     both = compare([{"x": one, "y": two}, {"x": two, "y": one}])
     assert both["x"][1].difference == -both["y"][1].difference
     assert both["x"][1].p_bootstrap == both["y"][1].p_bootstrap
-    for here, there in zip(both["x"], figures(one, two), strict=True):   # to rounding: a product's order follows its size
+    for here, there in zip(
+        both["x"], figures(one, two), strict=True
+    ):  # to rounding: a product's order follows its size
         assert here == pytest.approx(there)
 
 
 def test_a_figure_among_others_is_what_it_is_alone():
     rng = np.random.default_rng(0)
-    systems = [{"x": rng.normal(k, 1, 30), "pooled": Pooled(rng.random((30, 3)), lambda sums: sums[..., 0] / sums[..., 1:].sum(-1)), "y": rng.normal(3 * k, 2, 30)} for k in range(3)]
+    systems = [
+        {
+            "x": rng.normal(k, 1, 30),
+            "pooled": Pooled(rng.random((30, 3)), lambda sums: sums[..., 0] / sums[..., 1:].sum(-1)),
+            "y": rng.normal(3 * k, 2, 30),
+        }
+        for k in range(3)
+    ]
     whole = compare(systems, samples=300, shuffles=300)
     for name in systems[0]:
         alone = compare([{name: system[name]} for system in systems], samples=300, shuffles=300)[name]
@@ -113,10 +126,20 @@ def test_samples_that_drew_no_figure_do_not_make_a_difference_significant():
     _, found = figures([1.0, 2.0, nan, nan], [2.0, 1.5, nan, nan], samples=200, shuffles=50)
     assert found.p_bootstrap > 0.3
     _, none, some = figures([nan, nan], [nan, nan], [1.0, 1.0], samples=50, shuffles=50)
-    assert all(math.isnan(one.p_bootstrap) and math.isnan(one.p_randomisation) and math.isnan(one.p_holm) for one in (none, some))
+    assert all(
+        math.isnan(one.p_bootstrap) and math.isnan(one.p_randomisation) and math.isnan(one.p_holm)
+        for one in (none, some)
+    )
 
 
-@pytest.mark.parametrize(("options", "sentence"), [({"samples": 0}, "samples must be 1 or more, got 0"), ({"shuffles": -1}, "shuffles must be 0 or more, got -1"), ({"seed": -3}, "seed must be 0 or more, got -3")])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"samples": 0}, "samples must be 1 or more, got 0"),
+        ({"shuffles": -1}, "shuffles must be 0 or more, got -1"),
+        ({"seed": -3}, "seed must be 0 or more, got -3"),
+    ],
+)
 def test_what_cannot_be_drawn_is_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         figures([1.0, 2.0], **options)
@@ -128,7 +151,11 @@ def test_only_figures_that_all_systems_have_are_compared():
 
 
 def test_a_pooled_figure_is_resampled_by_what_documents_add():
-    references = [["the cat sat on the mat today"], ["a dog ran over the green hill"], ["it rained all day in the old town"]] * 4
+    references = [
+        ["the cat sat on the mat today"],
+        ["a dog ran over the green hill"],
+        ["it rained all day in the old town"],
+    ] * 4
     texts = ["the cat sat on a mat today", "a dog ran over the hill", "it rained in the old town"] * 4
     other = ["the cat sat on the mat", "a dog ran over the green hill", "all day it rained in the old town"] * 4
     scores = [bleu(references, those) for those in (texts, other)]
@@ -136,14 +163,16 @@ def test_a_pooled_figure_is_resampled_by_what_documents_add():
     import sacrebleu
 
     for found, those in ((first, texts), (second, other)):
-        assert found.value == pytest.approx(sacrebleu.corpus_bleu(those, [[one for one, in references]]).score)
+        assert found.value == pytest.approx(sacrebleu.corpus_bleu(those, [[one for (one,) in references]]).score)
         assert found.low <= found.value <= found.high
     assert second.difference == pytest.approx(second.value - first.value)
 
 
 def test_a_mean_as_a_pooled_figure_is_the_mean():
     one, two = noise(30), noise(30, 1)
-    pooled = [Pooled(np.stack([those, np.ones(30)], 1), lambda sums: sums[..., 0] / sums[..., 1]) for those in (one, two)]
+    pooled = [
+        Pooled(np.stack([those, np.ones(30)], 1), lambda sums: sums[..., 0] / sums[..., 1]) for those in (one, two)
+    ]
     assert figures(*pooled) == figures(one, two)
 
 
@@ -165,7 +194,11 @@ def test_the_spread_over_seeds_is_students():
 
 @pytest.mark.filterwarnings("error")
 def test_runs_that_do_not_vary_are_not_tested():
-    for one, other in (({1: 1.1, 2: 2.1, 3: 3.1}, {1: 0.0, 2: 1.0, 3: 2.0}), ({1: 1.1, 2: 1.1}, {3: 0.0, 4: 0.0}), ({1: 1.1, 2: 2.1}, {1: 0.0, 2: 1.0})):
+    for one, other in (
+        ({1: 1.1, 2: 2.1, 3: 3.1}, {1: 0.0, 2: 1.0, 3: 2.0}),
+        ({1: 1.1, 2: 1.1}, {3: 0.0, 4: 0.0}),
+        ({1: 1.1, 2: 2.1}, {1: 0.0, 2: 1.0}),
+    ):
         found = between_seeds(one, other)
         assert [found[name] for name in ("difference", "low", "high")] == pytest.approx([1.1] * 3)
         assert math.isnan(found["p"])

@@ -68,7 +68,7 @@ def test_a_process_without_rows_still_has_a_micro_batch():
 def test_the_micro_batches_of_a_step_have_equal_numbers_of_rows():
     sources, targets = np.full(32, 100), np.full(32, 20)
     plan = Plan(sources, targets, 32, 12 * 128, Grid((104,), (24,)))
-    assert [batch.size.rows for batch in plan.cut(range(32))] == [11, 11, 11]   # not 12, 12, 8 and 4 blank
+    assert [batch.size.rows for batch in plan.cut(range(32))] == [11, 11, 11]  # not 12, 12, 8 and 4 blank
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=25), st.integers(1, 4))
@@ -103,13 +103,17 @@ def test_rows_of_similar_length_waste_little():
     steps = [order[start : start + 32] for start in range(0, len(order), 32)]
     plan = Plan(sources, targets, 32, None, fitted_grid(sources, targets, steps))
     assert plan.padding(steps) < 0.1
-    assert plan.padding(steps) == pytest.approx(1 - (sources.sum() + targets.sum()) / sum(
-        batch.size.tokens for step in steps for batch in plan.cut(step)))
+    assert plan.padding(steps) == pytest.approx(
+        1 - (sources.sum() + targets.sum()) / sum(batch.size.tokens for step in steps for batch in plan.cut(step))
+    )
 
 
 # Batches
 
-ROWS = [{"input_ids": np.array([5, 6, 7], np.int32), "labels": [8, 9]}, {"input_ids": [4], "labels": np.array([3, 2, 8, 9, 1])}]
+ROWS = [
+    {"input_ids": np.array([5, 6, 7], np.int32), "labels": [8, 9]},
+    {"input_ids": [4], "labels": np.array([3, 2, 8, 9, 1])},
+]
 
 
 def moved(labels):
@@ -140,7 +144,7 @@ def test_a_batch_is_filled_up_with_rows_that_count_for_nothing(size):
     made = Padder(1, moved)(ROWS, size)
     assert made["input_ids"].shape == made["attention_mask"].shape == (size.rows, size.source)
     assert made["labels"].shape == made["decoder_input_ids"].shape == (size.rows, size.target)
-    assert made["attention_mask"].sum(1).tolist() == [3, 1] + [1] * (size.rows - 2)   # one token to attend to
+    assert made["attention_mask"].sum(1).tolist() == [3, 1] + [1] * (size.rows - 2)  # one token to attend to
     assert (made["labels"] != -100).sum(1).tolist() == [2, 5] + [0] * (size.rows - 2)
 
 
@@ -151,7 +155,7 @@ def test_a_padding_id_in_the_text_is_attended_to():
 
 def test_a_batch_without_padding_has_no_mask():
     assert "attention_mask" not in Padder(1, moved)([{"input_ids": [5, 1, 6], "labels": [2]}])
-    assert "attention_mask" not in Padder(1, moved)(ROWS[:1], Size(1, 3, 9))   # padding of labels needs none
+    assert "attention_mask" not in Padder(1, moved)(ROWS[:1], Size(1, 3, 9))  # padding of labels needs none
     assert "attention_mask" in Padder(1, moved)(ROWS[:1], Size(1, 4, 9))
     assert Padder(1, moved, always_mask=True)(ROWS[:1])["attention_mask"].tolist() == [[1, 1, 1]]
 
@@ -159,7 +163,9 @@ def test_a_batch_without_padding_has_no_mask():
 @pytest.mark.parametrize("family", ["bart", "t5", "pegasus", "led"])
 def test_a_model_reads_the_batch_as_its_own_shift_would_have_it(family):
     model = models.tiny(family)
-    made = Padder(models.PAD, partial(decoder_inputs, model))([{"input_ids": [5, 6, 7, 8], "labels": [4, 5]}, {"input_ids": [9], "labels": [6, 7, 2]}])
+    made = Padder(models.PAD, partial(decoder_inputs, model))(
+        [{"input_ids": [5, 6, 7, 8], "labels": [4, 5]}, {"input_ids": [9], "labels": [6, 7, 2]}]
+    )
     assert made["decoder_input_ids"].tolist() == [[models.START, 4, 5], [models.START, 6, 7]]
     mine = model(**made).loss
     theirs = model(**{name: value for name, value in made.items() if name != "decoder_input_ids"}).loss
@@ -185,8 +191,10 @@ def test_a_step_knows_the_counts_of_all_processes():
     sources, targets = np.array([3, 3, 3, 3]), np.array([2, 2, 2, 2])
     examples = [{"input_ids": [5, 6, 7], "labels": [8, 9]}] * 3 + [{"input_ids": [5, 6, 7], "labels": [-100, -100]}]
     counted = np.array([2, 2, 2, 0])
-    made = [Steps(examples, Plan(sources, targets, 4), Padder(1, moved), counted=counted, process=process, processes=3)
-            for process in range(3)]
+    made = [
+        Steps(examples, Plan(sources, targets, 4), Padder(1, moved), counted=counted, process=process, processes=3)
+        for process in range(3)
+    ]
     steps = [steps.__getitems__([0, 1, 2, 3]) for steps in made]
     assert [step.counts.tolist() for step in steps] == [[6, 3]] * 3
     assert [len(step.batches[0]["labels"]) for step in steps] == [2, 1, 1]
@@ -214,12 +222,17 @@ def planned(folder, *, max_tokens=0, ours=(), **changes):
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-@pytest.mark.parametrize(("batch", "accumulate", "max_tokens"), [(8, 1, 0), (4, 2, 0), (1, 8, 0), (8, 1, 30), (2, 4, 1), (4, 2, 10**6)])
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "max_tokens"), [(8, 1, 0), (4, 2, 0), (1, 8, 0), (8, 1, 30), (2, 4, 1), (4, 2, 10**6)]
+)
 def test_any_cut_of_planned_steps_ends_at_the_same_weights(tmp_path, batch, accumulate, max_tokens, strategy):
     reference = planned(tmp_path / "one", train_sampling_strategy=strategy)
     got = planned(
-        tmp_path / "other", max_tokens=max_tokens, per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulate, train_sampling_strategy=strategy,
+        tmp_path / "other",
+        max_tokens=max_tokens,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulate,
+        train_sampling_strategy=strategy,
     )
     assert got.state.global_step == reference.state.global_step == 6
     assert_same_weights(got.model.state_dict(), reference.model.state_dict())
@@ -243,9 +256,13 @@ def test_gradients_in_a_buffer_are_clipped_like_separate_ones(most):
     for model in (one, other):
         batch = Padder(models.PAD, partial(decoder_inputs, model))(rows(3))
         model(**batch).loss.backward()
-    assert kept.clip(most).item() == pytest.approx(torch.nn.utils.clip_grad_norm_(other.parameters(), most).item(), rel=1e-5)
+    assert kept.clip(most).item() == pytest.approx(
+        torch.nn.utils.clip_grad_norm_(other.parameters(), most).item(), rel=1e-5
+    )
     for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-7, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            mine.grad, theirs.grad, atol=1e-7, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_one_long_row_may_exceed_the_budget_and_padding_costs_no_step(tmp_path):
@@ -253,14 +270,20 @@ def test_one_long_row_may_exceed_the_budget_and_padding_costs_no_step(tmp_path):
     assert got.state.global_step == 6
 
 
-@pytest.mark.parametrize(("changes", "sentence"), [
-    ({"model": lambda: models.DECODER_ONLY["llama"]()}, "encoder-decoders only"),
-    ({"data": [{"text": "no ids"}]}, "`input_ids` and `labels`"),
-])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model": lambda: models.DECODER_ONLY["llama"]()}, "encoder-decoders only"),
+        ({"data": [{"text": "no ids"}]}, "`input_ids` and `labels`"),
+    ],
+)
 def test_what_cannot_be_planned_is_refused(tmp_path, changes, sentence):
     with pytest.raises(UserError, match=sentence):
         NgramTrainer(
-            changes.get("model", tiny)(), arguments(tmp_path), objective=OBJECTIVE, max_tokens=0,
+            changes.get("model", tiny)(),
+            arguments(tmp_path),
+            objective=OBJECTIVE,
+            max_tokens=0,
             train_dataset=changes.get("data", rows(4)),
         ).train()
 
@@ -291,8 +314,12 @@ def test_a_planned_training_goes_on_in_the_middle_of_an_epoch(tmp_path):
 def test_two_processes_with_planned_steps_end_at_the_weights_of_one(tmp_path, batch, accumulate, max_tokens):
     """22 rows: the last step of an epoch has 6, of which each process gets 3; no model is wrapped."""
     weights, found = in_two_processes(
-        tmp_path / "two", ours={"max_tokens": max_tokens}, per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulate, train_sampling_strategy="group_by_length", eval_strategy="epoch",
+        tmp_path / "two",
+        ours={"max_tokens": max_tokens},
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulate,
+        train_sampling_strategy="group_by_length",
+        eval_strategy="epoch",
     )
     alone = planned(tmp_path / "one", train_sampling_strategy="group_by_length", eval_strategy="epoch")
     assert_same_weights(weights, alone.model.state_dict())
@@ -343,7 +370,11 @@ def test_what_surrounds_a_graph_trains_like_an_eager_step(tmp_path, monkeypatch,
 
 def test_a_schedule_changes_weights_in_captured_steps_without_capturing_again(tmp_path, monkeypatch):
     captures = []
-    monkeypatch.setattr(WithoutGraphs, "_warm_up", lambda self, held, warm_up=WithoutGraphs._warm_up: (captures.append(1), warm_up(self, held)))
+    monkeypatch.setattr(
+        WithoutGraphs,
+        "_warm_up",
+        lambda self, held, warm_up=WithoutGraphs._warm_up: (captures.append(1), warm_up(self, held)),
+    )
     monkeypatch.setattr("ngramloss.hf.planned.CapturedStep", WithoutGraphs)
     monkeypatch.setattr(PlannedSteps, "_raise_unless_capturable", lambda self: None)
     made = planned(tmp_path, objective="ce + 4*matches(2)@ramp(0,1)", logging_steps=1)

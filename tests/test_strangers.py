@@ -29,9 +29,13 @@ class MineForWriting(BartForConditionalGeneration):
 class MineTokenizer(PreTrainedTokenizerFast):
     pass
 """
-SMALL = Model(name="scratch", width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, vocabulary=400, dropout=0.0)
-CONSENT = (r"asks to run code that comes with the model \(model\.trust_remote_code\)\. A setting cannot give that consent: if you trust the model, "
-           r"remove the key and use --trust-remote-code on the command line\.")
+SMALL = Model(
+    name="scratch", width=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16, vocabulary=400, dropout=0.0
+)
+CONSENT = (
+    r"asks to run code that comes with the model \(model\.trust_remote_code\)\. A setting cannot give that consent: if you trust the model, "
+    r"remove the key and use --trust-remote-code on the command line\."
+)
 ASKED = CONSENT.replace("\\", "")
 
 
@@ -60,8 +64,12 @@ def plant(folder, *, own_kind=True):
 
 def plant_in_tokenizer(folder):
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {
-        "tokenizer_class": "MineTokenizer", "auto_map": {"AutoTokenizer": [None, "planted.MineTokenizer"]}}))
+    path.write_text(
+        json.dumps(
+            json.loads(path.read_text())
+            | {"tokenizer_class": "MineTokenizer", "auto_map": {"AutoTokenizer": [None, "planted.MineTokenizer"]}}
+        )
+    )
     return folder
 
 
@@ -171,7 +179,7 @@ def test_a_run_of_an_earlier_version_and_one_of_now_are_seeds_of_one_system(tmp_
 
 def test_a_reproduction_begun_by_an_earlier_version_goes_on(tmp_path):
     plan = reproduce.make_plan("table2", tmp_path, data="newswire", objectives=["ce"])
-    (tmp_path / "ce-1" / "model").mkdir(parents=True)   # a run that would be lost
+    (tmp_path / "ce-1" / "model").mkdir(parents=True)  # a run that would be lost
     now = reproduce._fixed_settings(plan)
     before = now["recipe"].replace('revision = "main"\n', 'revision = "main"\ntrust_remote_code = false\n')
     assert before != now["recipe"]
@@ -189,7 +197,10 @@ def test_train_runs_a_models_code_with_the_flag_alone_and_every_time_anew(plante
     file = written_recipe(tmp_path / "own.toml", planted, data, trust="")
     run = tmp_path / "run"
     assert ran("train", file, "--run", run) == 2
-    assert "It comes with its own code; if you trust it, pass --trust-remote-code on the command line." in capsys.readouterr().err
+    assert (
+        "It comes with its own code; if you trust it, pass --trust-remote-code on the command line."
+        in capsys.readouterr().err
+    )
     assert not marker.exists()
     assert ran("train", file, "--run", run, "--trust-remote-code") == 0
     assert marker.exists()
@@ -252,10 +263,29 @@ def test_bench_step_refuses_a_model_folder_with_code(planted, marker, capsys):
 
 def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = ["train.max_steps=1", "train.warmup_steps=0", "train.batch_size=2", "train.eval_every=0", "data.max_source=32", "data.max_target=16",
-             "generation.max_length=12", "generation.num_beams=1"]   # fmt: skip
-    arguments = ["reproduce", "table2", "--data", data, "--model", planted, "--objectives", "ce", "--limit", 2,
-                 *(word for one in small for word in ("--set", one))]   # fmt: skip
+    small = [
+        "train.max_steps=1",
+        "train.warmup_steps=0",
+        "train.batch_size=2",
+        "train.eval_every=0",
+        "data.max_source=32",
+        "data.max_target=16",
+        "generation.max_length=12",
+        "generation.num_beams=1",
+    ]
+    arguments = [
+        "reproduce",
+        "table2",
+        "--data",
+        data,
+        "--model",
+        planted,
+        "--objectives",
+        "ce",
+        "--limit",
+        2,
+        *(word for one in small for word in ("--set", one)),
+    ]
     assert ran(*arguments) == 2
     assert "pass --trust-remote-code on the command line" in capsys.readouterr().err
     assert not marker.exists()
@@ -265,7 +295,10 @@ def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker,
 
 def test_bench_step_has_no_size_for_scratch(capsys):
     assert ran("bench", "step", "--model", "scratch") == 2
-    assert "bench cannot use scratch, which has no size. Use bart-base, small, bart-tiny, a folder or a hub id." in capsys.readouterr().err
+    assert (
+        "bench cannot use scratch, which has no size. Use bart-base, small, bart-tiny, a folder or a hub id."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("verb", [["score"], ["report", "-o", "page"]])
@@ -296,16 +329,23 @@ def test_attention_that_a_configuration_fetches_as_code_is_refused(tmp_path, mar
     folder = plant(tmp_path / "m", own_kind=False)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": "stranger/kernel"}))
-    with pytest.raises(UserError, match=r"its attention is code from the hub repository stranger/kernel .* pass --trust-remote-code on the command line"):
+    with pytest.raises(
+        UserError,
+        match=r"its attention is code from the hub repository stranger/kernel .* pass --trust-remote-code on the command line",
+    ):
         models.load(Model(name=str(folder)), tiny_tokenizers.ours())
 
 
 def test_a_folders_own_way_of_generating_does_not_run(data, marker, tmp_path):
     folder = plant(tmp_path / "m", own_kind=False)
     (folder / "custom_generate").mkdir()
-    (folder / "custom_generate" / "generate.py").write_text(CODE + "\ndef generate(model, **inputs):\n    return inputs['input_ids']\n")
+    (folder / "custom_generate" / "generate.py").write_text(
+        CODE + "\ndef generate(model, **inputs):\n    return inputs['input_ids']\n"
+    )
     config = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps(config | {"custom_generate": str(folder), "trust_remote_code": True}))
+    (folder / "generation_config.json").write_text(
+        json.dumps(config | {"custom_generate": str(folder), "trust_remote_code": True})
+    )
     ran("generate", folder, "--data", data, "--set", "generation.max_length=12", "--out", tmp_path / "out")
     assert not marker.exists()
 
@@ -326,7 +366,9 @@ def seal_again(checkpoint):
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
 def test_continuing_a_strangers_run_unpickles_no_code(name, data, tmp_path, marker, capsys):
-    file = written_recipe(tmp_path / "own.toml", "scratch", data, trust="vocabulary = 400\nwidth = 16\nheads = 2\nfeed_forward = 16")
+    file = written_recipe(
+        tmp_path / "own.toml", "scratch", data, trust="vocabulary = 400\nwidth = 16\nheads = 2\nfeed_forward = 16"
+    )
     run = tmp_path / "run"
     file.write_text(file.read_text().replace("max_steps = 1", "max_steps = 2\nsave_every = 1\nkeep = 2"))
     assert ran("train", file, "--run", run) == 0
@@ -358,7 +400,11 @@ def test_every_loading_of_a_model_says_whether_code_may_run():
     bare = []
     for path in Path(ngramloss.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "from_pretrained"
+            ):
                 named = {keyword.arg for keyword in node.keywords}
                 bare += [] if "trust_remote_code" in named or None in named else [f"{path.name}:{node.lineno}"]
     assert not bare

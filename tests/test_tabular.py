@@ -11,13 +11,18 @@ from ngramloss.tabular import Cell, Head, Row, Table
 TABLE = Table(
     [Head("rouge1", "R-1"), Head("wmd", "WMD", lower=True), Head("docs_per_second", "Docs/s", tested=False)],
     systems=[
-        Row("a", "ce", [Cell("41.57", 41.5678, interval="±0.50"), Cell("4.520", 4.52), Cell("29.00", 29.0, note="×1.00")]),
+        Row(
+            "a",
+            "ce",
+            [Cell("41.57", 41.5678, interval="±0.50"), Cell("4.520", 4.52), Cell("29.00", 29.0, note="×1.00")],
+        ),
         Row("b", "50%_x | y", [Cell("41.87", 41.87, "**", "±0.51", best=True), Cell("–"), Cell("–")]),
     ],
     baselines=[Row("lead", "lead-3", [Cell("16.30", 16.3), Cell("6.160", 6.16), Cell("–")], "baseline")],
     paper=[Row("BART", "BART", [Cell("41.63", 41.63), Cell("–"), Cell("–", note="−1, +2")], "paper")],
-    corner="system", intervals=True,
-)  # fmt: skip
+    corner="system",
+    intervals=True,
+)
 
 
 def test_text_is_aligned_and_has_intervals_marks_and_notes():
@@ -41,20 +46,42 @@ def test_markdown_says_which_rows_are_the_papers():
 
 def test_latex_has_rules_between_the_groups():
     assert tabular.as_latex(TABLE).text.splitlines() == [
-        r"\begin{tabular}{lrrr}", r"\toprule",
-        r"system & R-1 & WMD $\downarrow$ & Docs/s \\", r"\midrule",
-        r"lead-3 & 16.30 & 6.160 & -- \\", r"\midrule",
+        r"\begin{tabular}{lrrr}",
+        r"\toprule",
+        r"system & R-1 & WMD $\downarrow$ & Docs/s \\",
+        r"\midrule",
+        r"lead-3 & 16.30 & 6.160 & -- \\",
+        r"\midrule",
         r"ce & 41.57 $\pm$0.50 & 4.520 & 29.00 ($\times$1.00) \\",
-        r"50\%\_x | y & \textbf{41.87} $\pm$0.51$^{**}$ & -- & -- \\", r"\midrule",
-        r"BART & 41.63 & -- & -- ($-$1, +2) \\", r"\bottomrule", r"\end{tabular}",
-    ]  # fmt: skip
+        r"50\%\_x | y & \textbf{41.87} $\pm$0.51$^{**}$ & -- & -- \\",
+        r"\midrule",
+        r"BART & 41.63 & -- & -- ($-$1, +2) \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
 
 
 def test_csv_has_numbers_in_full_and_tested_columns_only_where_there_are_tests():
     rows = list(csv.DictReader(tabular.as_csv(TABLE).text.splitlines()))
-    assert list(rows[0]) == ["name", "label", "kind", "rouge1", "rouge1 ±", "rouge1 mark", "wmd", "wmd ±", "wmd mark", "docs_per_second"]
+    assert list(rows[0]) == [
+        "name",
+        "label",
+        "kind",
+        "rouge1",
+        "rouge1 ±",
+        "rouge1 mark",
+        "wmd",
+        "wmd ±",
+        "wmd mark",
+        "docs_per_second",
+    ]
     assert [row["kind"] for row in rows] == ["baseline", "system", "system", "paper"]
-    assert (rows[1]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"], rows[2]["wmd"]) == ("41.5678", "0.51", "**", "")
+    assert (rows[1]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"], rows[2]["wmd"]) == (
+        "41.5678",
+        "0.51",
+        "**",
+        "",
+    )
 
 
 @pytest.mark.parametrize("write", [tabular.as_markdown, tabular.as_latex, tabular.as_csv])
@@ -72,20 +99,40 @@ def test_intervals_are_left_out_where_a_table_has_none():
         assert "**" in text
 
 
-@pytest.mark.parametrize("write", [tabular.as_text, lambda table: tabular.as_markdown(table).text, lambda table: tabular.as_latex(table).text, lambda table: tabular.as_csv(table).text])
+@pytest.mark.parametrize(
+    "write",
+    [
+        tabular.as_text,
+        lambda table: tabular.as_markdown(table).text,
+        lambda table: tabular.as_latex(table).text,
+        lambda table: tabular.as_csv(table).text,
+    ],
+)
 def test_a_label_or_a_head_cannot_leave_its_line(write):
     table = Table([Head("a\nb\x1b[2J")], [Row("=1+1", "x\ny\x1b[2J", [Cell("1", 1.0)])])
     text = write(table)
     assert "\x1b" not in text
-    assert len(text.splitlines()) <= 7   # LaTeX has five lines around it
+    assert len(text.splitlines()) <= 7  # LaTeX has five lines around it
     assert "\n=1" not in text
 
 
 def test_a_corrected_p_is_marked_and_nothing_else():
-    assert [tabular.mark(p) for p in (None, math.nan, 0.5, 0.05, 0.049, 0.01, 0.009)] == ["", "", "", "", "*", "*", "**"]
+    assert [tabular.mark(p) for p in (None, math.nan, 0.5, 0.05, 0.049, 0.01, 0.009)] == [
+        "",
+        "",
+        "",
+        "",
+        "*",
+        "*",
+        "**",
+    ]
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf])
 def test_what_is_no_number_is_a_dash_or_nothing(missing):
     assert (tabular.fixed(missing, 2), tabular.signed(missing, 2)) == ("–", "–")
-    assert (tabular.half_width(missing, 1.0, 2), tabular.half_width(0.0, missing, 2), tabular.chance(missing)) == ("", "", "")
+    assert (tabular.half_width(missing, 1.0, 2), tabular.half_width(0.0, missing, 2), tabular.chance(missing)) == (
+        "",
+        "",
+        "",
+    )

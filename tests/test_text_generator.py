@@ -38,7 +38,7 @@ def write(finished):  # noqa: F811
 def test_lists_by_name_give_lists_by_name(write, texts):
     rows = {"id": [1, 2, 3, 4, 5, 6], "document": DOCUMENTS}
     assert write(rows) == {**rows, "prediction": texts}
-    assert list(rows) == ["id", "document"]   # what was given is not changed
+    assert list(rows) == ["id", "document"]  # what was given is not changed
     assert len(set(texts)) > 1
 
 
@@ -99,7 +99,9 @@ def test_a_run_knows_the_column_that_it_was_trained_on(tmp_path, texts):
 
 
 def test_a_translation_looks_for_its_language_and_its_own_names_first(tmp_path):
-    write = ng.TextGenerator(saved_run(tmp_path, "data.source_language=en_XX", "data.target_language=de_DE", name="translation"))
+    write = ng.TextGenerator(
+        saved_run(tmp_path, "data.source_language=en_XX", "data.target_language=de_DE", name="translation")
+    )
     assert write._column(["document", "source", "de", "en"]) == "en"
     assert write._column(["document", "source"]) == "source"
 
@@ -126,15 +128,19 @@ def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):
     loaded = record_loading(monkeypatch)
     found = ng.TextGenerator(finished / "model")({"document": DOCUMENTS})["prediction"]
     model, tokenizer = real_model(), tiny_tokenizers.ours()
-    plain = [tokenizer(text)["input_ids"] for text in DOCUMENTS]   # no prefix and no separators
+    plain = [tokenizer(text)["input_ids"] for text in DOCUMENTS]  # no prefix and no separators
     assert found == [summary.text for summary in search.summaries(model, tokenizer, plain)]
     assert loaded == [(None, False)]
 
 
 def test_summaries_of_several_sentences_are_written_one_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "decoded", lambda tokenizer, rows: ["One came. Two left." for _ in rows])
-    assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"))({"document": ["a"]})["prediction"] == ["One came.\nTwo left."]
-    assert ng.TextGenerator(saved_run(tmp_path, name="xsum"))({"document": ["a"]})["prediction"] == ["One came. Two left."]
+    assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"))({"document": ["a"]})["prediction"] == [
+        "One came.\nTwo left."
+    ]
+    assert ng.TextGenerator(saved_run(tmp_path, name="xsum"))({"document": ["a"]})["prediction"] == [
+        "One came. Two left."
+    ]
 
 
 @pytest.mark.parametrize("engine", ["hf", "ctranslate2"])
@@ -147,7 +153,12 @@ def test_an_engine_writes_batches_of_the_size_that_is_asked_for(finished, texts,
         return loaded._replace(write=lambda sources: sizes.append(len(sources)) or loaded.write(sources))
 
     monkeypatch.setattr(engines, "load", counted)
-    assert ng.TextGenerator(finished, batch_size=4, settings=[f"generation.engine={engine}"])({"document": DOCUMENTS})["prediction"] == texts
+    assert (
+        ng.TextGenerator(finished, batch_size=4, settings=[f"generation.engine={engine}"])({"document": DOCUMENTS})[
+            "prediction"
+        ]
+        == texts
+    )
     assert sizes == [4, 2]
 
 
@@ -194,7 +205,10 @@ def test_a_folder_is_found_from_other_folders(finished, texts, tmp_path, monkeyp
 def test_weights_that_changed_since_are_not_taken(tmp_path):
     write = ng.TextGenerator(saved_run(tmp_path))
     (tmp_path / "model" / "model.safetensors").unlink()
-    with pytest.raises(ng.UserError, match=r"the weights in .*model are not those for which this TextGenerator was made: they have changed, or this process cannot see"):
+    with pytest.raises(
+        ng.UserError,
+        match=r"the weights in .*model are not those for which this TextGenerator was made: they have changed, or this process cannot see",
+    ):
         write({"document": DOCUMENTS})
 
 
@@ -202,9 +216,15 @@ def test_weights_that_changed_since_are_not_taken(tmp_path):
 
 
 def test_a_column_that_is_missing_is_named_with_those_that_are_there(finished, write):  # noqa: F811
-    with pytest.raises(ng.UserError, match=r"cannot find the column with the texts\. The batch has the columns 'id', 'body', and none of them is called document, .* or src\. Name it: TextGenerator\(…, source=\"…\"\)"):
+    with pytest.raises(
+        ng.UserError,
+        match=r"cannot find the column with the texts\. The batch has the columns 'id', 'body', and none of them is called document, .* or src\. Name it: TextGenerator\(…, source=\"…\"\)",
+    ):
         write({"id": [1], "body": ["a"]})
-    with pytest.raises(ng.UserError, match=r"the batch has no column 'bodi' for the source \(did you mean 'body'\?\)\. Its columns are 'id', 'body'\."):
+    with pytest.raises(
+        ng.UserError,
+        match=r"the batch has no column 'bodi' for the source \(did you mean 'body'\?\)\. Its columns are 'id', 'body'\.",
+    ):
         ng.TextGenerator(finished, source="bodi")(pandas.DataFrame({"id": [1], "body": ["a"]}))
 
 
@@ -215,12 +235,18 @@ def test_a_value_that_is_no_text_is_named_with_its_row(write, value, kind):
 
 
 def test_a_column_of_that_name_is_not_overwritten(write):
-    with pytest.raises(ng.UserError, match=r"the batch has a column 'prediction' already\. Name the new one: TextGenerator\(…, prediction=\"…\"\)"):
+    with pytest.raises(
+        ng.UserError,
+        match=r"the batch has a column 'prediction' already\. Name the new one: TextGenerator\(…, prediction=\"…\"\)",
+    ):
         write({"document": ["a"], "prediction": ["b"]})
 
 
 def test_single_rows_and_other_things_are_refused(write):
-    with pytest.raises(TypeError, match=r"TextGenerator takes columns by name, or a pandas DataFrame, got list\. With datasets use batched=True"):
+    with pytest.raises(
+        TypeError,
+        match=r"TextGenerator takes columns by name, or a pandas DataFrame, got list\. With datasets use batched=True",
+    ):
         write(["a"])
 
 

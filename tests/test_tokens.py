@@ -88,10 +88,17 @@ def test_a_sentence_has_the_pieces_it_has_in_running_text():
 
 
 WORDS = st.sampled_from(["The", "cat", "naïve", "café", "Łódź", "2024", "“no”", "dog's", "ran", "Mr.", "日本"])
-DOCUMENTS = st.lists(st.lists(WORDS, min_size=1, max_size=6).map(lambda words: " ".join(words) + "."), min_size=1, max_size=6)
+DOCUMENTS = st.lists(
+    st.lists(WORDS, min_size=1, max_size=6).map(lambda words: " ".join(words) + "."), min_size=1, max_size=6
+)
 
 
-@given(DOCUMENTS, st.sampled_from(["period", "newline", "pysbd", "sentencex"]), st.integers(4, 90), st.sampled_from(["ours", "t5"]))
+@given(
+    DOCUMENTS,
+    st.sampled_from(["period", "newline", "pysbd", "sentencex"]),
+    st.integers(4, 90),
+    st.sampled_from(["ours", "t5"]),
+)
 @settings(max_examples=60, deadline=None)
 def test_separators_come_first_and_the_cut_after(lines, splitter, limit, family):
     tokenizer = tiny_tokenizers.FAMILIES[family]()
@@ -107,7 +114,9 @@ def test_separators_come_first_and_the_cut_after(lines, splitter, limit, family)
         assert cut == [*before, *whole[len(before) : limit - len(after)], *after]
     inside = whole[len(before) : len(whole) - len(after)]
     spaced = [" " * (place > 0) + sentence for place, sentence in enumerate(sentences(text, splitter))]
-    assert [token for token in inside if token != separator] == [token for one in spaced for token in bare(tokenizer, one)]
+    assert [token for token in inside if token != separator] == [
+        token for one in spaced for token in bare(tokenizer, one)
+    ]
 
 
 def test_a_document_that_just_fits_keeps_its_end(ours):
@@ -119,7 +128,9 @@ def test_a_document_that_just_fits_keeps_its_end(ours):
 
 def test_a_prefix_stands_before_the_first_separator(ours):
     separator = separator_id(ours, "auto")
-    (plain,), (prefixed,) = (sources(["It slept."], ours, replace(ROOMY, prefix=text), separator) for text in ("", "summarize: "))
+    (plain,), (prefixed,) = (
+        sources(["It slept."], ours, replace(ROOMY, prefix=text), separator) for text in ("", "summarize: ")
+    )
     assert prefixed == [plain[0], *bare(ours, "summarize: "), *plain[1:]]
 
 
@@ -168,7 +179,9 @@ def test_a_separator_may_be_named(ours):
 
 
 def test_a_separator_the_tokenizer_does_not_know_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"the tokenizer has no token '<sep>'\. Set data\.separator to a token of its vocabulary\."):
+    with pytest.raises(
+        ValueError, match=r"the tokenizer has no token '<sep>'\. Set data\.separator to a token of its vocabulary\."
+    ):
         separator_id(tokenizer, "<sep>")
 
 
@@ -227,9 +240,17 @@ def test_the_same_content_is_tokenised_once(tmp_path, monkeypatch):
         {"examples": EXAMPLES[:2]},
         {"tokenizer": "bart"},
         {"tokenizer": "mbart"},
-        *({"shape": replace(ROOMY, **changed)} for changed in [
-            {"separator": "none"}, {"splitter": "period"}, {"prefix": "x"}, {"max_source": 50}, {"max_target": 5}, {"language": "de"},
-        ]),
+        *(
+            {"shape": replace(ROOMY, **changed)}
+            for changed in [
+                {"separator": "none"},
+                {"splitter": "period"},
+                {"prefix": "x"},
+                {"max_source": 50},
+                {"max_target": 5},
+                {"language": "de"},
+            ]
+        ),
     ],
     ids=str,
 )
@@ -271,12 +292,14 @@ def test_another_tokenizer_has_another_fingerprint(tmp_path):
 
 def test_a_tokenizer_without_a_backend_has_a_fingerprint_of_its_vocabulary():
     class Slow:
-        special_tokens_map: dict = {}   # noqa: RUF012
+        special_tokens_map: dict = {}  # noqa: RUF012
 
         def __init__(self, vocabulary):
             self.get_vocab = lambda: vocabulary
 
-    one, same, other = (tokenizer_fingerprint(Slow(vocab)) for vocab in ({"a": 0, "b": 1}, {"b": 1, "a": 0}, {"a": 1, "b": 0}))
+    one, same, other = (
+        tokenizer_fingerprint(Slow(vocab)) for vocab in ({"a": 0, "b": 1}, {"b": 1, "a": 0}, {"a": 1, "b": 0})
+    )
     assert one == same != other
 
 
@@ -284,7 +307,11 @@ def test_another_version_of_sentencex_makes_the_tokens_anew(tmp_path, monkeypatc
     shapes = [ROOMY, replace(ROOMY, separator="none"), replace(ROOMY, splitter="pysbd")]
     first = [made(tmp_path, shape=shape).folder for shape in shapes]
     monkeypatch.setattr(tokens, "installed", {"sentencex": "9.9"}.get)
-    assert [made(tmp_path, shape=shape).folder == before for shape, before in zip(shapes, first, strict=True)] == [False, True, True]
+    assert [made(tmp_path, shape=shape).folder == before for shape, before in zip(shapes, first, strict=True)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_failure_leaves_no_part_of_a_part_behind(tmp_path, monkeypatch):
@@ -307,7 +334,7 @@ def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, name):
     first = made(tmp_path)
     path = first.folder / name
     sound, last = path.read_bytes(), first[-1]["labels"].tolist()
-    path.write_bytes(sound[:-4] + bytes([sound[-4] ^ 1]) + sound[-3:])   # another token, or another end of a row
+    path.write_bytes(sound[:-4] + bytes([sound[-4] ^ 1]) + sound[-3:])  # another token, or another end of a row
     said = []
     again = tokenise(EXAMPLES, fingerprint(EXAMPLES), tiny_tokenizers.ours(), ROOMY, cache=tmp_path, say=said.append)
     assert said == [f"the token cache {first.folder} is damaged ({name} was changed); rebuilding it."]
@@ -329,10 +356,25 @@ def test_tokens_go_to_the_common_cache_unless_told_otherwise(monkeypatch, tmp_pa
 # Words that are encoded once
 
 MANY = [
-    Example(str(number), f"{DOCUMENT} It's {number}% naïve.  “Łódź”, she'd said\n\n{'日本 ' * (number % 3)}and </s> left.\x0b", f"The café, no. {number}: {text}")
-    for number, text in enumerate(["rain", "", "日本", "“no”", "</s>", "they'll", "1½", "a\u00a0b", "\u200fx", "cat " * 40])
+    Example(
+        str(number),
+        f"{DOCUMENT} It's {number}% naïve.  “Łódź”, she'd said\n\n{'日本 ' * (number % 3)}and </s> left.\x0b",
+        f"The café, no. {number}: {text}",
+    )
+    for number, text in enumerate(
+        ["rain", "", "日本", "“no”", "</s>", "they'll", "1½", "a\u00a0b", "\u200fx", "cat " * 40]
+    )
 ]
-SIGNS = [*"aZéŁ0²½٣_-'’“”.,!? \t\n\r\x0b\x1c\x85\u00a0\u2009\u2028…€日𝒳ǅʰ\u0301\u200f", "'s", "'ll", "</s>", "<unk>", "cat", " the", "  "]
+SIGNS = [
+    *"aZéŁ0²½٣_-'’“”.,!? \t\n\r\x0b\x1c\x85\u00a0\u2009\u2028…€日𝒳ǅʰ\u0301\u200f",
+    "'s",
+    "'ll",
+    "</s>",
+    "<unk>",
+    "cat",
+    " the",
+    "  ",
+]
 ODD = st.lists(st.sampled_from(SIGNS), max_size=30).map("".join)
 
 
@@ -344,7 +386,9 @@ def written_the_plain_way(folder, examples, tokenizer, shape):
         whole = tokens_of(tokenizer, example.source, separator, shape.splitter)
         body = whole[len(before) : len(whole) - len(after)]
         rows["input_ids"].append([*before, *body[: shape.max_source - len(before) - len(after)], *after])
-        rows["labels"].append(tokenizer(text_target=example.target, truncation=True, max_length=shape.max_target)["input_ids"])
+        rows["labels"].append(
+            tokenizer(text_target=example.target, truncation=True, max_length=shape.max_target)["input_ids"]
+        )
     for name, lists in rows.items():
         np.save(folder / f"{name}.npy", np.array([token for row in lists for token in row], dtype=np.int32))
         np.save(folder / f"{name}.ends.npy", np.cumsum([len(row) for row in lists], dtype=np.int64))
@@ -370,7 +414,7 @@ def test_files_are_byte_for_byte_those_of_the_plain_way(tmp_path, monkeypatch, t
 def test_ids_by_words_are_those_of_the_tokenizer(texts, family):
     tokenizer = tiny_tokenizers.FAMILIES[family]()
     encode = word_encoder(tokenizer)
-    encode._agrees = True   # no comparison at run time: that would hide a difference
+    encode._agrees = True  # no comparison at run time: that would hide a difference
     assert encode(texts) == bare_ids(tokenizer, texts)
 
 
@@ -379,7 +423,9 @@ def test_every_known_character_is_classed_as_the_tokenizer_classes_it():
     pre = tokenizer.backend_tokenizer.pre_tokenizer
     for sign in word_ids._KNOWN:
         text = f"a{sign}b {sign}{sign} 1{sign}2 .{sign}.  {sign}"
-        assert word_ids._word_pattern().findall(text) == [text[start:end] for _, (start, end) in pre.pre_tokenize_str(text)], repr(sign)
+        assert word_ids._word_pattern().findall(text) == [
+            text[start:end] for _, (start, end) in pre.pre_tokenize_str(text)
+        ], repr(sign)
 
 
 def test_a_word_is_encoded_once_and_words_are_forgotten_in_time(monkeypatch):
@@ -410,10 +456,16 @@ def test_only_a_byte_level_bpe_without_other_rules_is_encoded_by_words():
         def _encode_plus(self, *args, **options):
             return super()._encode_plus(*args, **options)
 
-    assert {name for name, make in tiny_tokenizers.FAMILIES.items() if word_encoder(make()) is not None} == {"ours", "bart", "mbart"}
+    assert {name for name, make in tiny_tokenizers.FAMILIES.items() if word_encoder(make()) is not None} == {
+        "ours",
+        "bart",
+        "mbart",
+    }
     lower, digits, dropping = (tiny_tokenizers.bart_like() for _ in range(3))
     lower.backend_tokenizer.normalizer = normalizers.Lowercase()
-    digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()])
+    digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()]
+    )
     dropping.backend_tokenizer.model.dropout = 0.5
     own = Own(tokenizer_object=tiny_tokenizers.bart_like().backend_tokenizer)
     assert [word_encoder(one) for one in (lower, digits, dropping, own, object())] == [None] * 5
@@ -460,7 +512,11 @@ print("operations", count, "counted", sum(counted))
 
 def prepare(cache, kill_at=0, pause=0.0):
     rows = json.dumps([example[:3] for example in MANY])
-    return fork(PREPARE, [str(cache), str(kill_at), str(pause), rows], environment={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+    return fork(
+        PREPARE,
+        [str(cache), str(kill_at), str(pause), rows],
+        environment={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+    )
 
 
 def prepared(cache, kill_at=0):
@@ -491,7 +547,7 @@ def test_after_a_kill_at_any_moment_the_next_start_continues_and_ends_with_the_s
         code, _ = prepared(cache, kill_at)
         assert code == -signal.SIGKILL
         finished = [path.name for path in cache.glob("tokens/*.parts/made/*") if "partial" not in path.name]
-        whole = (cache / "tokens" / next(iter(expected)).split("/")[1]).exists()   # killed while it tidied
+        whole = (cache / "tokens" / next(iter(expected)).split("/")[1]).exists()  # killed while it tidied
         code, again = prepared(cache)
         assert code == 0
         refilled = [line.split()[1] for line in again if line.startswith("filled")]
@@ -533,11 +589,17 @@ def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch):
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
     filled, said, counted = [], [], []
     fill = tokens._PartWriter.fill
-    monkeypatch.setattr(tokens._PartWriter, "fill", lambda self, part, folder: (filled.append(part), fill(self, part, folder)))
-    again = tokenise(MANY, fingerprint(MANY), tiny_tokenizers.ours(), ROOMY, cache=tmp_path, say=said.append, progress=counted.append)
+    monkeypatch.setattr(
+        tokens._PartWriter, "fill", lambda self, part, folder: (filled.append(part), fill(self, part, folder))
+    )
+    again = tokenise(
+        MANY, fingerprint(MANY), tiny_tokenizers.ours(), ROOMY, cache=tmp_path, say=said.append, progress=counted.append
+    )
     assert filled == ["3-6"]
     assert counted == [3, 3, 3, 1]
-    assert said == [f"the part 3-6 of the token cache {damaged.parent} is damaged (labels.npy was changed); rebuilding it."]
+    assert said == [
+        f"the part 3-6 of the token cache {damaged.parent} is damaged (labels.npy was changed); rebuilding it."
+    ]
     assert content(again.folder) == expected
     assert os.listdir(tmp_path / "tokens") == [again.folder.name]
 
@@ -546,7 +608,7 @@ def test_where_folders_cannot_be_locked_the_first_to_finish_wins(tmp_path, monke
     first = made(tmp_path / "other", MANY)
 
     def overtaken(names, parts, folder):
-        shutil.copytree(first.folder, tmp_path / "tokens" / first.folder.name)   # another process finished, and tidied
+        shutil.copytree(first.folder, tmp_path / "tokens" / first.folder.name)  # another process finished, and tidied
         shutil.rmtree(parts[0].parent.parent)
         raise FileNotFoundError(parts[0])
 

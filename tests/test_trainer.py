@@ -37,7 +37,9 @@ def padded(model):
 
         ids, labels = fill("input_ids", models.PAD), fill("labels", -100)
         return {
-            "input_ids": ids, "attention_mask": (ids != models.PAD).long(), "labels": labels,
+            "input_ids": ids,
+            "attention_mask": (ids != models.PAD).long(),
+            "labels": labels,
             "decoder_input_ids": decoder_inputs(model, labels),
         }
 
@@ -46,8 +48,16 @@ def padded(model):
 
 def arguments(folder, **changes):
     settings = {
-        "output_dir": str(folder), "per_device_train_batch_size": 8, "num_train_epochs": 2, "learning_rate": 1e-2,
-        "use_cpu": True, "logging_steps": 1, "report_to": [], "seed": 3, "disable_tqdm": True, "save_strategy": "no",
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "logging_steps": 1,
+        "report_to": [],
+        "seed": 3,
+        "disable_tqdm": True,
+        "save_strategy": "no",
     }
     return Seq2SeqTrainingArguments(**settings | changes)
 
@@ -61,12 +71,28 @@ def row_count(predicted):
     return {"rows": len(predicted.predictions)}
 
 
-def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=None, compute_metrics=None, ours=(), resume=None, **changes):
+def trained(
+    folder,
+    *,
+    objective=OBJECTIVE,
+    data=22,
+    kind=NgramTrainer,
+    model=None,
+    compute_metrics=None,
+    ours=(),
+    resume=None,
+    **changes,
+):
     model = tiny() if model is None else model
     extra = {"objective": objective} | dict(ours) if kind is NgramTrainer else {}
     trainer = kind(
-        model, arguments(folder, **changes), train_dataset=rows(data) if isinstance(data, int) else data, eval_dataset=rows(7, seed=2),
-        data_collator=padded(model), compute_metrics=compute_metrics, **extra,
+        model,
+        arguments(folder, **changes),
+        train_dataset=rows(data) if isinstance(data, int) else data,
+        eval_dataset=rows(7, seed=2),
+        data_collator=padded(model),
+        compute_metrics=compute_metrics,
+        **extra,
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -75,7 +101,9 @@ def trained(folder, *, objective=OBJECTIVE, data=22, kind=NgramTrainer, model=No
 def assert_same_weights(one, other, tolerance=1e-5):
     other = dict(other.items())
     for name, weight in one.items():
-        torch.testing.assert_close(weight, other[name], atol=tolerance, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            weight, other[name], atol=tolerance, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +120,9 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(("batch", "accumulate"), [(4, 2), (2, 4), (1, 8)])
 def test_micro_batches_end_at_the_weights_of_whole_batches(tmp_path, whole, batch, accumulate, strategy):
     trainer = trained(
-        tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate,
+        tmp_path,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulate,
         train_sampling_strategy=strategy,
     )
     weights, log = whole[strategy]
@@ -115,8 +145,14 @@ def test_the_logged_terms_are_those_of_the_steps_rows(tmp_path, accumulate):
     model = tiny()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     log = trained(
-        tmp_path, model=model, train_sampling_strategy="sequential", learning_rate=0, max_steps=2, logging_steps=2,
-        per_device_train_batch_size=8 // accumulate, gradient_accumulation_steps=accumulate,
+        tmp_path,
+        model=model,
+        train_sampling_strategy="sequential",
+        learning_rate=0,
+        max_steps=2,
+        logging_steps=2,
+        per_device_train_batch_size=8 // accumulate,
+        gradient_accumulation_steps=accumulate,
     ).state.log_history
     model.load_state_dict(before)
     detach(model)
@@ -131,7 +167,7 @@ def test_the_logged_terms_are_those_of_the_steps_rows(tmp_path, accumulate):
 
 def test_a_model_that_says_it_takes_no_counts_is_scaled_once(tmp_path, whole):
     model = tiny()
-    model.accepts_loss_kwargs = False   # what a stock trainer needs to be right
+    model.accepts_loss_kwargs = False  # what a stock trainer needs to be right
     trainer = trained(tmp_path, model=model, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     assert_same_weights(trainer.model.state_dict(), whole["random"][0])
 
@@ -156,8 +192,11 @@ def test_evaluation_gives_exact_means_whatever_the_batch(tmp_path, batch):
 
     model = tiny()
     trainer = NgramTrainer(
-        model, arguments(tmp_path, per_device_eval_batch_size=batch), objective="matches(2)",
-        eval_dataset=rows(7, seed=2), data_collator=padded(model),
+        model,
+        arguments(tmp_path, per_device_eval_batch_size=batch),
+        objective="matches(2)",
+        eval_dataset=rows(7, seed=2),
+        data_collator=padded(model),
     )
     metrics = trainer.evaluate()
     everything = padded(model)(rows(7, seed=2))
@@ -174,8 +213,12 @@ def test_generated_predictions_reach_compute_metrics_beside_the_terms(tmp_path):
     model = tiny()
     model.generation_config.max_length = 12
     trainer = NgramTrainer(
-        model, arguments(tmp_path, predict_with_generate=True, per_device_eval_batch_size=3), objective="ce",
-        eval_dataset=rows(7), data_collator=padded(model), compute_metrics=row_count,
+        model,
+        arguments(tmp_path, predict_with_generate=True, per_device_eval_batch_size=3),
+        objective="ce",
+        eval_dataset=rows(7),
+        data_collator=padded(model),
+        compute_metrics=row_count,
     )
     metrics = trainer.evaluate()
     assert metrics["eval_rows"] == 7
@@ -190,15 +233,22 @@ def test_logits_reach_compute_metrics_where_nothing_is_generated(tmp_path):
         return {}
 
     NgramTrainer(
-        model, arguments(tmp_path), objective="ce", eval_dataset=rows(7), data_collator=padded(model), compute_metrics=look,
+        model,
+        arguments(tmp_path),
+        objective="ce",
+        eval_dataset=rows(7),
+        data_collator=padded(model),
+        compute_metrics=look,
     ).evaluate()
-    (logits, labels), = shapes
+    ((logits, labels),) = shapes
     assert logits == (*labels, models.V)
 
 
 def test_plain_training_arguments_will_do(tmp_path):
     model = tiny()
-    plain = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=1, report_to=[], disable_tqdm=True, save_strategy="no")
+    plain = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, max_steps=1, report_to=[], disable_tqdm=True, save_strategy="no"
+    )
     trainer = NgramTrainer(model, plain, objective="ce", train_dataset=rows(8), data_collator=padded(model))
     assert trainer.train().global_step == 1
 
@@ -211,17 +261,30 @@ def test_a_model_made_late_gets_the_objective_too(tmp_path):
         return made[-1]
 
     trainer = NgramTrainer(
-        args=arguments(tmp_path, max_steps=2), objective=OBJECTIVE, model_init=model_init, train_dataset=rows(8),
+        args=arguments(tmp_path, max_steps=2),
+        objective=OBJECTIVE,
+        model_init=model_init,
+        train_dataset=rows(8),
         data_collator=lambda batch: padded(made[-1])(batch),
     )
     trainer.train()
     assert "bag(2)" in trainer.state.log_history[0]
 
 
-@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"bf16": True}, pytest.param({"torch_compile": True, "torch_compile_backend": "aot_eager"}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_checkpointing": True},
+        {"bf16": True},
+        pytest.param({"torch_compile": True, "torch_compile_backend": "aot_eager"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_it_trains_with(tmp_path, changes):
     log = trained(tmp_path, max_steps=2, **changes).state.log_history
-    assert log[0]["loss"] == pytest.approx(log[0]["ce"] + log[0]["matches(2)"] + log[0]["matches(3)"] + log[0]["bag(2)"], rel=1e-3)
+    assert log[0]["loss"] == pytest.approx(
+        log[0]["ce"] + log[0]["matches(2)"] + log[0]["matches(3)"] + log[0]["bag(2)"], rel=1e-3
+    )
     plain = trained(tmp_path / "plain", max_steps=2).state.log_history
     assert log[0]["loss"] == pytest.approx(plain[0]["loss"], rel=2e-2)
 
@@ -240,8 +303,11 @@ def test_a_decoder_only_model_is_counted_by_the_labels_that_are_predicted(tmp_pa
         torch.manual_seed(0)
         model = models.DECODER_ONLY["llama"]()
         trainer = NgramTrainer(
-            model, arguments(tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate, max_steps=2),
-            objective=OBJECTIVE, train_dataset=data, data_collator=collate,
+            model,
+            arguments(tmp_path, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate, max_steps=2),
+            objective=OBJECTIVE,
+            train_dataset=data,
+            data_collator=collate,
         )
         trainer.train()
         log.append(trainer.state.log_history[1]["loss"])
@@ -256,7 +322,7 @@ def test_a_second_loss_is_refused(tmp_path):
 
 
 def test_parallelism_within_a_sequence_or_the_vocabulary_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(NgramTrainer, "get_tp_size", lambda self: 2)   # a model so split needs several processes
+    monkeypatch.setattr(NgramTrainer, "get_tp_size", lambda self: 2)  # a model so split needs several processes
     with pytest.raises(ValueError, match=r"does not support. Use data parallelism \(DDP, FSDP\)"):
         NgramTrainer(tiny(), arguments(tmp_path), objective="ce")
 
@@ -267,8 +333,10 @@ def test_rows_of_a_step_are_of_like_length_and_the_order_is_the_epochs_own():
     first = list(sampler)
     assert sorted(first) == list(range(1003))
     assert list(sampler) == first
-    spread = [max(part) - min(part) for part in ([lengths[row] for row in first[at : at + 16]] for at in range(0, 992, 16))]
-    assert sum(spread) / len(spread) < 60   # of 1,000 if they were not grouped
+    spread = [
+        max(part) - min(part) for part in ([lengths[row] for row in first[at : at + 16]] for at in range(0, 992, 16))
+    ]
+    assert sum(spread) / len(spread) < 60  # of 1,000 if they were not grouped
     sampler.set_epoch(1)
     assert list(sampler) != first
     assert list(LengthGrouped(lengths, step=16, seed=6)) != first
@@ -299,7 +367,9 @@ if trainer.args.process_index == 0:
 def in_two_processes(folder, **changes):
     folder.mkdir(exist_ok=True)
     program = WORKER.format(tests=str(Path(__file__).parent))
-    codes, err = fork_ranks(program, [str(folder), json.dumps(changes)], environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    codes, err = fork_ranks(
+        program, [str(folder), json.dumps(changes)], environment={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert codes == [0, 0], err[-3000:]
     return torch.load(folder / "weights.pt"), json.loads((folder / "log.json").read_text())
 
@@ -310,9 +380,14 @@ def in_two_processes(folder, **changes):
 def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumulate, strategy):
     """22 rows: the last round of an epoch is filled with repeated rows, which must count for nothing."""
     weights, found = in_two_processes(
-        tmp_path / "two", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate,
-        train_sampling_strategy=strategy, eval_strategy="epoch", per_device_eval_batch_size=2,
-        predict_with_generate=True, generation_max_length=6,
+        tmp_path / "two",
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulate,
+        train_sampling_strategy=strategy,
+        eval_strategy="epoch",
+        per_device_eval_batch_size=2,
+        predict_with_generate=True,
+        generation_max_length=6,
     )
     expected, log = whole[strategy]
     assert_same_weights(weights, expected)
@@ -331,7 +406,10 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumul
 @pytest.mark.slow
 def test_sharded_processes_train_alike_and_save_a_model_that_loads(tmp_path, whole):
     weights, found = in_two_processes(
-        tmp_path / "two", per_device_train_batch_size=4, fsdp=True, fsdp_config={"version": 2},
+        tmp_path / "two",
+        per_device_train_batch_size=4,
+        fsdp=True,
+        fsdp_config={"version": 2},
         save=str(tmp_path / "saved"),
     )
     assert found["sharded"], "the parameters are not DTensors"

@@ -52,15 +52,18 @@ def test_the_task_is_one_of_two_and_is_kept_in_the_file(tmp_path):
 # Columns
 
 
-@pytest.mark.parametrize(("present", "languages", "source", "target"), [
-    (["document", "summary", "src", "tgt"], ("", ""), "src", "tgt"),
-    (["text", "translation"], ("", ""), "text", "translation"),
-    (["id", "de", "en"], ("en_XX", "de_DE"), "en", "de"),
-    (["en", "de"], ("deu_Latn", "eng_Latn"), "de", "en"),
-    (["deu", "eng"], ("en", "de"), "eng", "deu"),
-    (["source", "target", "EN", "DE"], ("en", "de"), "EN", "DE"),
-    (["de", "summary"], ("de_DE", "de_DE"), "de", "summary"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("present", "languages", "source", "target"),
+    [
+        (["document", "summary", "src", "tgt"], ("", ""), "src", "tgt"),
+        (["text", "translation"], ("", ""), "text", "translation"),
+        (["id", "de", "en"], ("en_XX", "de_DE"), "en", "de"),
+        (["en", "de"], ("deu_Latn", "eng_Latn"), "de", "en"),
+        (["deu", "eng"], ("en", "de"), "eng", "deu"),
+        (["source", "target", "EN", "DE"], ("en", "de"), "EN", "DE"),
+        (["de", "summary"], ("de_DE", "de_DE"), "de", "summary"),
+    ],
+)
 def test_columns_of_a_translation_are_found_by_language_then_by_their_usual_names(present, languages, source, target):
     assert columns(present, "x", languages=languages, task="translation")[:2] == (source, target)
 
@@ -70,17 +73,31 @@ def test_the_names_of_a_summarisation_come_first_there():
 
 
 def test_texts_by_language_in_one_column_are_columns(tmp_path):
-    file = jsonl(tmp_path / "wmt.jsonl", {"id": 7, "translation": {"de": "Hallo.", "en": "Hello."}},
-                 {"id": 8, "translation": {"de": "Nein.", "en": "No."}})
+    file = jsonl(
+        tmp_path / "wmt.jsonl",
+        {"id": 7, "translation": {"de": "Hallo.", "en": "Hello."}},
+        {"id": 8, "translation": {"de": "Nein.", "en": "No."}},
+    )
     by_name = load(file, "train", source="en", target="de").examples
     assert [example[:3] for example in by_name] == [("7", "Hello.", "Hallo."), ("8", "No.", "Nein.")]
-    assert load(file, "train", languages=("de_DE", "en_XX"), task="translation").examples[0][:3] == ("7", "Hallo.", "Hello.")
-    with pytest.raises(UserError, match=r"cannot find the source column .* columns are 'de', 'en', 'id'|columns are 'id', 'de', 'en'"):
+    assert load(file, "train", languages=("de_DE", "en_XX"), task="translation").examples[0][:3] == (
+        "7",
+        "Hallo.",
+        "Hello.",
+    )
+    with pytest.raises(
+        UserError, match=r"cannot find the source column .* columns are 'de', 'en', 'id'|columns are 'id', 'de', 'en'"
+    ):
         load(file, "train", task="translation")
 
 
 def test_a_language_that_is_missing_in_a_row_makes_it_a_bad_row(tmp_path):
-    file = jsonl(tmp_path / "wmt.jsonl", {"translation": {"de": "Hallo.", "en": "Hello."}}, {"translation": {"de": "Nein."}}, {"translation": None})
+    file = jsonl(
+        tmp_path / "wmt.jsonl",
+        {"translation": {"de": "Hallo.", "en": "Hello."}},
+        {"translation": {"de": "Nein."}},
+        {"translation": None},
+    )
     with pytest.raises(UserError, match=r"2 of 3 rows .* cannot be used:\n.*:2: no column 'en'"):
         load(file, "train", source="en", target="de")
 
@@ -99,14 +116,24 @@ def test_the_held_out_part_is_read_from_the_same_columns(tmp_path):
 def system(tmp_path, name, task=None):
     folder = tmp_path / name
     folder.mkdir()
-    jsonl(folder / "references.jsonl", *({"id": str(i), "reference": f"das ist der Satz {i}", "document": f"this is sentence {i}"} for i in range(4)))
+    jsonl(
+        folder / "references.jsonl",
+        *({"id": str(i), "reference": f"das ist der Satz {i}", "document": f"this is sentence {i}"} for i in range(4)),
+    )
     jsonl(folder / "predictions.jsonl", *({"id": str(i), "prediction": f"das war der Satz {i}"} for i in range(4)))
     about = {"task": task} if task else {}
     (folder / "generation.json").write_text(json.dumps({"model": name, **about}))
     return str(folder)
 
 
-@pytest.mark.parametrize(("task", "expected"), [("translation", ["bleu", "chrf"]), (None, ["rouge1", "rouge2", "rougeL", "rougeLsum"]), ("poetry", ["rouge1", "rouge2", "rougeL", "rougeLsum"])])
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("translation", ["bleu", "chrf"]),
+        (None, ["rouge1", "rouge2", "rougeL", "rougeLsum"]),
+        ("poetry", ["rouge1", "rouge2", "rougeL", "rougeLsum"]),
+    ],
+)
 def test_score_computes_the_metrics_of_the_task_first(tmp_path, capsys, task, expected):
     assert cli.main(["score", system(tmp_path, "a", task), "--json", "--samples", "10", "--shuffles", "10"]) == 0
     assert list(json.loads(capsys.readouterr().out)["systems"][0]["scores"]) == expected
@@ -122,9 +149,14 @@ def test_one_run_that_translates_is_enough_and_metrics_given_count_more(tmp_path
 
 def test_seeds_of_an_earlier_version_are_grouped_with_those_of_this_one(tmp_path):
     kinds = []
-    for name, text in (("old", 'objective = "ce"\n[data]\nname = "x"\n[train]\nseed = 1\n'),
-                       ("new", 'objective = "ce"\ntask = "summarisation"\n[data]\nname = "x"\nsource_language = ""\n[train]\nseed = 2\n'),
-                       ("other", 'objective = "ce"\ntask = "translation"\n[data]\nname = "x"\n[train]\nseed = 2\n')):
+    for name, text in (
+        ("old", 'objective = "ce"\n[data]\nname = "x"\n[train]\nseed = 1\n'),
+        (
+            "new",
+            'objective = "ce"\ntask = "summarisation"\n[data]\nname = "x"\nsource_language = ""\n[train]\nseed = 2\n',
+        ),
+        ("other", 'objective = "ce"\ntask = "translation"\n[data]\nname = "x"\n[train]\nseed = 2\n'),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.toml").write_text(text)
         (tmp_path / name / "generation.json").write_text(json.dumps({"model": name}))
@@ -139,9 +171,17 @@ def test_the_help_says_that_the_default_depends_on_the_task(capsys):
 
 
 def test_the_page_calls_texts_by_the_words_of_the_task(tmp_path):
-    for task, sources, help in (("translation", "sources", "words of the translation"), (None, "documents", "words of the summary")):
+    for task, sources, help in (
+        ("translation", "sources", "words of the translation"),
+        (None, "documents", "words of the summary"),
+    ):
         out = tmp_path / f"page-{task}"
-        assert cli.main(["report", system(tmp_path, f"run-{task}", task), "-o", str(out), "--samples", "10", "--shuffles", "10"]) == 0
+        assert (
+            cli.main(
+                ["report", system(tmp_path, f"run-{task}", task), "-o", str(out), "--samples", "10", "--shuffles", "10"]
+            )
+            == 0
+        )
         text = (out / "index.html").read_text()
         assert f"1 system on 4 {sources}" in text
         assert help in text

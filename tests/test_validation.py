@@ -26,10 +26,20 @@ def written(model, chosen, **options):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_texts_are_those_of_the_recipes_settings_with_the_beams_of_validation(beams):
-    model, chosen = real_model(), settings("generation.num_beams=2", f"train.best_beams={beams}", "generation.no_repeat_ngram_size=2")
+    model, chosen = (
+        real_model(),
+        settings("generation.num_beams=2", f"train.best_beams={beams}", "generation.no_repeat_ngram_size=2"),
+    )
     texts = written(model, chosen)
     by_hand = real_model()
-    by_hand.generation_config.update(num_beams=beams, length_penalty=1.0, min_length=4, max_length=12, no_repeat_ngram_size=2, early_stopping=beams > 1)
+    by_hand.generation_config.update(
+        num_beams=beams,
+        length_penalty=1.0,
+        min_length=4,
+        max_length=12,
+        no_repeat_ngram_size=2,
+        early_stopping=beams > 1,
+    )
     assert texts == [one.text for one in search.summaries(by_hand, tiny_tokenizers.ours(), ids())]
     assert len(set(texts)) > 1
 
@@ -47,7 +57,7 @@ def test_the_model_and_all_random_numbers_stay_as_they_are():
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn[1:]
-    assert written(model, settings()) == texts   # even if it samples
+    assert written(model, settings()) == texts  # even if it samples
 
 
 def test_compiled_code_is_not_compiled_again_for_every_length():
@@ -58,7 +68,7 @@ def test_compiled_code_is_not_compiled_again_for_every_length():
     assert compiled == []
     with torch.inference_mode():
         model.generate(torch.tensor([ids()[0]]))
-    assert compiled   # as it would be
+    assert compiled  # as it would be
 
 
 def test_a_model_that_fails_to_generate_stays_as_it_was(monkeypatch):

@@ -50,7 +50,9 @@ def random_vectors(tmp_path_factory):
 
 
 def distances(path, references, predictions, **options):
-    return wmd([[text] if isinstance(text, str) else text for text in references], predictions, vectors=path, **options).values["wmd"]
+    return wmd(
+        [[text] if isinstance(text, str) else text for text in references], predictions, vectors=path, **options
+    ).values["wmd"]
 
 
 def oracle(prediction, reference, vectors, *, normalise):
@@ -85,18 +87,25 @@ def test_agrees_with_the_linear_programme(random_vectors, pairs, normalise):
 
 
 def test_distances_by_hand(square):
-    got = distances(square, ["ne", "sw se", "sw", "nw nw ne sw", "ne sw"], ["sw", "nw ne", "nw ne", "nw", "sw se"], normalise=False)
+    got = distances(
+        square, ["ne", "sw se", "sw", "nw nw ne sw", "ne sw"], ["sw", "nw ne", "nw ne", "nw", "sw se"], normalise=False
+    )
     assert got == pytest.approx([5, 3, (3 + 5) / 2, (0 + 0 + 4 + 3) / 4, 3 / 2])
 
 
 def test_unit_vectors_by_hand(square):
     assert distances(square, ["nw", "se", "ne"], ["se", "ne", "sw"]) == pytest.approx(
-        [math.sqrt(2), math.dist((1, 0), (0.8, 0.6)), 1])   # sw has no length, and stays where it is
+        [math.sqrt(2), math.dist((1, 0), (0.8, 0.6)), 1]
+    )  # sw has no length, and stays where it is
 
 
 def test_equal_bags_are_exactly_0_apart(random_vectors):
     texts = ["w1 w2 w3", "w1 w1 w2 w5 w7 w7 w7", "W3, w2; w1!"]
-    assert distances(random_vectors, ["w3 w1 w2", "w7 w5 w7 w2 w1 w7 w1 " * 3, "w1 w1 w2 w2 w3 w3"], texts) == [0.0, 0.0, 0.0]
+    assert distances(random_vectors, ["w3 w1 w2", "w7 w5 w7 w2 w1 w7 w1 " * 3, "w1 w1 w2 w2 w3 w3"], texts) == [
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -112,7 +121,11 @@ def test_the_order_of_documents_references_and_words_changes_nothing_at_all(rand
     predictions = ["w2 w4 w5 w0", "w1 w1 w6", "w10 w2 unknown", "nothing"]
     whole = wmd(references, predictions, vectors=random_vectors)
     order = [2, 0, 3, 1]
-    moved = wmd([references[i][::-1] for i in order], [" ".join(predictions[i].split()[::-1]) for i in order], vectors=random_vectors)
+    moved = wmd(
+        [references[i][::-1] for i in order],
+        [" ".join(predictions[i].split()[::-1]) for i in order],
+        vectors=random_vectors,
+    )
     for name in ("wmd", "wmd_known"):
         assert moved.values[name] == pytest.approx([whole.values[name][i] for i in order], abs=0, nan_ok=True)
     assert moved.signature == whole.signature
@@ -154,19 +167,25 @@ def test_stop_words_are_left_out_before_counting(tmp_path):
 def test_a_very_long_text_is_moved_exactly(random_vectors, tmp_path):
     many = {f"v{i}": tuple(row) for i, row in enumerate(np.random.default_rng(1).normal(size=(600, 3)).round(4))}
     path = text_file(tmp_path / "many.txt", many)
-    shift = text_file(tmp_path / "shift.txt", {**many, **{f"u{i}": (x + 0.001, y, z) for i, (x, y, z) in enumerate(many.values())}})
+    shift = text_file(
+        tmp_path / "shift.txt", {**many, **{f"u{i}": (x + 0.001, y, z) for i, (x, y, z) in enumerate(many.values())}}
+    )
     one, other = " ".join(many), " ".join(f"u{i}" for i in range(600))
     assert distances(path, [one * 1 + " v0" * 50_000], ["v0"], normalise=False)[0] > 0
     assert distances(shift, [one], [other], normalise=False)[0] == pytest.approx(0.001, rel=1e-6)
 
 
 FILES = {
-    "plain.txt": text_file, "plain.vec": text_file, "plain.txt.gz": text_file, "plain.vec.gz": text_file,
+    "plain.txt": text_file,
+    "plain.vec": text_file,
+    "plain.txt.gz": text_file,
+    "plain.vec.gz": text_file,
     "headed.txt": lambda path, vectors: text_file(path, vectors, header=True),
     "fasttext.vec": lambda path, vectors: text_file(path, vectors, header=True, end=" \n"),
     "windows.txt": lambda path, vectors: text_file(path, vectors, end="\r\n"),
     "blank.txt": lambda path, vectors: text_file(path, vectors, end="\n\n"),
-    "plain.bin": binary_file, "plain.bin.gz": binary_file,
+    "plain.bin": binary_file,
+    "plain.bin.gz": binary_file,
     "tight.bin": lambda path, vectors: binary_file(path, vectors, newline=b""),
 }
 
@@ -210,7 +229,10 @@ def test_the_order_of_words_changes_nothing_at_all(tmp_path):
 def test_one_dimension_and_words_that_are_numbers(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("2 1\ncat 3\n7 4\n")
-    assert {word: vector.tolist() for word, vector in read_vectors(path, {"cat", "7", "2"})[0].items()} == {"cat": [3], "7": [4]}
+    assert {word: vector.tolist() for word, vector in read_vectors(path, {"cat", "7", "2"})[0].items()} == {
+        "cat": [3],
+        "7": [4],
+    }
 
 
 def test_binary_files_are_read_alike_whatever_the_chunks(tmp_path, monkeypatch):
@@ -244,7 +266,10 @@ def test_the_first_of_two_vectors_of_a_word_counts(tmp_path):
 def test_a_word_with_spaces_is_not_taken_for_its_first_part(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_bytes(b"in 1 2\nat name@domain.com 3 4\n. . . 5 6\nin 2012 elections 5 6\nno\xc2\xa0break 1 1\nat 7 8\n")
-    assert {word: vector.tolist() for word, vector in read_vectors(path, {"in", "at", "no", "name"})[0].items()} == {"in": [1, 2], "at": [7, 8]}
+    assert {word: vector.tolist() for word, vector in read_vectors(path, {"in", "at", "no", "name"})[0].items()} == {
+        "in": [1, 2],
+        "at": [7, 8],
+    }
 
 
 def test_words_that_do_not_occur_are_not_held(tmp_path):
@@ -260,23 +285,32 @@ def test_words_that_do_not_occur_are_not_held(tmp_path):
     assert peak < 1_000_000 < path.stat().st_size
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
-    (b"cat 1 2\ndog 1\n", r"a\.txt, line 2: a word and 2 numbers expected, with spaces between, got 1 after 'dog'"),
-    (b"9 2\ncat 1 2\ndog\n", "line 3: a word and 2 numbers expected, with spaces between, got 0 after 'dog'"),
-    (b"cat\t1\t2\n", "line 1: a word and its numbers expected, with spaces between, got 0 after"),
-    (b"cat 1 2\ndog 1 2 3\n", r"line 2: 2 numbers expected, got more after 'dog'"),
-    (b"cat 1 2\ndog 1 x\n", "line 2: 2 finite numbers expected after 'dog'"),
-    (b"cat 1 2\ndog 1 nan\n", "line 2: 2 finite numbers expected after 'dog'"),
-    (b"cat 1 2\ndog inf 1\n", "line 2: 2 finite numbers expected after 'dog'"),
-    (b"cat 1 2\ndog 1e200 1\n", "line 2: 2 finite numbers expected after 'dog'"),
-    (b"cat 1 2\ndog 1  2\n", "line 2: 2 numbers expected, got more after 'dog'"),
-    (b"2 300\ncat 1 2\ndog 1 2\n", "line 2: a word and 300 numbers expected, with spaces between, got 2 after 'cat'"),
-    (b"9" * 5000 + b" 2\ncat 1 2\n", "line 2: 1 numbers expected, got more after 'cat'"),
-    (b"cat 1 2\n" + b"x" * (1 << 24), r"a\.txt, line 2: longer than 16,777,216 bytes. It is not a text file of vectors"),
-    (b"\x00\x01\x02\xff\n" * 9, "line 1: a word and its numbers expected"),
-    (b"3 2\ncat 1 2\ndog 1 2\n", r"a\.txt announces 3 vectors and contains 2: it is incomplete. Download it again"),
-    (b"", r"a\.txt contains no vectors"),
-])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"cat 1 2\ndog 1\n", r"a\.txt, line 2: a word and 2 numbers expected, with spaces between, got 1 after 'dog'"),
+        (b"9 2\ncat 1 2\ndog\n", "line 3: a word and 2 numbers expected, with spaces between, got 0 after 'dog'"),
+        (b"cat\t1\t2\n", "line 1: a word and its numbers expected, with spaces between, got 0 after"),
+        (b"cat 1 2\ndog 1 2 3\n", r"line 2: 2 numbers expected, got more after 'dog'"),
+        (b"cat 1 2\ndog 1 x\n", "line 2: 2 finite numbers expected after 'dog'"),
+        (b"cat 1 2\ndog 1 nan\n", "line 2: 2 finite numbers expected after 'dog'"),
+        (b"cat 1 2\ndog inf 1\n", "line 2: 2 finite numbers expected after 'dog'"),
+        (b"cat 1 2\ndog 1e200 1\n", "line 2: 2 finite numbers expected after 'dog'"),
+        (b"cat 1 2\ndog 1  2\n", "line 2: 2 numbers expected, got more after 'dog'"),
+        (
+            b"2 300\ncat 1 2\ndog 1 2\n",
+            "line 2: a word and 300 numbers expected, with spaces between, got 2 after 'cat'",
+        ),
+        (b"9" * 5000 + b" 2\ncat 1 2\n", "line 2: 1 numbers expected, got more after 'cat'"),
+        (
+            b"cat 1 2\n" + b"x" * (1 << 24),
+            r"a\.txt, line 2: longer than 16,777,216 bytes. It is not a text file of vectors",
+        ),
+        (b"\x00\x01\x02\xff\n" * 9, "line 1: a word and its numbers expected"),
+        (b"3 2\ncat 1 2\ndog 1 2\n", r"a\.txt announces 3 vectors and contains 2: it is incomplete. Download it again"),
+        (b"", r"a\.txt contains no vectors"),
+    ],
+)
 def test_a_damaged_text_file_is_refused_with_its_place(tmp_path, content, sentence):
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
@@ -286,25 +320,37 @@ def test_a_damaged_text_file_is_refused_with_its_place(tmp_path, content, senten
 WHOLE = b"2 2\ncat " + struct.pack("<2f", 1, 2) + b"\ndog " + struct.pack("<2f", 3, 4) + b"\n"
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
-    (WHOLE[:-3], r"a\.bin announces 2 vectors and ends within number 2: it is incomplete. Download it again"),
-    (WHOLE.replace(b"2 2", b"3 2"), "announces 3 vectors and ends within number 3"),
-    (WHOLE[4:], "does not begin with the line `count dimensions`.* For a fastText model use the .vec file"),
-    (b"2 0\n", "does not begin with the line `count dimensions`"),
-    (b"2 99999999999999\ncat ", "does not begin with the line `count dimensions`"),
-    (b"", "does not begin with the line `count dimensions`"),
-    (WHOLE.replace(struct.pack("<2f", 3, 4), struct.pack("<2f", 3, math.nan)), "vector 2: 2 finite numbers expected after 'dog'"),
-    (b"2 2\n" + b"x" * 70_000, "vector 1: a word and 2 numbers of 4 bytes expected, got no word. It is not a binary file of word2vec"),
-    (b"2 2\n" + b"x" * 70_000 + WHOLE, "vector 1: a word and 2 numbers of 4 bytes expected, got no word"),
-    (b"0 2\n", "contains no vectors"),
-])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (WHOLE[:-3], r"a\.bin announces 2 vectors and ends within number 2: it is incomplete. Download it again"),
+        (WHOLE.replace(b"2 2", b"3 2"), "announces 3 vectors and ends within number 3"),
+        (WHOLE[4:], "does not begin with the line `count dimensions`.* For a fastText model use the .vec file"),
+        (b"2 0\n", "does not begin with the line `count dimensions`"),
+        (b"2 99999999999999\ncat ", "does not begin with the line `count dimensions`"),
+        (b"", "does not begin with the line `count dimensions`"),
+        (
+            WHOLE.replace(struct.pack("<2f", 3, 4), struct.pack("<2f", 3, math.nan)),
+            "vector 2: 2 finite numbers expected after 'dog'",
+        ),
+        (
+            b"2 2\n" + b"x" * 70_000,
+            "vector 1: a word and 2 numbers of 4 bytes expected, got no word. It is not a binary file of word2vec",
+        ),
+        (b"2 2\n" + b"x" * 70_000 + WHOLE, "vector 1: a word and 2 numbers of 4 bytes expected, got no word"),
+        (b"0 2\n", "contains no vectors"),
+    ],
+)
 def test_a_damaged_binary_file_is_refused_with_its_place(tmp_path, content, sentence):
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
         wmd([["cat"]], ["dog"], vectors=tmp_path / "a.bin")
 
 
-@pytest.mark.parametrize("damage", [lambda packed: packed[:-12], lambda packed: packed[:15] + b"\xff\xff" + packed[17:], lambda packed: b"cat 1 2\n"])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda packed: packed[:-12], lambda packed: packed[:15] + b"\xff\xff" + packed[17:], lambda packed: b"cat 1 2\n"],
+)
 def test_a_damaged_archive_is_refused(tmp_path, damage):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(damage(gzip.compress(b"cat 1 2\ndog 1 2\n" * 9)))
@@ -319,7 +365,10 @@ def test_a_mark_of_utf_8_before_the_first_line_is_no_part_of_it(tmp_path):
 
 
 def test_an_absent_file_is_asked_for(tmp_path):
-    with pytest.raises(Absent, match=r"wmd needs word vectors, and there is no file .*none\.txt. Give word2vec, GloVe or fastText vectors, such as .*--set wmd\.vectors=FILE"):
+    with pytest.raises(
+        Absent,
+        match=r"wmd needs word vectors, and there is no file .*none\.txt. Give word2vec, GloVe or fastText vectors, such as .*--set wmd\.vectors=FILE",
+    ):
         wmd([["cat"]], ["dog"], vectors=tmp_path / "none.txt")
 
 
@@ -332,7 +381,10 @@ def test_misuse_gets_a_sentence(square, tmp_path):
         wmd([["cat"]], ["dog"], vectors=square, limit=-1)
     with pytest.raises(ValueError, match="lengths differ: 1 references, 2 predictions"):
         wmd([["cat"]], ["dog", "cat"], vectors=square)
-    with pytest.raises(TypeError, match=r"the references of a document must be a list of texts; document 1 has the text 'cat'. Put it in a list"):
+    with pytest.raises(
+        TypeError,
+        match=r"the references of a document must be a list of texts; document 1 has the text 'cat'. Put it in a list",
+    ):
         wmd(["cat"], ["dog"], vectors=square)
     with pytest.raises(ValueError, match="document 2 has no reference"):
         wmd([["cat"], []], ["dog", "cat"], vectors=square)
@@ -347,20 +399,29 @@ def test_without_pot_it_says_how_to_get_it(square, monkeypatch):
 def test_transport_that_is_not_solved_is_an_error(square, monkeypatch):
     import ot
 
-    for answer, reason in (((0.0, {"warning": "numItermax reached"}), "numItermax reached"), ((math.nan, {"warning": None}), "nan")):
+    for answer, reason in (
+        ((0.0, {"warning": "numItermax reached"}), "numItermax reached"),
+        ((math.nan, {"warning": None}), "nan"),
+    ):
         monkeypatch.setattr(ot, "emd2", lambda *_, answer=answer, **__: answer)
-        with pytest.raises(ValueError, match=f"wmd: document 2: optimal transport of 1 to 2 words was not solved: {reason}"):
+        with pytest.raises(
+            ValueError, match=f"wmd: document 2: optimal transport of 1 to 2 words was not solved: {reason}"
+        ):
             wmd([["cat"], ["nw ne"]], ["cat", "cat"], vectors=square)
 
 
 def test_texts_too_long_to_compare_are_named(square, monkeypatch):
     monkeypatch.setattr(module, "MOST_PAIRS", 3)
     assert distances(square, ["nw ne sw"], ["cat"], normalise=False)[0] > 0
-    with pytest.raises(ValueError, match=r"wmd: document 2 would move 2 different words to 2, more than 3 pairs. Shorten its texts"):
+    with pytest.raises(
+        ValueError, match=r"wmd: document 2 would move 2 different words to 2, more than 3 pairs. Shorten its texts"
+    ):
         wmd([["cat"], ["nw ne"]], ["cat", "se sw"], vectors=square)
 
 
-@pytest.mark.parametrize("text", ["cat\x00nw", "\x1bcat\x7fnw", "cat\ud83dnw", "cat\u202enw\ufeff", "CAT\r\n\v\f\x85nw", "😀cat😀nw😀"])
+@pytest.mark.parametrize(
+    "text", ["cat\x00nw", "\x1bcat\x7fnw", "cat\ud83dnw", "cat\u202enw\ufeff", "CAT\r\n\v\f\x85nw", "😀cat😀nw😀"]
+)
 def test_signs_that_are_no_letters_only_part_words(square, text):
     assert words(text) == ["cat", "nw"]
     assert distances(square, ["nw cat"], [text]) == [0.0]
@@ -396,10 +457,16 @@ sys.meta_path.insert(0, Hidden())
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", HIDDEN], ids=["installed", "not installed"])
 def test_scoring_by_words_neither_imports_torch_nor_needs_it(tmp_path, before):
-    for name, row in (("refs", {"reference": "the cat"}), ("docs", {"document": "a cat ran."}), ("mine", {"prediction": "a dog"})):
+    for name, row in (
+        ("refs", {"reference": "the cat"}),
+        ("docs", {"document": "a cat ran."}),
+        ("mine", {"prediction": "a dog"}),
+    ):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": "1", **row}))
     text_file(tmp_path / "vectors.txt", {"cat": (1, 2), "dog": (2, 1)})
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(before=before)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(before=before)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.stderr == "0 False []\n"
     found = json.loads(done.stdout)["systems"][0]["scores"]
     assert {"rouge1", "bleu", "chrf", "words", "wmd"} <= found.keys()
@@ -423,9 +490,16 @@ def test_the_signature_says_what_could_change_a_figure(square, tmp_path):
     assert found.startswith("wmd|vectors:square.txt|files:")
     assert f"|dimensions:2|words:lower|stop:none|normalised:yes|limit:no|refs:1|pot:{ot.__version__}|version:" in found
     assert wmd([["cat"]], ["nw"], vectors=text_file(tmp_path / "square.txt", SQUARE)).signature == found
-    assert wmd([["cat"]], ["nw"], vectors=text_file(tmp_path / "square.txt", SQUARE | {"cat": (9, 9)})).signature != found
+    assert (
+        wmd([["cat"]], ["nw"], vectors=text_file(tmp_path / "square.txt", SQUARE | {"cat": (9, 9)})).signature != found
+    )
     assert "|normalised:no|" in wmd([["cat"]], ["nw"], vectors=square, normalise=False).signature
-    assert [reference_count(of) for of in ([], [["a"]], [["a", "b"]] * 2, [["a"], ["a", "b"]])] == ["1", "1", "2", "var"]
+    assert [reference_count(of) for of in ([], [["a"]], [["a", "b"]] * 2, [["a"], ["a", "b"]])] == [
+        "1",
+        "1",
+        "2",
+        "var",
+    ]
 
 
 def test_progress_counts_each_document_once(square):

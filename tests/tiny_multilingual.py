@@ -27,15 +27,25 @@ PAIRS = [
     ("A white horse jumps over the fence.", "Ein weißes Pferd springt über den Zaun."),
     ("The teacher writes on the board.", "Die Lehrerin schreibt an die Tafel."),
 ]
-LANGUAGES = {"mbart": ("en_XX", "de_DE"), "mbart50": ("en_XX", "de_DE"), "m2m100": ("en", "de"), "nllb": ("eng_Latn", "deu_Latn")}
+LANGUAGES = {
+    "mbart": ("en_XX", "de_DE"),
+    "mbart50": ("en_XX", "de_DE"),
+    "m2m100": ("en", "de"),
+    "nllb": ("eng_Latn", "deu_Latn"),
+}
 
 
 def sentencepiece_model(texts=tuple(text for pair in PAIRS for text in pair), pieces=220):
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=written, vocab_size=pieces, hard_vocab_limit=False, model_type="bpe",
-        character_coverage=1.0, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(texts),
+        model_writer=written,
+        vocab_size=pieces,
+        hard_vocab_limit=False,
+        model_type="bpe",
+        character_coverage=1.0,
+        minloglevel=2,
+    )
     return written.getvalue()
 
 
@@ -52,7 +62,9 @@ def tokenizer(family, folder):
     if family == "nllb":
         codes = transformers.models.nllb.tokenization_nllb.FAIRSEQ_LANGUAGE_CODES
         return transformers.NllbTokenizer.from_pretrained(folder, extra_special_tokens=codes)
-    return {"mbart": transformers.MBartTokenizer, "mbart50": transformers.MBart50Tokenizer}[family].from_pretrained(folder)
+    return {"mbart": transformers.MBartTokenizer, "mbart50": transformers.MBart50Tokenizer}[family].from_pretrained(
+        folder
+    )
 
 
 def model_folder(family, folder, *, start="given"):
@@ -68,13 +80,31 @@ def model_folder(family, folder, *, start="given"):
     made.save_pretrained(folder)
     torch.manual_seed(0)
     right = made.convert_tokens_to_ids("de_DE") if family == "mbart" else made.eos_token_id
-    tokens = len(made) + (8 + len(FAIRSEQ_LANGUAGE_CODES["m2m100"])) * (family == "m2m100")   # it does not count its languages
+    tokens = len(made) + (8 + len(FAIRSEQ_LANGUAGE_CODES["m2m100"])) * (
+        family == "m2m100"
+    )  # it does not count its languages
     sizes = dict(
-        vocab_size=tokens, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=128, decoder_ffn_dim=128, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
-        encoder_layerdrop=0.0, decoder_layerdrop=0.0, max_position_embeddings=64, init_std=0.05,
+        vocab_size=tokens,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        encoder_layerdrop=0.0,
+        decoder_layerdrop=0.0,
+        max_position_embeddings=64,
+        init_std=0.05,
     )
-    config, kind = (MBartConfig, MBartForConditionalGeneration) if family.startswith("mbart") else (M2M100Config, M2M100ForConditionalGeneration)
+    config, kind = (
+        (MBartConfig, MBartForConditionalGeneration)
+        if family.startswith("mbart")
+        else (M2M100Config, M2M100ForConditionalGeneration)
+    )
     model = kind(config(**sizes))
     model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = right
     model.save_pretrained(folder)

@@ -26,12 +26,26 @@ def bart_like():
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     special = ["<s>", "<pad>", "</s>", "<unk>"]
-    bpe.train_from_iterator(TEXTS, trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    ))
-    bpe.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=False, add_prefix_space=False)
+    bpe.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=special,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    bpe.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=False, add_prefix_space=False
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", sep_token="</s>", cls_token="<s>", pad_token="<pad>", unk_token="<unk>"
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
     )
 
 
@@ -41,9 +55,12 @@ def t5_like():
     unigram.normalizer = normalizers.NFKC()
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     unigram.decoder = decoders.Metaspace()
-    unigram.train_from_iterator(TEXTS, trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-    ))
+    unigram.train_from_iterator(
+        TEXTS,
+        trainers.UnigramTrainer(
+            vocab_size=120, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+        ),
+    )
     unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=unigram, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
 
@@ -53,10 +70,15 @@ def bert_like():
     pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     pieces.normalizer = normalizers.BertNormalizer()
     pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    pieces.train_from_iterator(TEXTS, trainers.WordPieceTrainer(
-        vocab_size=200, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
-    ))
-    pieces.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    pieces.train_from_iterator(
+        TEXTS,
+        trainers.WordPieceTrainer(
+            vocab_size=200, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
+        ),
+    )
+    pieces.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=pieces, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
     )

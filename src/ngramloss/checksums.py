@@ -50,12 +50,12 @@ def damage(folder: Path, *, exact: bool = False) -> str:
     try:
         described = facts(folder)
         files = [(name, size, checksum) for name, (size, checksum) in described["files"].items()]
-        earlier = next(iter(described)) == "files"   # written by an earlier version, without its own checksum
+        earlier = next(iter(described)) == "files"  # written by an earlier version, without its own checksum
         if not earlier and described.get(OWN) != _own_checksum(described):
             return f"its {SEAL} was changed"
     except FileNotFoundError:
         return "writing it did not finish"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):   # it may contain anything
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # it may contain anything
         return f"its {SEAL} cannot be read"
     for name, size, checksum in files:
         path = folder / name
@@ -66,8 +66,14 @@ def damage(folder: Path, *, exact: bool = False) -> str:
         if _checksum(path) != checksum:
             return f"{name} was changed"
     known = {name for name, _, _ in files}
-    return next((f"{path.name} is not one of its files" for path in _files(folder)
-                 if exact and str(path.relative_to(folder)) not in known), "")
+    return next(
+        (
+            f"{path.name} is not one of its files"
+            for path in _files(folder)
+            if exact and str(path.relative_to(folder)) not in known
+        ),
+        "",
+    )
 
 
 def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str, say: Callable[[str], None]) -> Path:
@@ -88,8 +94,14 @@ def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str, say:
 
 
 def cached_in_parts(
-    folder: Path, parts: Sequence[str], fill: Callable[[str, Path], None], join: Callable[[list[Path], Path], None], *,
-    made: Callable[[str], None], what: str, say: Callable[[str], None],
+    folder: Path,
+    parts: Sequence[str],
+    fill: Callable[[str, Path], None],
+    join: Callable[[list[Path], Path], None],
+    *,
+    made: Callable[[str], None],
+    what: str,
+    say: Callable[[str], None],
 ) -> Path:
     """As :func:`cached_folder`, for content that takes long to make: after a kill, finished parts are not made again.
 
@@ -107,23 +119,29 @@ def cached_in_parts(
     """
     _remove_damaged(folder, what=what, say=say)
     beside = folder.with_name(f"{folder.name}.parts")
-    if not folder.exists() or beside.exists():   # after a kill, both may exist
+    if not folder.exists() or beside.exists():  # after a kill, both may exist
         beside.mkdir(parents=True, exist_ok=True)
         with _locked(beside, what=what, say=say):
-            if not folder.exists():   # otherwise another process has made it
+            if not folder.exists():  # otherwise another process has made it
                 try:
                     # In a folder of their own: the one around a damaged part is locked, too.
                     _parts_joined(beside / "made", parts, fill, join, made=made, what=what, say=say).rename(folder)
                 except OSError:
-                    if not folder.is_dir():   # otherwise another process has made it, where folders cannot be locked
+                    if not folder.is_dir():  # otherwise another process has made it, where folders cannot be locked
                         raise
             shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
 def _parts_joined(
-    folder: Path, parts: Sequence[str], fill: Callable[[str, Path], None], join: Callable[[list[Path], Path], None], *,
-    made: Callable[[str], None], what: str, say: Callable[[str], None],
+    folder: Path,
+    parts: Sequence[str],
+    fill: Callable[[str, Path], None],
+    join: Callable[[list[Path], Path], None],
+    *,
+    made: Callable[[str], None],
+    what: str,
+    say: Callable[[str], None],
 ) -> Path:
     """Make the parts that are missing or damaged, and the whole, in a folder."""
     folders = []
@@ -150,7 +168,7 @@ def _remove_damaged(folder: Path, *, what: str, say: Callable[[str], None]) -> N
     if folder.exists() and (reason := damage(folder, exact=True)):
         say(f"the {what} {folder} is damaged ({reason}); rebuilding it.")
         with lock_folder(folder.parent, wait=True):
-            if damage(folder, exact=True):   # otherwise another process has rebuilt it
+            if damage(folder, exact=True):  # otherwise another process has rebuilt it
                 remove(folder)
 
 

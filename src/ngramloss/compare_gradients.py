@@ -35,7 +35,10 @@ class Push(NamedTuple):
 
 
 def pushes(
-    reference: str, candidate: str, objectives: Sequence[str], confidence: Sequence[float] = (0.9,),
+    reference: str,
+    candidate: str,
+    objectives: Sequence[str],
+    confidence: Sequence[float] = (0.9,),
     others: Sequence[str] = (),
 ) -> tuple[list[Push], list[str]]:
     """What each objective does to the words of the pair; also notes about changes to the candidate.
@@ -47,18 +50,23 @@ def pushes(
     sentence, notes = read(reference, candidate, confidence, others)
     slopes: list[Tensor] = []
     for loss_fn in losses:
-        logits = sentence.logits.clone().requires_grad_()                # [1, T, V]
-        loss_fn.progress = 1.0   # what a schedule leads to
+        logits = sentence.logits.clone().requires_grad_()  # [1, T, V]
+        loss_fn.progress = 1.0  # what a schedule leads to
         loss_fn(logits, sentence.labels, candidates=sentence.candidates(loss_fn, logits)).backward()
         assert logits.grad is not None
-        slopes.append(-logits.grad[0])                                   # [T, V]
+        slopes.append(-logits.grad[0])  # [T, V]
     made = []
-    probability = sentence.logits[0].softmax(-1)                         # [T, V]
+    probability = sentence.logits[0].softmax(-1)  # [T, V]
     for t, (label, best) in enumerate(zip(sentence.labels[0].tolist(), sentence.best[0].tolist(), strict=True)):
-        words = [(label, sentence.reference[t], "both")] if label == best else [
-            (label, sentence.reference[t], "reference"), (best, sentence.candidate[t], "predicted")]
-        made += [Push(t + 1, word, role, probability[t, index].item(), [slope[t, index].item() for slope in slopes])
-                 for index, word, role in words]
+        words = (
+            [(label, sentence.reference[t], "both")]
+            if label == best
+            else [(label, sentence.reference[t], "reference"), (best, sentence.candidate[t], "predicted")]
+        )
+        made += [
+            Push(t + 1, word, role, probability[t, index].item(), [slope[t, index].item() for slope in slopes])
+            for index, word, role in words
+        ]
     return made, notes
 
 
@@ -74,8 +82,9 @@ def as_text(found: Sequence[Push], objectives: Sequence[str], notes: Sequence[st
      3  d     predicted       0.6000  −0.2000      0.0000
     """
     table = [["at", "word", "role", "probability", *objectives]]
-    table += [[str(push.position), push.word, push.role, f"{push.probability:.4f}", *map(_signed, push.by)]
-              for push in found]
+    table += [
+        [str(push.position), push.word, push.role, f"{push.probability:.4f}", *map(_signed, push.by)] for push in found
+    ]
     title = "one step of training: + raises the logit of a word, − lowers it"
     return "\n".join([title, *aligned(table, left=(1, 2)), *notes])
 
@@ -89,8 +98,9 @@ def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
     from matplotlib.patches import Patch
 
     width = max(5.0, 0.55 * len(found) + 1.5)
-    figure, axes = plt.subplots(len(objectives), 1, figsize=(width, 1.9 * len(objectives) + 0.6), sharex=True,
-                                sharey=True, squeeze=False)
+    figure, axes = plt.subplots(
+        len(objectives), 1, figsize=(width, 1.9 * len(objectives) + 0.6), sharex=True, sharey=True, squeeze=False
+    )
     places = range(len(found))
     colours = [WRONG if push.role == "predicted" else REFERENCE for push in found]
     for number, (axis, objective) in enumerate(zip(axes[:, 0], objectives, strict=True)):

@@ -24,17 +24,27 @@ def facts() -> dict[str, Any]:
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     chosen = [(device, dtype, chosen_backend(torch.device(device), dtype)) for device in devices for dtype in dtypes]
     return {
-        "ngramloss": __version__, "python": platform.python_version(),
+        "ngramloss": __version__,
+        "python": platform.python_version(),
         "packages": {package: installed(package) for package in PACKAGES},
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "chosen": [{"device": device, "dtype": str(dtype).removeprefix("torch."), **choice._asdict()}
-                   for device, dtype, choice in chosen],
+        "chosen": [
+            {"device": device, "dtype": str(dtype).removeprefix("torch."), **choice._asdict()}
+            for device, dtype, choice in chosen
+        ],
         "backends": dict(BACKENDS),
-        "engines": {name: {"ready": not engine.needs, "state": engine.needs or "ready", "version": engine.version,
-                           "precision": engine.precision or "fp32, bf16 or fp16"} for name, engine in ENGINES.items()},
+        "engines": {
+            name: {
+                "ready": not engine.needs,
+                "state": engine.needs or "ready",
+                "version": engine.version,
+                "precision": engine.precision or "fp32, bf16 or fp16",
+            }
+            for name, engine in ENGINES.items()
+        },
         "objectives": {name: _entry(name, OBJECTIVES, lambda name: "ready") for name in OBJECTIVES},
         "metrics": {name: _entry(name, METRICS, _readiness) for name in METRICS},
-    }  # fmt: skip
+    }
 
 
 def lines(known: dict[str, Any]) -> Iterator[str]:

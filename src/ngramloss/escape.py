@@ -15,9 +15,17 @@ _UNSEEN_OR_BREAK = re.compile(f"[{_HIDDEN}\t\n]")
 
 _MARKDOWN = re.compile(r"[\\|*`<>\[\]~$]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 _LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "±": r"$\pm$",
-    "×": r"$\times$", "−": "$-$", "–": "--", "↓": r"$\downarrow$", **{sign: rf"\{sign}" for sign in "&%$#_{}"},
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "[": "{[}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": "$-$",
+    "–": "--",
+    "↓": r"$\downarrow$",
+    **{sign: rf"\{sign}" for sign in "&%$#_{}"},
+}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

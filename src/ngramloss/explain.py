@@ -72,9 +72,11 @@ class Sentence(NamedTuple):
         if not loss_fn.needs_candidates:
             return None
         if len(self.outputs) == 1:
-            raise UserError(f"{str(loss_fn)!r} compares outputs of a model, and there is only the candidate. Give more "
-                            "with --others.")
-        logp = logits[0].log_softmax(-1).clamp_min(-1e30)                # [T, V]
+            raise UserError(
+                f"{str(loss_fn)!r} compares outputs of a model, and there is only the candidate. Give more "
+                "with --others."
+            )
+        logp = logits[0].log_softmax(-1).clamp_min(-1e30)  # [T, V]
         sums = [logp[: len(ids)].gather(-1, ids.unsqueeze(-1)).sum() for ids in self.output_ids]
         length, gain = zip(*((len(words), _f1(words, self.reference)) for words in self.outputs), strict=True)
         return CandidateStats(torch.stack(sums)[None], torch.tensor([length]), torch.tensor([gain], dtype=logp.dtype))
@@ -108,7 +110,7 @@ def explain(
         matches(2) = 0.8750
     """
     loss_fn = JointLoss(objective)
-    loss_fn.progress = 1.0   # what a schedule leads to
+    loss_fn.progress = 1.0  # what a schedule leads to
     raise_if_not_compared(others, [loss_fn])
     sentence, notes = read(reference, candidate, confidence, others)
     candidates = sentence.candidates(loss_fn, sentence.logits)
@@ -149,15 +151,17 @@ def read(
     T, notes, outputs = len(wanted), [], [given[: len(wanted)], *(text.split() for text in others)]
     for words in outputs:
         if not 1 <= len(words) <= T:
-            raise UserError(f"--others: an output must have from 1 to {T} words, as many as the reference, got "
-                            f"{len(words)}. The model of this example has one position for each word of the reference.")
+            raise UserError(
+                f"--others: an output must have from 1 to {T} words, as many as the reference, got "
+                f"{len(words)}. The model of this example has one position for each word of the reference."
+            )
     if len(given) != T:
         change = "truncated" if len(given) > T else f"filled with {FILLER!r}"
         notes.append(
             f"note: the reference has {T} words and the candidate {len(given)}. A model under teacher forcing predicts "
             f"one word for each position, so the candidate was {change}."
         )
-    predicted = (given + [FILLER] * T)[:T]                               # to show; a filler is the unknown word
+    predicted = (given + [FILLER] * T)[:T]  # to show; a filler is the unknown word
     sure = list(confidence) * T if len(confidence) == 1 else list(confidence)
     if len(sure) != T:
         raise UserError(f"expected 1 confidence, or {T} (one for each word), got {len(sure)}.")
@@ -169,11 +173,11 @@ def read(
                 f"the confidence at position {position} must be above {1 / V:.3g} (1/{V}, all words equally likely) "
                 f"and at most 1, got {given_share:g}: the candidate must be the most probable word."
             )
-    labels = torch.tensor([[vocabulary[word] for word in wanted]])       # [1, T]
-    best = torch.tensor([[vocabulary[word] for word in given[:T]] + [V - 1] * (T - len(given))])   # [1, T]
-    share = torch.tensor([sure], dtype=torch.float64).unsqueeze(-1)      # [1, T, 1]
-    chosen = torch.nn.functional.one_hot(best, V).bool()                 # [1, T, V]
-    logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()     # [1, T, V]
+    labels = torch.tensor([[vocabulary[word] for word in wanted]])  # [1, T]
+    best = torch.tensor([[vocabulary[word] for word in given[:T]] + [V - 1] * (T - len(given))])  # [1, T]
+    share = torch.tensor([sure], dtype=torch.float64).unsqueeze(-1)  # [1, T, 1]
+    chosen = torch.nn.functional.one_hot(best, V).bool()  # [1, T, V]
+    logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()  # [1, T, V]
     stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp", "entropy", "top_entropy"))
     output_ids = [torch.tensor([vocabulary[word] for word in words]) for words in outputs]
     return Sentence(wanted, predicted, sure, labels, stats, logits, best, outputs, output_ids), notes
@@ -198,14 +202,14 @@ def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 def _cost_alone(sentence: Sentence, function: Callable[..., Tensor], t: int) -> float:
     """What a sum over tokens is if only the label of position t counts."""
-    one_label = torch.full_like(sentence.labels, -100)                   # [1, T]
+    one_label = torch.full_like(sentence.labels, -100)  # [1, T]
     one_label[0, t] = sentence.labels[0, t]
     return function(sentence.stats, one_label).item()
 
 
 def _eaft(sentence: Sentence, term: Term) -> Iterator[_Block]:
     (part,) = term.parts
-    entropy = sentence.stats.top_entropy if term.variant == "released" else sentence.stats.entropy   # [1, T]
+    entropy = sentence.stats.top_entropy if term.variant == "released" else sentence.stats.entropy  # [1, T]
     assert entropy is not None
     table = [["at", "reference", "probability", "entropy", "costs"]]
     for t, word in enumerate(sentence.reference):
@@ -216,10 +220,10 @@ def _eaft(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 
 def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
-    candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)   # [1, S] each
-    anywhere = torch.ones_like(candidate, dtype=torch.bool)              # [1, S]
-    occurs = ngrams.count(candidate, among=reference, where=anywhere)    # [1, S]
-    probability = ngrams.sums(sentence.stats.best_logp, n).exp()         # [1, S]
+    candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
+    anywhere = torch.ones_like(candidate, dtype=torch.bool)  # [1, S]
+    occurs = ngrams.count(candidate, among=reference, where=anywhere)  # [1, S]
+    probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
     table = [["at", "candidate", how, "copies", "probability", "earns"]]
     for t in range(candidate.shape[1]):
         hit = bool(earned.hit[0, t])
@@ -245,11 +249,11 @@ def _rewards(sentence: Sentence, term: Term) -> Iterator[_Block]:
 def _precision(sentence: Sentence, term: Term) -> Iterator[_Block]:
     clipping = precision.covered_released if term.variant == "released" else precision.covered
     for n in term.n:
-        share = clipping(sentence.stats, sentence.labels, n=n)           # [1, S]
-        probability = ngrams.sums(sentence.stats.best_logp, n).exp()     # [1, S]
-        candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)   # [1, S] each
-        anywhere = torch.ones_like(candidate, dtype=torch.bool)          # [1, S]
-        occurs = ngrams.count(candidate, among=reference, where=anywhere)   # [1, S]
+        share = clipping(sentence.stats, sentence.labels, n=n)  # [1, S]
+        probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
+        candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
+        anywhere = torch.ones_like(candidate, dtype=torch.bool)  # [1, S]
+        occurs = ngrams.count(candidate, among=reference, where=anywhere)  # [1, S]
         table = [["at", "candidate", "in reference", "probability", "adds"]]
         for t in range(candidate.shape[1]):
             seen = f"×{occurs[0, t]}" if occurs[0, t] else "–"
@@ -260,15 +264,15 @@ def _precision(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 def _bag(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
-        expected = bag.expected(sentence.stats, sentence.labels, n=n)    # [1, S]
-        (reference,) = ngrams.kinds(sentence.labels, n=n)                # [1, S]
-        copies = ngrams.count(reference, among=reference, where=torch.ones_like(reference, dtype=torch.bool))   # [1, S]
+        expected = bag.expected(sentence.stats, sentence.labels, n=n)  # [1, S]
+        (reference,) = ngrams.kinds(sentence.labels, n=n)  # [1, S]
+        copies = ngrams.count(reference, among=reference, where=torch.ones_like(reference, dtype=torch.bool))  # [1, S]
         W = max(reference.shape[1], 1)
         amount, title = {
             None: (bag.found(sentence.stats, sentence.labels, n=n) / 2, "1 − what the n-grams of the reference earn"),
             "original": (bag.found(sentence.stats, sentence.labels, n=n), "1 − what the n-grams of the reference earn"),
             "released": (expected.clamp_max(1) / W, "− what the n-grams of the reference earn"),
-        }[term.variant]                                                  # [1, S]
+        }[term.variant]  # [1, S]
         table = [["at", "reference", "copies", "expected", "earns"]]
         for u in range(reference.shape[1]):
             window, many = sentence.reference_window(u, n), str(int(copies[0, u]))
@@ -287,7 +291,7 @@ def _bleu(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 def _eisl(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
-        fit = eisl.preferred(sentence.stats, sentence.labels, n=n)       # [1, S]
+        fit = eisl.preferred(sentence.stats, sentence.labels, n=n)  # [1, S]
         table = [["at", "reference", "log p where it fits", "costs"]]
         for u in range(fit.shape[1]):
             cost = -fit[0, u] / fit.shape[1]
@@ -305,8 +309,8 @@ def _lcs(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 def _soft(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
-        amount = soft.powers(sentence.stats, sentence.labels, n=n, **term.options)   # [1, S]
-        probability = ngrams.sums(sentence.stats.label_logp, n).exp()    # [1, S]
+        amount = soft.powers(sentence.stats, sentence.labels, n=n, **term.options)  # [1, S]
+        probability = ngrams.sums(sentence.stats.label_logp, n).exp()  # [1, S]
         table = [["at", "reference", "probability", "earns"]]
         for t in range(amount.shape[1]):
             window = sentence.reference_window(t, n)
@@ -317,7 +321,7 @@ def _soft(sentence: Sentence, term: Term) -> Iterator[_Block]:
 def _gated(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
         earned = gated.correct(sentence.stats, sentence.labels, n=n)
-        probability = ngrams.sums(sentence.stats.best_logp, n).exp()     # [1, S]
+        probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
         table = [["at", "candidate", "same place", "probability", "earns"]]
         for t in range(probability.shape[1]):
             hit = bool(earned.hit[0, t])
@@ -328,7 +332,7 @@ def _gated(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 def _near(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
-        probability, weight = near.nearness(sentence.stats, sentence.labels, n=n, **term.options)   # [1, S] each
+        probability, weight = near.nearness(sentence.stats, sentence.labels, n=n, **term.options)  # [1, S] each
         table = [["at", "reference", "probability", "weight", "earns"]]
         for t in range(weight.shape[1]):
             window, amount = sentence.reference_window(t, n), weight[0, t] * probability[0, t] / weight.shape[1]
@@ -356,8 +360,8 @@ def _convex(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 
 def _unlikelihood(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    penalty = unlikelihood.penalties(sentence.stats, sentence.labels)[0]   # [T, T]
-    used = unlikelihood.negatives(sentence.labels)[0]                    # [T, T]
+    penalty = unlikelihood.penalties(sentence.stats, sentence.labels)[0]  # [T, T]
+    used = unlikelihood.negatives(sentence.labels)[0]  # [T, T]
     table = [["at", "reference", "penalised words", "costs"]]
     for t, word in enumerate(sentence.reference):
         words = " ".join(earlier for earlier, counts in zip(sentence.reference, used[t], strict=True) if counts)
@@ -366,17 +370,25 @@ def _unlikelihood(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 
 def _ranked_outputs(sentence: Sentence, candidates: CandidateStats, alpha: float) -> list[list[str]]:
-    score, order, _ = by_gain.ranked(candidates, alpha=alpha)            # [1, K] each
+    score, order, _ = by_gain.ranked(candidates, alpha=alpha)  # [1, K] each
     table = [["order", "output", "gain", "log p", "words", "f"]]
     for place, k in enumerate(order[0].tolist()):
         words, logp, f = sentence.outputs[k], candidates.logp[0, k].item(), score[0, place].item()
-        table.append([str(place + 1), " ".join(words), f"{candidates.gain[0, k]:.4f}", _figure(logp), str(len(words)),
-                      _figure(f)])
+        table.append(
+            [
+                str(place + 1),
+                " ".join(words),
+                f"{candidates.gain[0, k]:.4f}",
+                _figure(logp),
+                str(len(words)),
+                _figure(f),
+            ]
+        )
     return table
 
 
 def _rank(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
-    costs = rank.costs(candidates, **term.options)[0]                    # [K, K]
+    costs = rank.costs(candidates, **term.options)[0]  # [K, K]
     sums = [["places apart", "pairs", "costs"]]
     for d in range(1, len(costs)):
         sums.append([str(d), str(len(costs) - d), _figure(costs.diagonal(d).sum().item())])
@@ -391,12 +403,20 @@ def _prefer(sentence: Sentence, term: Term, candidates: CandidateStats) -> Itera
 
 
 def _risk(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
-    share = risk.shares(candidates, **term.options)[0]                   # [K]
+    share = risk.shares(candidates, **term.options)[0]  # [K]
     table = [["order", "output", "gain", "log p", "share", "costs"]]
     for place, k in enumerate(by_gain.ranked(candidates, alpha=0).order[0].tolist()):
         gain = candidates.gain[0, k].item()
-        table.append([str(place + 1), " ".join(sentence.outputs[k]), f"{gain:.4f}",
-                      _figure(candidates.logp[0, k].item()), f"{share[k]:.4f}", f"{share[k] * (1 - gain):.4f}"])
+        table.append(
+            [
+                str(place + 1),
+                " ".join(sentence.outputs[k]),
+                f"{gain:.4f}",
+                _figure(candidates.logp[0, k].item()),
+                f"{share[k]:.4f}",
+                f"{share[k] * (1 - gain):.4f}",
+            ]
+        )
     yield _Block("sum over the outputs of their share of the probability^sharpness, times 1 − gain", table)
 
 

@@ -69,7 +69,7 @@ def whole_rows(path: Path) -> list[dict[str, Any]]:
     for text in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
         try:
             row = json.loads(text)
-        except (ValueError, RecursionError):   # not JSON, too deep, an enormous number
+        except (ValueError, RecursionError):  # not JSON, too deep, an enormous number
             continue
         if isinstance(row, dict):
             rows.append(row)
@@ -85,7 +85,7 @@ def read_json(path: Path, advice: str = "") -> Any:
     """
     try:
         return json.loads(path.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError) as reason:   # not JSON, not UTF-8, too deep, an enormous number
+    except (ValueError, RecursionError) as reason:  # not JSON, not UTF-8, too deep, an enormous number
         raise UserError(f"{path} is not JSON: {_reason(reason)}. {advice}".rstrip()) from None
 
 
@@ -101,11 +101,13 @@ def parse_toml(content: bytes, where: str) -> dict[str, Any]:
     """Read TOML. Raises ``UserError`` with the place if it is damaged, whatever it contains."""
     # The reader needs memory for the square of the parts of a key: a.a.a. … of 200 KB would take 40 GB.
     if len(content) > LONGEST_TOML or any(line.count(b".") > MOST_DOTS for line in content.split(b"\n")):
-        raise UserError(f"{where} is not a file of settings: expected at most {LONGEST_TOML:,} bytes, and at most "
-                        f"{MOST_DOTS:,} dots in a line.")
+        raise UserError(
+            f"{where} is not a file of settings: expected at most {LONGEST_TOML:,} bytes, and at most "
+            f"{MOST_DOTS:,} dots in a line."
+        )
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as reason:   # not TOML, not UTF-8, too deep, an enormous number
+    except (ValueError, RecursionError) as reason:  # not TOML, not UTF-8, too deep, an enormous number
         raise UserError(f"{where} is not TOML: {_reason(reason)}.") from None
 
 
@@ -124,7 +126,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.is_dir():   # otherwise another process has written the same content first
+            if not folder.is_dir():  # otherwise another process has written the same content first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

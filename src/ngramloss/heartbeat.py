@@ -25,7 +25,7 @@ def heartbeat(path: Path) -> Iterator[None]:
         while not ended.wait(EVERY):
             try:
                 os.utime(path)
-            except OSError:   # the process that waits has deleted it: it needs no more beats
+            except OSError:  # the process that waits has deleted it: it needs no more beats
                 return
 
     thread = threading.Thread(target=beat, daemon=True)

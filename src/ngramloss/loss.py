@@ -154,7 +154,7 @@ class JointLoss(torch.nn.Module):
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
             backend=self.backend, memory=self.memory,
-        )  # fmt: skip
+        )
         loss, parts = self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates
         )

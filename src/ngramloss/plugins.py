@@ -59,8 +59,9 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise UserError(f"{self.noun} {name!r}: use a name of letters, digits and underscores.")
         if not isinstance(entry, self.kind):
-            raise UserError(f"the {self.noun} {name!r} must be an ngramloss.{self.kind.__name__}, "
-                            f"got {type(entry).__name__}.")
+            raise UserError(
+                f"the {self.noun} {name!r} must be an ngramloss.{self.kind.__name__}, got {type(entry).__name__}."
+            )
         self._added[name] = entry
 
     def __delitem__(self, name: str) -> None:
@@ -81,8 +82,10 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def entry(self, name: str) -> Entry:
         """The entry of that name. Raises an error that suggests the closest name."""
         if name not in self:
-            raise UserError(f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {', '.join(self)}. "
-                            f"If it is your own, load its file with --plugin FILE.")
+            raise UserError(
+                f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {', '.join(self)}. "
+                f"If it is your own, load its file with --plugin FILE."
+            )
         return self[name]
 
     def origin(self, name: str) -> str:
@@ -104,9 +107,11 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         package = point.dist.name if point.dist else point.value
         try:
             return point.load()
-        except Exception as error:   # another package's code may raise anything
-            raise UserError(f"the {self.noun} {point.name!r} of the installed package {package} cannot be imported: "
-                            f"{type(error).__name__}: {error}. Fix or uninstall that package.") from error
+        except Exception as error:  # another package's code may raise anything
+            raise UserError(
+                f"the {self.noun} {point.name!r} of the installed package {package} cannot be imported: "
+                f"{type(error).__name__}: {error}. Fix or uninstall that package."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ def load_file(path: Path) -> None:
     if spec is None or spec.loader is None:
         raise UserError(f"a plugin is a Python file, got {path}.")
     module = module_from_spec(spec)
-    sys.modules[name] = module   # so that classes of the file can be pickled
+    sys.modules[name] = module  # so that classes of the file can be pickled
     try:
         spec.loader.exec_module(module)
     except UserError:
@@ -153,8 +158,11 @@ def load_file(path: Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-                 if Path(frame.filename).resolve() == path.resolve()]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).resolve() == path.resolve()
+        ]
         at = f" in line {lines[-1]}" if lines else ""
         raise UserError(f"the plugin {path} failed{at}: {type(error).__name__}: {error}") from error
 

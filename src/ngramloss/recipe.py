@@ -203,7 +203,7 @@ class Recipe:
 
 def _short(term: str) -> str:
     """A term in characters that every file system allows: ``0.5matches23`` for ``0.5*matches(2,3)``."""
-    joint = "" if re.search(r"\((\d,)*\d\)", term) else "_"   # (2,3) is 23, but (2,13) is _2_13 and (23) is _23
+    joint = "" if re.search(r"\((\d,)*\d\)", term) else "_"  # (2,3) is 23, but (2,13) is _2_13 and (23) is _23
     return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
 
 
@@ -320,7 +320,7 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(base, str) or not base:
         raise UserError(f"{where}: base must be the name of another recipe, got {base!r}.")
     if base not in builtin() and (path.parent / base).is_file():
-        base = str(path.parent / base)   # in the folder of the file that names it
+        base = str(path.parent / base)  # in the folder of the file that names it
     chain = (*above, where)
     if Path(base).resolve() in [Path(file).resolve() for file in chain]:
         raise UserError(f"{where}: recipes are based on each other in a circle: {' → '.join([*chain, base])}.")
@@ -328,8 +328,11 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    both = {key: _merge(below[key], above[key]) for key in below.keys() & above.keys()
-            if isinstance(below[key], dict) and isinstance(above[key], dict)}
+    both = {
+        key: _merge(below[key], above[key])
+        for key in below.keys() & above.keys()
+        if isinstance(below[key], dict) and isinstance(above[key], dict)
+    }
     return {**below, **above, **both}
 
 
@@ -382,8 +385,10 @@ def _build_recipe(
             typed[key] = described.check(key, values[key])
         except UserError as mistake:
             mistakes.append(str(mistake))
-    sections = {section: kind(**{key: typed[f"{section}.{key}"] for key in settings_of(kind)
-                                 if f"{section}.{key}" in typed}) for section, kind in SECTIONS.items()}
+    sections = {
+        section: kind(**{key: typed[f"{section}.{key}"] for key in settings_of(kind) if f"{section}.{key}" in typed})
+        for section, kind in SECTIONS.items()
+    }
     recipe = Recipe(name, **{key: typed.get(key, described.default) for key, described in TOP.items()}, **sections)
     mistakes += _broken_rules(recipe)
     if objective:
@@ -412,33 +417,42 @@ def _with_objective(recipe: Recipe) -> Recipe:
     except UserError as mistake:
         raise UserError(f"objective: {mistake}") from None
     best = recipe.train.best
-    if best not in names and not re.fullmatch(r"[A-Za-z_]\w*", best, re.ASCII):   # not the name of a score either
+    if best not in names and not re.fullmatch(r"[A-Za-z_]\w*", best, re.ASCII):  # not the name of a score either
         raise UserError(f"train.best: must be one of {', '.join(names)}, or a score such as rouge2, got {best!r}.")
     return dataclasses.replace(recipe, objective=" + ".join(map(str, terms)))
 
 
 def _settings() -> dict[str, Setting]:
     """Every key and its setting."""
-    sections = {f"{section}.{key}": described for section, fields in SECTIONS.items()
-                for key, described in settings_of(fields).items()}
+    sections = {
+        f"{section}.{key}": described
+        for section, fields in SECTIONS.items()
+        for key, described in settings_of(fields).items()
+    }
     return {**TOP, **sections}
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    close = [other for other in known if other.split(".")[-1] == key.split(".")[-1]]   # in another section
+    close = [other for other in known if other.split(".")[-1] == key.split(".")[-1]]  # in another section
     close = close or difflib.get_close_matches(key, list(known), 1, cutoff=0.5)
     return f"{key}: unknown key." + (f" Did you mean {close[0]}?" if close else "")
 
 
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
     rules: list[tuple[bool, str]] = [
-        (recipe.train.epochs > 0 or recipe.train.max_steps > 0,
-         "train.epochs: this or train.max_steps must be above 0."),
+        (
+            recipe.train.epochs > 0 or recipe.train.max_steps > 0,
+            "train.epochs: this or train.max_steps must be above 0.",
+        ),
         (recipe.model.width % recipe.model.heads == 0, "model.width: must be a multiple of model.heads."),
-        (recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
-         "train.early_stopping: needs validations, but train.eval_every is 0."),
-        (recipe.generation.min_length <= recipe.generation.max_length,
-         "generation.min_length: must not be above generation.max_length."),
+        (
+            recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
+            "train.early_stopping: needs validations, but train.eval_every is 0.",
+        ),
+        (
+            recipe.generation.min_length <= recipe.generation.max_length,
+            "generation.min_length: must not be above generation.max_length.",
+        ),
         (bool(recipe.data.name), "data.name: must not be empty."),
         (bool(recipe.model.name), "model.name: must not be empty."),
     ]

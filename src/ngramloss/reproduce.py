@@ -34,8 +34,18 @@ BATCH = 32
 RECIPES = {"newswire": "newswire", "xsum": "xsum", "cnn_dailymail": "cnndm"}
 """Data set → the recipe that trains on it."""
 
-FIGURES = ("rouge1", "rouge2", "rougeL", "rougeLsum", "names_right", "figures_right", "bertscore", "wmd", "factcc",
-           "summac_conv")
+FIGURES = (
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
+    "names_right",
+    "figures_right",
+    "bertscore",
+    "wmd",
+    "factcc",
+    "summac_conv",
+)
 """Columns of the table; those that were not scored are omitted."""
 
 SMALL_NOTE = (
@@ -95,8 +105,16 @@ class Reproduced(NamedTuple):
 
 
 def make_plan(
-    table: str, folder: Path, *, data: str | None = None, model: str | None = None, seeds: int = 1,
-    objectives: Sequence[str] = (), overrides: Sequence[str] = (), metrics: Sequence[str] = (), limit: int = 0,
+    table: str,
+    folder: Path,
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    seeds: int = 1,
+    objectives: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    limit: int = 0,
 ) -> Plan:
     """Plan the trainings and scores of a table.
 
@@ -123,10 +141,15 @@ def make_plan(
     settings = [*([f"model.name={model}"] if model else []), *overrides]
     if name not in RECIPES:
         settings.append(f"data.name={name}")
-    rows = [recipe.load(RECIPES.get(name, "xsum"), [*settings, f"objective={objective}"])
-            for objective in objectives or paper.objectives(table)]
-    trainings = [Training(row.objective, seed, recipe.changed(row, [f"train.seed={seed}"]), _folder(folder, row, seed))
-                 for row in rows for seed in range(1, seeds + 1)]
+    rows = [
+        recipe.load(RECIPES.get(name, "xsum"), [*settings, f"objective={objective}"])
+        for objective in objectives or paper.objectives(table)
+    ]
+    trainings = [
+        Training(row.objective, seed, recipe.changed(row, [f"train.seed={seed}"]), _folder(folder, row, seed))
+        for row in rows
+        for seed in range(1, seeds + 1)
+    ]
     baselines = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
     own = ("rouge", "bleu", "chrf", "shape", *(("facts",) if name == SMALL else ()))
     return Plan(table, name, folder, base, trainings, baselines, tuple(dict.fromkeys([*own, *metrics])), limit)
@@ -138,8 +161,13 @@ def chosen_data() -> str:
 
 
 def reproduce(
-    plan: Plan, page_folder: Path, *, options: dict[str, dict[str, object]] | None = None, say: Say = print,
-    progress: Callable[[int, int], None] | None = None, trust_remote_code: bool = False,
+    plan: Plan,
+    page_folder: Path,
+    *,
+    options: dict[str, dict[str, object]] | None = None,
+    say: Say = print,
+    progress: Callable[[int, int], None] | None = None,
+    trust_remote_code: bool = False,
 ) -> Reproduced | None:
     """Train and generate what is missing, score, and write the report. Returns None if a training was stopped.
 
@@ -187,7 +215,11 @@ def reproduce(
         say(f"warning: {warning}")
     begin("report")
     shown = build.build_record(
-        result, texts, title=_title(plan), notes=[plan.note, differences_sentence(result)], deviations=deviations(plan),
+        result,
+        texts,
+        title=_title(plan),
+        notes=[plan.note, differences_sentence(result)],
+        deviations=deviations(plan),
         paper_of=_paper_data(plan),
     )
     return Reproduced(result, texts, page.write_page(shown, page_folder))
@@ -198,8 +230,11 @@ def deviations(plan: Plan) -> list[str]:
     theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
     first = plan.trainings[0].settings
     printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
-    sentences = [line for line in recipe.differences(printed, first)
-             if not line.startswith("model.") or line.startswith("model.name")]
+    sentences = [
+        line
+        for line in recipe.differences(printed, first)
+        if not line.startswith("model.") or line.startswith("model.name")
+    ]
     if sentences:
         sentences.insert(0, f"settings: the paper's for {theirs} → used here")
     if plan.limit:
@@ -212,16 +247,21 @@ def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
     label = result.described[figure].label
     if result.seeds:
         first, *others = result.seeds
-        each = [f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
-                f"{tabular.mark(seeds.against_first[figure]['p_holm'])}" for seeds in others]
+        each = [
+            f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
+            f"{tabular.mark(seeds.against_first[figure]['p_holm'])}"
+            for seeds in others
+        ]
         return f"Difference in {label} to {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
     each = []
     for system, run in enumerate(result.runs):
         score = result.figures[figure][system]
         if run is not None and not run.is_baseline and score.difference is not None:
             each.append(f"{run.label} {score.difference:+.2f}{tabular.mark(score.p_holm)}")
-    return (f"Difference in {label} to {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
-            "about variation between runs.")
+    return (
+        f"Difference in {label} to {_label(result, 0)}, one run of each: {_listed(each)}. One run says nothing "
+        "about variation between runs."
+    )
 
 
 def _listed(differences: Sequence[str]) -> str:
@@ -232,14 +272,21 @@ def table(result: results.Result, plan: Plan) -> Table:
     """The table in the paper's layout, next to the paper's values."""
     scores = {name: result.described[name] for name in FIGURES if name in result.figures}
     speeds = _speeds(result)
-    heads = [*(Head(name, score.label, score.better == "lower") for name, score in scores.items()), Head("Docs/s"),
-             Head(paper.TITLES[_paper_data(plan)]), *(Head(f"paper {name}", name) for name in ("R-1", "R-2", "R-L"))]
+    heads = [
+        *(Head(name, score.label, score.better == "lower") for name, score in scores.items()),
+        Head("Docs/s"),
+        Head(paper.TITLES[_paper_data(plan)]),
+        *(Head(f"paper {name}", name) for name in ("R-1", "R-2", "R-L")),
+    ]
     rows = []
     for label, objective, printed in _layout(plan):
         indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
         cells = [_cell(result.figures[name], indices, score.decimals) for name, score in scores.items()]
-        speed = Cell(f"{speeds[objective]:.0f}", speeds[objective], note=f"×{speeds[objective] / speeds['ce']:.2f}"
-                     ) if objective in speeds else Cell("")
+        speed = (
+            Cell(f"{speeds[objective]:.0f}", speeds[objective], note=f"×{speeds[objective] / speeds['ce']:.2f}")
+            if objective in speeds
+            else Cell("")
+        )
         beside = [Cell("" if value is None else f"{value:.2f}", value) for value in printed]
         rows.append(Row(objective, objective, [*cells, speed, Cell(label), *beside]))
     return Table(heads, rows, intervals=True)
@@ -273,15 +320,21 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
     trained = list(dict.fromkeys(training.objective for training in plan.trainings))
     lines: list[tuple[str, str, tuple[float | None, ...]]]
     if plan.table == "table3":
-        lines = [(f"{label} {part.split()[1]}" if objective != "ce" else label, objective, printed)
-                 for part, part_rows in paper.TABLE3.items() for label, objective, printed in part_rows]
+        lines = [
+            (f"{label} {part.split()[1]}" if objective != "ce" else label, objective, printed)
+            for part, part_rows in paper.TABLE3.items()
+            for label, objective, printed in part_rows
+        ]
     else:
         theirs = paper.TABLE2[_paper_data(plan)]
         lines = [(row.label, row.objective, row.scores[:3]) for row in theirs if row.objective]
     known = [objective for _, objective, _ in lines]
     nothing = (None, None, None)
-    return [*(("", baseline, nothing) for baseline in plan.baselines), *(line for line in lines if line[1] in trained),
-            *(("", objective, nothing) for objective in trained if objective not in known)]
+    return [
+        *(("", baseline, nothing) for baseline in plan.baselines),
+        *(line for line in lines if line[1] in trained),
+        *(("", objective, nothing) for objective in trained if objective not in known),
+    ]
 
 
 def _paper_data(plan: Plan) -> str:
@@ -314,11 +367,12 @@ def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: b
     """Train, or continue. Returns whether training is finished. Raises if the run has other settings."""
     run = RunFolder(folder)
     if run.finished:
-        known = run.recipe.exists()   # otherwise a model was copied here
+        known = run.recipe.exists()  # otherwise a model was copied here
         changed = recipe.differences(recipe.load(str(run.recipe)), settings) if known else []
         if changed:
-            raise UserError(f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, "
-                             "or delete it.")
+            raise UserError(
+                f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, or delete it."
+            )
         return True
     done = runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code, write_texts=write_texts)
     return done.finished
@@ -351,20 +405,23 @@ def _raise_unless_writable(folder: Path) -> None:
     if not existing.is_dir():
         raise UserError(f"cannot write the page to {folder}: {existing} is a file. Choose another --out.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write the page to {folder}: no permission to write to {existing}. Choose another "
-                        "--out.")
+        raise UserError(
+            f"cannot write the page to {folder}: no permission to write to {existing}. Choose another --out."
+        )
 
 
 def _baseline_job(plan: Plan, baseline: str) -> predictions.Job:
     """The job of a baseline, which reads the data as the trainings do."""
     data = plan.trainings[0].settings.data
-    same = [f"data.{name}={json.dumps(getattr(data, name), ensure_ascii=False)}"
-            for name in ("source", "target", "id", "on_bad_row")]
+    same = [
+        f"data.{name}={json.dumps(getattr(data, name), ensure_ascii=False)}"
+        for name in ("source", "target", "id", "on_bad_row")
+    ]
     return predictions.job(baseline, data=data.name, overrides=same, limit=plan.limit, batch_size=BATCH)
 
 
 def _write_predictions(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
-    if not RunFolder(folder).predictions.exists():   # of this plan: see _raise_if_another_plan
+    if not RunFolder(folder).predictions.exists():  # of this plan: see _raise_if_another_plan
         predictions.write_predictions(work, folder, progress=progress)
 
 
@@ -384,7 +441,7 @@ def _raise_if_another_plan(plan: Plan) -> None:
     if not path.exists() or not any(_has_begun(run) for run in plan.folder.iterdir() if run.is_dir()):
         return
     before = read_object(path, "Choose another --runs, or delete the file.")
-    written = str(before.get("recipe")).replace("trust_remote_code = false\n", "")   # earlier versions wrote it out
+    written = str(before.get("recipe")).replace("trust_remote_code = false\n", "")  # earlier versions wrote it out
     if before | {"recipe": written} != _fixed_settings(plan):
         raise UserError(f"{plan.folder} was started with other settings. Choose another --runs, or delete it.")
 

@@ -41,22 +41,22 @@ class RunFolder:
     path: Path
 
     # In the order in which a run writes them; clear() deletes them in reverse order.
-    recipe = _Part("recipe.toml")                # every setting of the training
-    prepared = _Part("prepared.json")            # where the tokens are, and which checkpoint is continued
-    log = _Part("log.jsonl")                     # a line for each logging step
-    tensorboard = _Part("tensorboard")           # if that tracker was requested
+    recipe = _Part("recipe.toml")  # every setting of the training
+    prepared = _Part("prepared.json")  # where the tokens are, and which checkpoint is continued
+    log = _Part("log.jsonl")  # a line for each logging step
+    tensorboard = _Part("tensorboard")  # if that tracker was requested
     checkpoints = _Part("checkpoints")
-    card = _Part("card.md")                      # what was trained on which data
-    weights = _Part("weights.json")              # the fingerprint of the model's weights
-    model = _Part("model")                       # written last, in one step
-    generation = _Part("generation.json")        # which weights wrote the predictions, with which settings
+    card = _Part("card.md")  # what was trained on which data
+    weights = _Part("weights.json")  # the fingerprint of the model's weights
+    model = _Part("model")  # written last, in one step
+    generation = _Part("generation.json")  # which weights wrote the predictions, with which settings
     references = _Part("references.jsonl")
     predictions = _Part("predictions.jsonl")
-    seen = _Part("seen.jsonl")                   # what the objective sees, for some documents
+    seen = _Part("seen.jsonl")  # what the objective sees, for some documents
     document_scores = _Part("scores.jsonl")
     scores = _Part("scores.json")
     about_candidates = _Part("candidates.json")  # which weights wrote the candidates, with which settings
-    candidates = _Part("candidates.jsonl")       # several texts of each source, and what each scores
+    candidates = _Part("candidates.jsonl")  # several texts of each source, and what each scores
 
     def share(self, rank: int, noun: str = "predictions") -> Path:
         """The file in which one process collects its predictions or candidates."""
@@ -127,8 +127,10 @@ class RunFolder:
                     break
                 except BlockingIOError:
                     if time.monotonic() > until:
-                        raise Busy(f"another process is training, generating or scoring in {self.path}. Wait for it to "
-                                   f"end, or choose another {option}.") from None
+                        raise Busy(
+                            f"another process is training, generating or scoring in {self.path}. Wait for it to "
+                            f"end, or choose another {option}."
+                        ) from None
                 time.sleep(0.1)
             yield
 

@@ -22,9 +22,13 @@ LARGEST = 2**32
 """Whole numbers must be below this: products of steps, rows and tokens then fit into 64 bits."""
 
 _KINDS: dict[type, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
     list: "a list of texts",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Setting:
     def read(self, text: str) -> Any:
         """Read the text after ``=`` on the command line, as TOML or as plain text. :meth:`check` checks it."""
         value = toml_value(text.lstrip())
-        return text.lstrip() if self.kind in (str, Path) and not isinstance(value, str) else value   # a file named 2024
+        return text.lstrip() if self.kind in (str, Path) and not isinstance(value, str) else value  # a file named 2024
 
     def check(self, key: str, value: Any) -> Any:
         """The value in its type. Raises a :class:`UserError` that begins with the key."""
@@ -111,7 +115,11 @@ class Setting:
 
 
 def setting(
-    default: Any, *, least: float | None = None, most: float | None = None, below: float | None = None,
+    default: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A field of a dataclass with its default, bounds and choices."""

@@ -98,8 +98,10 @@ class Parts(NamedTuple):
 def as_text(table: Table) -> str:
     """The table for a terminal: the first column aligned to the left, the others to the right."""
     heads = [table.corner, *(head.text for head in table.heads)]
-    rows = [[row.label, *(_plain(cell, table) for cell in row.cells)]
-            for row in [*table.baselines, *table.systems, *table.paper]]
+    rows = [
+        [row.label, *(_plain(cell, table) for cell in row.cells)]
+        for row in [*table.baselines, *table.systems, *table.paper]
+    ]
     return "\n".join(aligned([[escape.name(text) for text in row] for row in [heads, *rows]]))
 
 
@@ -112,8 +114,11 @@ def as_markdown(table: Table) -> Parts:
 
     heads = [escape.in_markdown(text) for text in (table.corner, *(head.text for head in table.heads))]
     rule = ["---", *("---:" for _ in table.heads)]
-    return Parts([_markdown_line(heads), _markdown_line(rule), *map(line, table.baselines)],
-                 list(map(line, table.systems)), list(map(line, table.paper)))
+    return Parts(
+        [_markdown_line(heads), _markdown_line(rule), *map(line, table.baselines)],
+        list(map(line, table.systems)),
+        list(map(line, table.paper)),
+    )
 
 
 def as_latex(table: Table) -> Parts:
@@ -125,11 +130,17 @@ def as_latex(table: Table) -> Parts:
     heads = [escape.in_latex(text) for text in (table.corner, *(head.text for head in table.heads))]
     rule = [r"\midrule"]
     return Parts(
-        [rf"\begin{{tabular}}{{l{'r' * len(table.heads)}}}", r"\toprule", _latex_line(heads), *rule,
-         *map(line, table.baselines), *(rule if table.baselines else [])],
+        [
+            rf"\begin{{tabular}}{{l{'r' * len(table.heads)}}}",
+            r"\toprule",
+            _latex_line(heads),
+            *rule,
+            *map(line, table.baselines),
+            *(rule if table.baselines else []),
+        ],
         list(map(line, table.systems)),
         [*(rule if table.paper else []), *map(line, table.paper), r"\bottomrule", r"\end{tabular}"],
-    )  # fmt: skip
+    )
 
 
 def as_csv(table: Table) -> Parts:
@@ -137,14 +148,23 @@ def as_csv(table: Table) -> Parts:
 
     def line(row: Row) -> str:
         pairs = zip(table.heads, row.cells, strict=True)
-        cells = [part for head, cell in pairs for part in
-                 (cell.value, *((cell.interval.removeprefix("±"), cell.mark) if head.tested else ()))]
+        cells = [
+            part
+            for head, cell in pairs
+            for part in (cell.value, *((cell.interval.removeprefix("±"), cell.mark) if head.tested else ()))
+        ]
         return _csv_line([escape.in_csv(row.name), escape.in_csv(row.label), row.kind, *cells])
 
-    heads = [part for head in table.heads for part in
-             (head.name, *((f"{head.name} ±", f"{head.name} mark") if head.tested else ()))]
-    return Parts([_csv_line(["name", "label", "kind", *map(escape.in_csv, heads)]), *map(line, table.baselines)],
-                 list(map(line, table.systems)), list(map(line, table.paper)))
+    heads = [
+        part
+        for head in table.heads
+        for part in (head.name, *((f"{head.name} ±", f"{head.name} mark") if head.tested else ()))
+    ]
+    return Parts(
+        [_csv_line(["name", "label", "kind", *map(escape.in_csv, heads)]), *map(line, table.baselines)],
+        list(map(line, table.systems)),
+        list(map(line, table.paper)),
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -154,8 +174,13 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
     ['a      1.50', 'long  10.25']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(text.ljust(width) if column in left else text.rjust(width)
-                      for column, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return [
+        "  ".join(
+            text.ljust(width) if column in left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def mark(p: float | None) -> str:
@@ -213,7 +238,7 @@ def chance(p: float | None) -> str:
 
 
 def _plain(cell: Cell, table: Table) -> str:
-    note = f" ({cell.note})".replace("−", "-") if cell.note else ""   # the minus that other programs read
+    note = f" ({cell.note})".replace("−", "-") if cell.note else ""  # the minus that other programs read
     return " ".join(filter(None, [cell.text, cell.interval if table.intervals else ""])) + cell.mark + note
 
 

@@ -14,11 +14,25 @@ def installed(package: str) -> str | None:
 
 
 EXTRAS = {
-    "torch": "torch", "triton": "kernels", "transformers": "hf", "tokenizers": "hf", "accelerate": "hf",
-    "datasets": "hf", "safetensors": "hf", "sentencex": "hf", "rouge_score_rs": "score", "sacrebleu": "score",
-    "numpy": "score", "scipy": "score", "pysbd": "score", "tqdm": "score", "ot": "metrics", "jinja2": "report",
-    "matplotlib": "report", "ctranslate2": "fast",
-}  # fmt: skip
+    "torch": "torch",
+    "triton": "kernels",
+    "transformers": "hf",
+    "tokenizers": "hf",
+    "accelerate": "hf",
+    "datasets": "hf",
+    "safetensors": "hf",
+    "sentencex": "hf",
+    "rouge_score_rs": "score",
+    "sacrebleu": "score",
+    "numpy": "score",
+    "scipy": "score",
+    "pysbd": "score",
+    "tqdm": "score",
+    "ot": "metrics",
+    "jinja2": "report",
+    "matplotlib": "report",
+    "ctranslate2": "fast",
+}
 """Package → the extra that installs it."""
 
 

@@ -9,10 +9,7 @@ from ngramloss.bench import head
 from ngramloss.bench.captured import captured
 from ngramloss.cli import main
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def test_a_replay_computes_the_gradients_of_what_the_inputs_contain_now():
@@ -28,7 +25,7 @@ def test_a_replay_computes_the_gradients_of_what_the_inputs_contain_now():
     graph = captured(run, clear)
     rows.normal_()
     for _ in range(3):
-        graph.replay()   # overwrites the gradient, and does not add to it
+        graph.replay()  # overwrites the gradient, and does not add to it
     replayed = weight.grad.clone()
     run()
     torch.testing.assert_close(replayed, weight.grad)
@@ -53,7 +50,18 @@ def test_head_and_step_have_captured_rows(tmp_path, monkeypatch):
 
 def test_train_measures_the_time_in_which_the_device_is_busy(tmp_path):
     written, traced = tmp_path / "train.json", tmp_path / "trace.json"
-    arguments = ["--model", "bart-tiny", "--lengths", "multi30k", "--documents", "256", "--warm-up", "2", "--steps", "3"]
+    arguments = [
+        "--model",
+        "bart-tiny",
+        "--lengths",
+        "multi30k",
+        "--documents",
+        "256",
+        "--warm-up",
+        "2",
+        "--steps",
+        "3",
+    ]
     assert main(["bench", "train", *arguments, "--json", str(written), "--profile", str(traced)]) == 0
     rows = json.loads(written.read_text())["rows"]
     assert [row["why_not"] for row in rows] == [""] * 4

@@ -18,16 +18,21 @@ from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_part
 from ngramloss.hf.batches import Padder
 from ngramloss.hf.plan import Size
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 OBJECTIVE = "ce + matches(2,3) + rewards(2) + bag(2)"
 
 
 def bart(dropout=0.0, **changes):
     torch.manual_seed(0)
-    settings = {**models.BART, "d_model": 64, "vocab_size": 301, "dropout": dropout, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, **changes}
+    settings = {
+        **models.BART,
+        "d_model": 64,
+        "vocab_size": 301,
+        "dropout": dropout,
+        "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 128,
+        **changes,
+    }
     return hf.BartForConditionalGeneration(hf.BartConfig(**settings))
 
 
@@ -43,13 +48,27 @@ def rows(count, seed=1):
 
 def trainer(folder, model=None, *, data=96, objective=OBJECTIVE, say=print, kind=NgramTrainer, ours=(), **changes):
     settings = {
-        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
-        "max_steps": 12, "learning_rate": 1e-3, "logging_steps": 1, "report_to": [], "seed": 3, "disable_tqdm": True,
-        "save_strategy": "no", "bf16": True, "train_sampling_strategy": "group_by_length", "logging_nan_inf_filter": False,
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 12,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "report_to": [],
+        "seed": 3,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "bf16": True,
+        "train_sampling_strategy": "group_by_length",
+        "logging_nan_inf_filter": False,
     }
     return kind(
-        bart() if model is None else model, hf.Seq2SeqTrainingArguments(**settings | changes), objective=objective,
-        train_dataset=rows(data) if isinstance(data, int) else data, say=say, **{"max_tokens": 0} | dict(ours),
+        bart() if model is None else model,
+        hf.Seq2SeqTrainingArguments(**settings | changes),
+        objective=objective,
+        train_dataset=rows(data) if isinstance(data, int) else data,
+        say=say,
+        **{"max_tokens": 0} | dict(ours),
     )
 
 
@@ -117,7 +136,7 @@ def test_capturing_leaves_gradients_weights_and_random_numbers_as_they_were():
     got, _ = gradients(model, "fp32", PIECES[1], captured=True)
     assert torch.equal(torch.get_rng_state(), before[1])
     torch.cuda.set_rng_state(before[0])
-    expected, _ = gradients(model, "fp32", PIECES[1], captured=False)   # the same dropout, so the same gradients
+    expected, _ = gradients(model, "fp32", PIECES[1], captured=False)  # the same dropout, so the same gradients
     assert all(torch.equal(one, other) for one, other in zip(before[2], model.parameters(), strict=True))
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-3)
 
@@ -146,8 +165,8 @@ def test_what_a_model_keeps_from_one_shape_is_not_overwritten_by_the_graph_of_an
     layer, tables = torch.nn.Linear(256, 256, device="cuda"), {}
 
     def run(inputs):
-        values = inputs["values"]                                        # [L, 256]
-        if len(values) not in tables:   # as a model keeps positions
+        values = inputs["values"]  # [L, 256]
+        if len(values) not in tables:  # as a model keeps positions
             tables[len(values)] = torch.full((len(values), 256), 2.0, device="cuda")
         loss = (layer(layer(values)).tanh() * tables[len(values)]).sum()
         loss.backward()
@@ -173,13 +192,18 @@ def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(tmp_path, c
     logs = {}
     for capture in (True, False):
         said = []
-        made = trained(tmp_path / str(capture), max_steps=50, data=400, say=said.append, ours={"capture": capture}, **changes)
+        made = trained(
+            tmp_path / str(capture), max_steps=50, data=400, say=said.append, ours={"capture": capture}, **changes
+        )
         logs[capture] = [line for line in made.state.log_history if "ce" in line]
         assert (made.planned.captured is not None) is capture, said
         assert not any("not captured" in line for line in said)
     for one, other in zip(logs[True], logs[False], strict=True):
         for name in ("loss", "ce", "matches(2)", "bag(2)", "grad_norm"):
-            assert one[name] == pytest.approx(other[name], abs=0.05 if name == "grad_norm" else 0.02), (one["step"], name)
+            assert one[name] == pytest.approx(other[name], abs=0.05 if name == "grad_norm" else 0.02), (
+                one["step"],
+                name,
+            )
     assert logs[True][-1]["ce"] < logs[True][0]["ce"]
 
 
@@ -188,8 +212,14 @@ def test_captured_steps_compare_candidates_like_eager_ones(tmp_path):
     logs = {}
     for capture in (True, False):
         said = []
-        made = trained(tmp_path / str(capture), max_steps=30, data=rows_with_candidates(200), objective=objective, say=said.append,
-                       ours={"capture": capture})
+        made = trained(
+            tmp_path / str(capture),
+            max_steps=30,
+            data=rows_with_candidates(200),
+            objective=objective,
+            say=said.append,
+            ours={"capture": capture},
+        )
         logs[capture] = [line for line in made.state.log_history if "ce" in line]
         assert (made.planned.captured is not None) is capture, said
         assert not any("not captured" in line for line in said)
@@ -200,7 +230,7 @@ def test_captured_steps_compare_candidates_like_eager_ones(tmp_path):
 
 
 def test_dropout_differs_from_step_to_step_and_is_the_same_in_a_second_run(tmp_path):
-    one = trained(tmp_path / "1", bart(dropout=0.5), data=16, learning_rate=0.0)   # every step has the same rows
+    one = trained(tmp_path / "1", bart(dropout=0.5), data=16, learning_rate=0.0)  # every step has the same rows
     two = trained(tmp_path / "2", bart(dropout=0.5), data=16, learning_rate=0.0)
     losses = [[line["loss"] for line in made.state.log_history if "loss" in line] for made in (one, two)]
     assert one.planned.captured is not None
@@ -274,7 +304,9 @@ def test_changed_weights_of_terms_reach_captured_steps(tmp_path):
 
 
 def test_evaluation_between_captured_steps(tmp_path):
-    made = trainer(tmp_path, bart(dropout=0.1), eval_strategy="steps", eval_steps=3, ours={"eval_dataset": rows(20, seed=9)})
+    made = trainer(
+        tmp_path, bart(dropout=0.1), eval_strategy="steps", eval_steps=3, ours={"eval_dataset": rows(20, seed=9)}
+    )
     made.data_collator = Padder(models.PAD, partial(decoder_inputs, made.model))
     made.train()
     assert made.planned.captured is not None
@@ -295,12 +327,15 @@ class OwnLoss(NgramTrainer):
         return super().compute_loss(*args, **kwargs)
 
 
-@pytest.mark.parametrize(("changes", "reason"), [
-    ({"kind": OwnLoss}, "OwnLoss has its own compute_loss"),
-    ({"gradient_checkpointing": True}, "gradient checkpointing"),
-    ({"model": lambda: bart(encoder_layerdrop=0.3)}, "layer drop"),
-    ({"model": lambda: Waiting(bart().config)}, ""),
-])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kind": OwnLoss}, "OwnLoss has its own compute_loss"),
+        ({"gradient_checkpointing": True}, "gradient checkpointing"),
+        ({"model": lambda: bart(encoder_layerdrop=0.3)}, "layer drop"),
+        ({"model": lambda: Waiting(bart().config)}, ""),
+    ],
+)
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(tmp_path, changes, reason):
     said = []
     model = changes.pop("model", bart)()
@@ -311,7 +346,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(tmp_path, changes, re
     lines = [line["ce"] for line in made.state.log_history if "ce" in line]
     assert lines[-1] < lines[0]
     torch.cuda.synchronize()
-    assert torch.rand(4, device="cuda").sum() > 0   # the generator still works
+    assert torch.rand(4, device="cuda").sum() > 0  # the generator still works
 
 
 # Processes
@@ -335,4 +370,6 @@ def test_two_processes_on_one_gpu_end_at_the_weights_of_one(tmp_path, max_tokens
     codes, err = fork_ranks(program, [str(folder), str(max_tokens)], environment=dict(os.environ), one_device=True)
     assert codes == [0, 0], err[-3000:]
     alone = trained(tmp_path / "one", max_steps=8, data=90, bf16=False)
-    assert_same_weights({name: value.cpu() for name, value in alone.model.state_dict().items()}, torch.load(folder / "weights.pt"), 2e-4)
+    assert_same_weights(
+        {name: value.cpu() for name, value in alone.model.state_dict().items()}, torch.load(folder / "weights.pt"), 2e-4
+    )

@@ -17,7 +17,18 @@ pytestmark = [
 
 
 def trained(place, run, *changes):
-    assert cli.main(["train", str(place / "easy.toml"), "--run", str(run), *(word for one in changes for word in ("--set", one))]) == 0
+    assert (
+        cli.main(
+            [
+                "train",
+                str(place / "easy.toml"),
+                "--run",
+                str(run),
+                *(word for one in changes for word in ("--set", one)),
+            ]
+        )
+        == 0
+    )
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return load_file(run / "checkpoints" / f"checkpoint-{STEPS}" / "model.safetensors"), lines
 

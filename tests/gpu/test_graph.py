@@ -22,16 +22,25 @@ def settings_drawn(seed):
     choose = random.Random(seed).choice
     most = choose([2, 6, 12, 20])
     end = choose([models.EOS, 0, 3, 5, 7, 10, 12])
-    return {"num_beams": choose([1, 2, 3, 4, 5, 6]), "length_penalty": choose([-1.0, 0.0, 0.5, 1.0, 2.0]), "no_repeat_ngram_size": choose([0, 2, 3, 4]),
-            "early_stopping": choose([True, False, "never"]), "renormalize_logits": choose([True, None]), "forced_bos_token_id": choose([None, None, 4]),
-            "max_length": most, "min_length": min(most, choose([0, 3, most // 2])), "eos_token_id": end, "forced_eos_token_id": choose([None, end]),
-            "decoder_start_token_id": choose([end, models.PAD, 3])}   # fmt: skip
+    return {
+        "num_beams": choose([1, 2, 3, 4, 5, 6]),
+        "length_penalty": choose([-1.0, 0.0, 0.5, 1.0, 2.0]),
+        "no_repeat_ngram_size": choose([0, 2, 3, 4]),
+        "early_stopping": choose([True, False, "never"]),
+        "renormalize_logits": choose([True, None]),
+        "forced_bos_token_id": choose([None, None, 4]),
+        "max_length": most,
+        "min_length": min(most, choose([0, 3, most // 2])),
+        "eos_token_id": end,
+        "forced_eos_token_id": choose([None, end]),
+        "decoder_start_token_id": choose([end, models.PAD, 3]),
+    }
 
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_texts_are_those_of_hf_token_for_token(family):
     model = copy.deepcopy(tiny(family)).cuda()
-    banned = {"bad_words_ids": [[models.PAD]]} if family == "m2m_100" else {}   # to hf, it shifts the positions after it
+    banned = {"bad_words_ids": [[models.PAD]]} if family == "m2m_100" else {}  # to hf, it shifts the positions after it
     if difference(model) > 1e-3:
         pytest.skip("this version of transformers computes a whole text otherwise than token by token")
     for seed in range(40):
@@ -43,7 +52,9 @@ def test_auto_is_graph_and_says_so():
     model, told = copy.deepcopy(tiny("bart")).cuda(), []
     assert engines.load("auto", model, with_settings(model, num_beams=2), say=told.append).name == "graph"
     assert told[0].endswith("on a GPU it is faster than hf, and its texts are the same with these settings.")
-    assert engines.load("auto", model.bfloat16(), with_settings(model, num_beams=2), say=told.append).precision == "bf16"
+    assert (
+        engines.load("auto", model.bfloat16(), with_settings(model, num_beams=2), say=told.append).precision == "bf16"
+    )
     assert told[1].endswith("its texts are the same but for rounding in bf16.")
 
 
@@ -63,7 +74,9 @@ def test_samples_and_groups_are_those_of_a_cpu(family):
 def test_a_larger_model_in_every_precision(dtype):
     """Random weights have hypotheses that differ by less than rounding, so in 16 bits only most texts are equal."""
     model = step.built("small").eval().cuda().to(dtype)
-    model.generation_config.update(num_beams=4, min_length=20, max_length=40, early_stopping=False, no_repeat_ngram_size=3, max_new_tokens=None)
+    model.generation_config.update(
+        num_beams=4, min_length=20, max_length=40, early_stopping=False, no_repeat_ngram_size=3, max_new_tokens=None
+    )
     V = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randint(4, V, (length,), generator=generator).tolist() for length in range(5, 105, 2)]
@@ -88,7 +101,7 @@ def test_memory_is_at_most_that_of_hf_and_comes_back():
     torch.cuda.empty_cache()
     assert peaks["graph"] <= peaks["hf"]
     assert peaks["again"] <= 1.02 * peaks["graph"]
-    assert torch.cuda.memory_allocated() <= before + 2**25   # cuBLAS keeps its workspaces
+    assert torch.cuda.memory_allocated() <= before + 2**25  # cuBLAS keeps its workspaces
 
 
 def test_many_shapes_do_not_fill_the_memory(monkeypatch):

@@ -10,10 +10,7 @@ from cases import FROM_HIDDEN
 
 from ngramloss import JointLoss
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 OBJECTIVE = "ce + matches(2,3,4) + rewards(2) + precision(2) + bag(2)"
 
 
@@ -33,7 +30,7 @@ def step(loss_fn, hidden, weight, labels, **counts):
 
 @pytest.mark.parametrize("case", FROM_HIDDEN, ids=repr)
 def test_replayed_graphs_give_the_loss_that_is_computed_step_by_step(case):
-    replayed, checked = JointLoss([case.term]), JointLoss([case.term], check=True)   # check never replays
+    replayed, checked = JointLoss([case.term]), JointLoss([case.term], check=True)  # check never replays
     for seed in range(5):
         hidden, weight, labels = example(seed, dtype=torch.float32)
         for counts in ({}, {"num_tokens": 100, "num_sequences": torch.tensor(7)}):
@@ -61,7 +58,12 @@ def test_no_step_waits_for_the_device(memory):
     on_device = torch.tensor(9).cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for counts in ({}, {"num_tokens": 100, "num_sequences": 4}, {"num_tokens": torch.tensor(9)}, {"num_tokens": on_device}):
+        for counts in (
+            {},
+            {"num_tokens": 100, "num_sequences": 4},
+            {"num_tokens": torch.tensor(9)},
+            {"num_tokens": on_device},
+        ):
             step(loss_fn, hidden, weight, labels, **counts)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -77,7 +79,7 @@ def test_a_step_gives_the_same_bits_twice(memory):
 
 def test_threads_that_share_a_loss_get_its_right_value_and_gradient():
     loss_fn, batches = JointLoss(OBJECTIVE), [example(seed, T=30 + seed % 2) for seed in range(6)]
-    expected = [step(JointLoss(OBJECTIVE, check=True), *batch) for batch in batches]   # check never replays
+    expected = [step(JointLoss(OBJECTIVE, check=True), *batch) for batch in batches]  # check never replays
     wrong = []
 
     def work(number, own_stream):
@@ -87,7 +89,7 @@ def test_threads_that_share_a_loss_get_its_right_value_and_gradient():
                 for turn in range(60):
                     place = (number + turn) % len(batches)
                     for got, true in zip(step(loss_fn, *batches[place]), expected[place], strict=True):
-                        if not torch.allclose(got, true, atol=1e-3, rtol=2e-2):   # bf16
+                        if not torch.allclose(got, true, atol=1e-3, rtol=2e-2):  # bf16
                             wrong.append((number, turn))
         except Exception as error:
             wrong.append((number, repr(error)))

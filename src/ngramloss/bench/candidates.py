@@ -30,7 +30,15 @@ class Row(NamedTuple):
 
 
 def measure(
-    model_name: str, objective: str, *, count: int, batch: int, source: int, target: int, precision: str, device: str,
+    model_name: str,
+    objective: str,
+    *,
+    count: int,
+    batch: int,
+    source: int,
+    target: int,
+    precision: str,
+    device: str,
     trust_remote_code: bool = False,
 ) -> Iterator[Row]:
     """Measure a plain step, its encoder, and a step that compares so many candidates of each source.
@@ -55,8 +63,8 @@ def measure(
     if max(source, target) > longest:
         raise UserError(f"{model_name} has {longest:,} positions, but {max(source, target):,} tokens were asked for.")
     inputs = example(model, batch, source, target, device)
-    others = example(model, batch * count, 1, target, device)["labels"].view(batch, count, target)   # [B, K, T]
-    gains = torch.linspace(1, 0, count, device=device).expand(batch, -1)     # [B, K]
+    others = example(model, batch * count, 1, target, device)["labels"].view(batch, count, target)  # [B, K, T]
+    gains = torch.linspace(1, 0, count, device=device).expand(batch, -1)  # [B, K]
 
     def loss_of(**more: Tensor) -> Tensor:
         loss: Tensor = model(**inputs, **more).loss
@@ -65,7 +73,7 @@ def measure(
     def encoded() -> Tensor:
         hidden: Tensor = model.get_encoder()(
             input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
-        ).last_hidden_state                                              # [B, S, D]
+        ).last_hidden_state  # [B, S, D]
         return hidden.float().square().mean()
 
     attach(model, PLAIN)

@@ -38,9 +38,7 @@ def draw(panels: Sequence[Panel], path: Path, title: str) -> None:
     import matplotlib.pyplot as plt
 
     tallest = max(len(panel.bars) for panel in panels)
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(7 * len(panels), min(6, 1.5 + 0.45 * tallest)), squeeze=False
-    )
+    figure, axes = plt.subplots(1, len(panels), figsize=(7 * len(panels), min(6, 1.5 + 0.45 * tallest)), squeeze=False)
     for axis, panel in zip(axes[0], panels, strict=True):
         names, numbers, labels = zip(*reversed(panel.bars), strict=True) if panel.bars else ((), (), ())
         colours = ["#c8541f" if "ngramloss" in name else "#8a8f98" for name in names]

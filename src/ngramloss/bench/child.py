@@ -51,7 +51,7 @@ def in_child(function: Callable[..., Result], *arguments: Any) -> Answer[Result]
     except EOFError:
         process.join()
         answer = Answer(None, f"the process ended with exit code {process.exitcode}")
-    except BaseException:   # such as KeyboardInterrupt
+    except BaseException:  # such as KeyboardInterrupt
         process.terminate()
         raise
     finally:
@@ -60,11 +60,11 @@ def in_child(function: Callable[..., Result], *arguments: Any) -> Answer[Result]
 
 
 def _send(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    if "fork" in get_all_start_methods():   # as in a script; through the server each worker of a loader takes seconds
+    if "fork" in get_all_start_methods():  # as in a script; through the server each worker of a loader takes seconds
         set_start_method("fork", force=True)
     try:
         answer = Answer(function(*arguments))
-    except BaseException as reason:   # the parent reports it
+    except BaseException as reason:  # the parent reports it
         answer = Answer(None, shortened(reason))
     sender.send(answer)
     sender.close()

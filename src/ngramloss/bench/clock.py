@@ -26,7 +26,7 @@ def cost(
 ) -> Cost:
     """Warm up, then take the median time: device events on a GPU, else the clock. Slow calls run fewer times."""
     milliseconds = median_milliseconds(run, device, repeats=repeats, warm_up=warm_up)
-    clear()   # memory that the last call left must not count as allocated before the next
+    clear()  # memory that the last call left must not count as allocated before the next
     return Cost(milliseconds, _peak(run, device))
 
 

@@ -108,8 +108,11 @@ def measure(setup: Setup, names: Sequence[str], *, say: Callable[[str], None]) -
         for measured in answers[name]:
             row = measured.row
             say(f"  batch {row.batch}: {row.why_not or f'{row.docs_per_second:.2f} documents a second'}")
-    return [row for rows in zip(*(compared(found, answers[STOCK]) for found in answers.values()), strict=True)
-            for row in rows]
+    return [
+        row
+        for rows in zip(*(compared(found, answers[STOCK]) for found in answers.values()), strict=True)
+        for row in rows
+    ]
 
 
 def compared(found: Sequence[Measured], stock: Sequence[Measured]) -> list[Row]:
@@ -118,9 +121,13 @@ def compared(found: Sequence[Measured], stock: Sequence[Measured]) -> list[Row]:
     best = max((reference.docs_per_second for reference, _ in stock if not reference.why_not), default=NAN)
     for (row, texts), (reference, expected) in zip(found, stock, strict=True):
         equal = [text == other for text, other in zip(texts, expected, strict=False)]
-        rows.append(row._replace(to_hf=row.docs_per_second / reference.docs_per_second,
-                                 to_best_hf=row.docs_per_second / best,
-                                 same=sum(equal) / len(equal) if equal else NAN))
+        rows.append(
+            row._replace(
+                to_hf=row.docs_per_second / reference.docs_per_second,
+                to_best_hf=row.docs_per_second / best,
+                same=sum(equal) / len(equal) if equal else NAN,
+            )
+        )
     return rows
 
 
@@ -132,12 +139,17 @@ def written(setup: Setup, name: str) -> list[Measured]:
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code).eval()
     model.to(setup.device, getattr(torch, engines.PRECISIONS[setup.precision]))
     model.generation_config.update(
-        num_beams=setup.beams, early_stopping=setup.beams > 1, min_length=setup.length, max_length=setup.length,
-        renormalize_logits=True, max_new_tokens=None, min_new_tokens=None,
-    )  # fmt: skip
+        num_beams=setup.beams,
+        early_stopping=setup.beams > 1,
+        min_length=setup.length,
+        max_length=setup.length,
+        renormalize_logits=True,
+        max_new_tokens=None,
+        min_new_tokens=None,
+    )
     V = model.get_output_embeddings().weight.shape[0]
     write = engines.load(name, model, search_of(model), say=_silent).write
-    del model   # an engine may need it no longer
+    del model  # an engine may need it no longer
     gc.collect()
     return [_measured(setup, name, batch, V, write) for batch in setup.batches]
 
@@ -154,10 +166,10 @@ def _measured(setup: Setup, name: str, batch: int, V: int, write: engines.Write)
     def run() -> None:
         texts[:] = write(sources)
 
-    write(sources[:1] if setup.device == "cpu" else sources)   # warm up; on a GPU, for this number of documents
+    write(sources[:1] if setup.device == "cpu" else sources)  # warm up; on a GPU, for this number of documents
     with peak_resident(setup.device) as peak:
         spent = seconds(run, setup.device, repeats=setup.repeats)
-    tokens = sum(len(best[0]) - 1 for best in texts)   # the start token is not written
+    tokens = sum(len(best[0]) - 1 for best in texts)  # the start token is not written
     # torch does not see what other libraries have on a GPU
     known = setup.device == "cpu" or engines.ENGINES[name].package != "ctranslate2"
     return Measured(Row(name, batch, batch / spent, tokens / spent, gibibytes=peak() if known else NAN), list(texts))
@@ -171,8 +183,14 @@ def as_text(rows: Sequence[Row]) -> str:
     table: list[tuple[str, ...]] = [("", *HEADS)]
     for row in rows:
         if not row.why_not:
-            numbers = (row.docs_per_second, row.tokens_per_second, row.to_hf, row.to_best_hf, 100 * row.same,
-                       row.gibibytes)
+            numbers = (
+                row.docs_per_second,
+                row.tokens_per_second,
+                row.to_hf,
+                row.to_best_hf,
+                100 * row.same,
+                row.gibibytes,
+            )
             table.append((f"batch {row.batch}: {row.what}", *map(fixed, numbers, (2, 1, 2, 2, 0, 2))))
     failed = dict.fromkeys(f"{row.what}: {row.why_not}" for row in rows if row.why_not)
     return "\n".join([*(aligned(table) if len(table) > 1 else []), *failed])

@@ -79,7 +79,7 @@ def measure(
             try:
                 cost_of = captured_cost if what.endswith(CAPTURED) else cost
                 costs[what] = cost_of(run, device, clear=partial(_drop_gradients, *leaves))
-            except Exception as reason:   # a peer that cannot run here gets a line with the reason
+            except Exception as reason:  # a peer that cannot run here gets a line with the reason
                 nothing = float("nan")
                 yield Row(name, what, nothing, nothing, nothing, nothing, shortened(reason))
                 continue
@@ -92,9 +92,9 @@ def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor
     """Random hidden states with which a model is right about half the time, like a fine-tuned model."""
     generator = torch.Generator().manual_seed(0)
     B, T, V, D = size
-    labels = torch.randint(0, V, (B, T), generator=generator)            # [B, T]
-    weight = torch.randn(V, D, generator=generator) * D**-0.5            # [V, D]
-    hidden = torch.randn(B, T, D, generator=generator)                   # [B, T, D]
+    labels = torch.randint(0, V, (B, T), generator=generator)  # [B, T]
+    weight = torch.randn(V, D, generator=generator) * D**-0.5  # [V, D]
+    hidden = torch.randn(B, T, D, generator=generator)  # [B, T, D]
     hidden += 4.5 * weight[labels]
     hidden, weight = (x.to(device, dtype).requires_grad_() for x in (hidden, weight))
     return hidden, weight, labels.to(device)
@@ -117,11 +117,11 @@ def contestants(
         return run, [hidden, parameter]
 
     def compiled() -> Callable[..., Tensor]:
-        torch._dynamo.reset()   # otherwise the second size would be compiled for any size, which is slower
+        torch._dynamo.reset()  # otherwise the second size would be compiled for any size, which is slower
         return torch.compile(peers.stock, dynamic=False)
 
     round_number = -(-weight.shape[0] // 128) * 128
-    padded = torch.zeros(round_number, weight.shape[1], device=weight.device, dtype=weight.dtype)   # [V', D]
+    padded = torch.zeros(round_number, weight.shape[1], device=weight.device, dtype=weight.dtype)  # [V', D]
     padded[: weight.shape[0]] = weight.detach()
     padded.requires_grad_()
     yield FLOOR, partial(_three_products, hidden.detach().flatten(0, 1), padded.detach()), []
@@ -153,7 +153,7 @@ def _drop_gradients(*tensors: Tensor) -> None:
 
 
 def _three_products(rows: Tensor, weight: Tensor) -> None:
-    logits = rows @ weight.t()                                           # [N, V']
+    logits = rows @ weight.t()  # [N, V']
     logits @ weight
     logits.t() @ rows
 

@@ -54,7 +54,7 @@ def sample(name: str, documents: int, seed: int, longest: tuple[int, int] = LONG
         longest: limits of the model; lengths above them are cut.
     """
     entry = json.loads((files("ngramloss.bench") / "lengths.json").read_text())[name]
-    *bins, numbers = np.array(entry["counts"]).T                          # [cells] each
+    *bins, numbers = np.array(entry["counts"]).T  # [cells] each
     random = np.random.default_rng(seed)
     cells = random.choice(len(numbers), documents, p=numbers / numbers.sum())
     sources, targets = (

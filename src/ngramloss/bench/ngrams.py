@@ -32,10 +32,10 @@ def measure(objective: str, *, batch: int, longest: int, device: str) -> Iterato
 
 def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str) -> float:
     generator = torch.Generator().manual_seed(T)
-    labels = torch.randint(0, 50_000, (B, T), generator=generator)       # [B, T]
-    right = torch.rand(B, T, generator=generator) < 0.6                  # [B, T]
-    best_token = labels.where(right, 7).to(device)                       # [B, T]
-    logp = torch.rand(B, T, generator=generator).neg().to(device).requires_grad_()   # [B, T]
-    labels = labels.to(device)                                           # [B, T]
+    labels = torch.randint(0, 50_000, (B, T), generator=generator)  # [B, T]
+    right = torch.rand(B, T, generator=generator) < 0.6  # [B, T]
+    best_token = labels.where(right, 7).to(device)  # [B, T]
+    logp = torch.rand(B, T, generator=generator).neg().to(device).requires_grad_()  # [B, T]
+    labels = labels.to(device)  # [B, T]
     stats = TokenStats(logp.detach(), best_token, logp, logp)
     return median_milliseconds(lambda: loss_fn.from_stats(stats, labels)[0].backward(), device, repeats=20, warm_up=3)

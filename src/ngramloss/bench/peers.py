@@ -14,15 +14,15 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def stock(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy as Hugging Face computes it: logits, in fp32, then ``F.cross_entropy``."""
-    logits = F.linear(hidden, weight).float()                            # [B, T, V]
+    logits = F.linear(hidden, weight).float()  # [B, T, V]
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def papers_loops(hidden: Tensor, weight: Tensor, labels: Tensor, *, placed: bool, lengths: tuple[int, ...]) -> Tensor:
     """Cross-entropy plus Algorithm 1 (``placed``) or 2 of Zhu et al. for each n, with the paper's loops."""
-    logits = F.linear(hidden, weight).float()                            # [B, T, V]
+    logits = F.linear(hidden, weight).float()  # [B, T, V]
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    probability, candidates = logits.softmax(-1).max(-1)                 # [B, T] each
+    probability, candidates = logits.softmax(-1).max(-1)  # [B, T] each
     for row in range(len(labels)):
         length = int((labels[row] >= 0).sum())
         values, candidate, reference = probability[row, :length], candidates[row, :length], labels[row, :length]

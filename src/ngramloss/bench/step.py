@@ -36,8 +36,17 @@ CAPTURED = ", captured"
 
 
 def measure(
-    model_name: str, objectives: list[str], *, batch: int, source: int, target: int, precision: str, device: str,
-    loops: bool, trust_remote_code: bool = False, captured: Sequence[str] = (),
+    model_name: str,
+    objectives: list[str],
+    *,
+    batch: int,
+    source: int,
+    target: int,
+    precision: str,
+    device: str,
+    loops: bool,
+    trust_remote_code: bool = False,
+    captured: Sequence[str] = (),
 ) -> Iterator[Step]:
     """Measure docs/s of forward, backward and optimiser: first with the model's own loss, then with each objective.
 
@@ -61,11 +70,11 @@ def measure(
     first: float | None = None
     contestants: list[str] = [STOCK, *objectives, *(["the paper's loops, ce + matches(2,3,4)"] if loops else [])]
     for what in contestants:
-        loss_of: Callable[[], Tensor] = lambda: model(**inputs).loss   # noqa: E731
+        loss_of: Callable[[], Tensor] = lambda: model(**inputs).loss  # noqa: E731
         if what in objectives:
             attach(model, what)
         elif what != STOCK:
-            loss_of = lambda: _loops(model, inputs)   # noqa: E731
+            loss_of = lambda: _loops(model, inputs)  # noqa: E731
 
         def run(loss_of: Callable[[], Tensor] = loss_of) -> None:
             with torch.autocast(device, dtype_of(precision), enabled=precision in ("bf16", "fp16")):
@@ -89,7 +98,7 @@ def measure(
             base = passes if objective == "ce" else base
             to_stock = (first or NAN) / whole
             row = Step(objective + CAPTURED, 1e3 * batch / whole, whole, gibibytes, to_stock, passes - base)
-        except RuntimeError as reason:   # such as too little memory, or a model that waits for the device
+        except RuntimeError as reason:  # such as too little memory, or a model that waits for the device
             row = Step(objective + CAPTURED, NAN, NAN, NAN, NAN, why_not=shortened(reason))
         detach(model)
         yield row
@@ -150,16 +159,21 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
         return models.load_config(Model(name=name), trust_remote_code=trust_remote_code)
     V, D, layers, heads = SHAPES[name]
     return transformers.BartConfig(
-        vocab_size=V, d_model=D, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
-        decoder_attention_heads=heads, encoder_ffn_dim=4 * D, decoder_ffn_dim=4 * D, max_position_embeddings=1024,
-    )  # fmt: skip
+        vocab_size=V,
+        d_model=D,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=4 * D,
+        decoder_ffn_dim=4 * D,
+        max_position_embeddings=1024,
+    )
 
 
 def _raise_if_scratch(name: str) -> None:
     if name == "scratch":
-        raise UserError(
-            f"bench cannot use scratch, which has no size. Use {', '.join(SHAPES)}, a folder or a hub id."
-        )
+        raise UserError(f"bench cannot use scratch, which has no size. Use {', '.join(SHAPES)}, a folder or a hub id.")
 
 
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:
@@ -178,7 +192,8 @@ def dtype_of(precision: str) -> torch.dtype:
 
 def _loops(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     hidden = model.model(
-        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
         decoder_input_ids=model.prepare_decoder_input_ids_from_labels(inputs["labels"]),
-    ).last_hidden_state   # [B, T, D]  # fmt: skip
+    ).last_hidden_state  # [B, T, D]
     return papers_loops(hidden, model.lm_head.weight, inputs["labels"], placed=False, lengths=(2, 3, 4))

@@ -124,8 +124,7 @@ def chosen(only: Sequence[str], *, compiled: bool, device: str) -> list[Contesta
     if only:
         return [contestant for contestant in CONTESTANTS if contestant.name in only]
     return [
-        contestant for contestant in CONTESTANTS
-        if (compiled or not contestant.compiles) and contestant.runs_on(device)
+        contestant for contestant in CONTESTANTS if (compiled or not contestant.compiles) and contestant.runs_on(device)
     ]
 
 
@@ -135,7 +134,8 @@ def _stock(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bo
         _set_allocator("expandable_segments:True")
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
     return Seq2SeqTrainer(
-        model, _arguments(setup, output, steps, grouped=grouped, compiled=compiled),
+        model,
+        _arguments(setup, output, steps, grouped=grouped, compiled=compiled),
         train_dataset=_Lists(Tokens(setup.tokens)),
         data_collator=DataCollatorForSeq2Seq(
             _padding_tokenizer(model.config.pad_token_id), model=model, pad_to_multiple_of=setup.multiple
@@ -153,8 +153,13 @@ def _ours(setup: Setup, output: str, steps: int, *, capture: bool, compiled: boo
     """The trainer of ``ngramloss train``."""
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
     return NgramTrainer(
-        model, _arguments(setup, output, steps, grouped=True, compiled=False), objective=setup.objective,
-        train_dataset=Tokens(setup.tokens), max_tokens=0, capture=capture, compile=compiled,
+        model,
+        _arguments(setup, output, steps, grouped=True, compiled=False),
+        objective=setup.objective,
+        train_dataset=Tokens(setup.tokens),
+        max_tokens=0,
+        capture=capture,
+        compile=compiled,
         say=_raise_if_eager,
     )
 
@@ -167,27 +172,53 @@ def _raise_if_eager(sentence: str) -> None:
 
 def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool) -> Seq2SeqTrainingArguments:
     return Seq2SeqTrainingArguments(
-        output_dir=output, per_device_train_batch_size=setup.batch, gradient_accumulation_steps=setup.accumulate,
-        max_steps=steps, learning_rate=3e-5, optim="adamw_torch_fused" if setup.cuda else "adamw_torch",
-        bf16=setup.precision == "bf16", fp16=setup.precision == "fp16", torch_compile=compiled,
+        output_dir=output,
+        per_device_train_batch_size=setup.batch,
+        gradient_accumulation_steps=setup.accumulate,
+        max_steps=steps,
+        learning_rate=3e-5,
+        optim="adamw_torch_fused" if setup.cuda else "adamw_torch",
+        bf16=setup.precision == "bf16",
+        fp16=setup.precision == "fp16",
+        torch_compile=compiled,
         train_sampling_strategy="group_by_length" if grouped else "random",
-        dataloader_num_workers=setup.workers, dataloader_pin_memory=setup.cuda, remove_unused_columns=False,
-        logging_strategy="no", logging_nan_inf_filter=False, save_strategy="no", report_to=[], disable_tqdm=True,
-        seed=setup.seed, data_seed=setup.seed, use_cpu=not setup.cuda,
-    )  # fmt: skip
+        dataloader_num_workers=setup.workers,
+        dataloader_pin_memory=setup.cuda,
+        remove_unused_columns=False,
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=setup.seed,
+        data_seed=setup.seed,
+        use_cpu=not setup.cuda,
+    )
 
 
 CONTESTANTS = [
     Contestant("stock-random", "stock Seq2SeqTrainer, random batches", partial(_stock, grouped=False)),
     Contestant("stock-grouped", "stock Seq2SeqTrainer, group_by_length", partial(_stock, grouped=True)),
-    Contestant("stock-compiled", "stock Seq2SeqTrainer, group_by_length, torch_compile",
-               partial(_stock, grouped=True, compiled=True), compiles=True),
+    Contestant(
+        "stock-compiled",
+        "stock Seq2SeqTrainer, group_by_length, torch_compile",
+        partial(_stock, grouped=True, compiled=True),
+        compiles=True,
+    ),
     Contestant("eager", "ngramloss, eager", partial(_ours, capture=False), ours=True),
-    Contestant("captured", "ngramloss, captured", partial(_ours, capture=True), ours=True, needs_gpu=True,
-               captures=True),
-    Contestant("captured-compiled", "ngramloss, captured, compiled", partial(_ours, capture=True, compiled=True),
-               ours=True, compiles=True, needs_gpu=True, captures=True),
-]  # fmt: skip
+    Contestant(
+        "captured", "ngramloss, captured", partial(_ours, capture=True), ours=True, needs_gpu=True, captures=True
+    ),
+    Contestant(
+        "captured-compiled",
+        "ngramloss, captured, compiled",
+        partial(_ours, capture=True, compiled=True),
+        ours=True,
+        compiles=True,
+        needs_gpu=True,
+        captures=True,
+    ),
+]
 NAMES = [contestant.name for contestant in CONTESTANTS]
 
 
@@ -226,7 +257,13 @@ def write_rows(folder: Path, name: str, documents: int, *, model: str, seed: int
 
 
 def tokenised_rows(
-    folder: Path, data: str, documents: int, *, step_size: int, model: str, trust_remote_code: bool,
+    folder: Path,
+    data: str,
+    documents: int,
+    *,
+    step_size: int,
+    model: str,
+    trust_remote_code: bool,
     say: Callable[[str], None],
 ) -> Path:
     """Tokenise one's own data, in whole steps, with the model's tokenizer. Returns the folder of :class:`Tokens`."""
@@ -315,11 +352,16 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
         trainer.train()
         padding = padding_share(islice(window.loader, LOOKED_AT))
     return Row(
-        contestant.name, contestant.label, docs_per_second=1e3 * setup.batch * setup.accumulate / window.milliseconds,
-        step_milliseconds=window.milliseconds, device_milliseconds=window.device_milliseconds,
-        idle=1 - window.device_milliseconds / window.milliseconds, padding=padding,
-        gibibytes=window.gibibytes, reserved_gibibytes=window.reserved_gibibytes,
-    )  # fmt: skip
+        contestant.name,
+        contestant.label,
+        docs_per_second=1e3 * setup.batch * setup.accumulate / window.milliseconds,
+        step_milliseconds=window.milliseconds,
+        device_milliseconds=window.device_milliseconds,
+        idle=1 - window.device_milliseconds / window.milliseconds,
+        padding=padding,
+        gibibytes=window.gibibytes,
+        reserved_gibibytes=window.reserved_gibibytes,
+    )
 
 
 def padding_share(batches: Iterable[Any]) -> float:
@@ -327,8 +369,8 @@ def padding_share(batches: Iterable[Any]) -> float:
     real = every = 0
     for batch in (part for whole in batches for part in micro_batches(whole)):
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
-        counted = labels != IGNORE_INDEX                                 # [B, T]
-        used = torch.ones_like(ids) if mask is None else mask            # [B, S]
+        counted = labels != IGNORE_INDEX  # [B, T]
+        used = torch.ones_like(ids) if mask is None else mask  # [B, S]
         real += int(counted.sum()) + int(used[counted.any(-1)].sum())
         every += ids.numel() + labels.numel()
     return 1 - real / every if every else NAN
@@ -354,8 +396,16 @@ def as_text(rows: Sequence[Row]) -> str:
     table: list[tuple[str, ...]] = [("", *HEADS)]
     for row in rows:
         if not row.why_not:
-            numbers = (row.docs_per_second, row.to_random, row.to_best, row.step_milliseconds, row.device_milliseconds,
-                       100 * row.idle, 100 * row.padding, row.gibibytes)
+            numbers = (
+                row.docs_per_second,
+                row.to_random,
+                row.to_best,
+                row.step_milliseconds,
+                row.device_milliseconds,
+                100 * row.idle,
+                100 * row.padding,
+                row.gibibytes,
+            )
             table.append((row.what, *map(fixed, numbers, (1, 2, 2, 1, 1, 0, 1, 2))))
     failed = [f"{row.what}: {row.why_not}" for row in rows if row.why_not]
     return "\n".join([*(aligned(table) if len(table) > 1 else []), *failed])

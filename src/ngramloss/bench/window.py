@@ -82,9 +82,8 @@ class Window(TrainerCallback):
     def _read_busy(self) -> None:
         self._now()
         self._profiler.stop()
-        recorded = self._profiler.profiler.kineto_results.events()   # a trace as JSON would take half a minute
-        work = [event for event in recorded
-                if event.device_type().name == "CUDA" and not event.is_user_annotation()]
+        recorded = self._profiler.profiler.kineto_results.events()  # a trace as JSON would take half a minute
+        work = [event for event in recorded if event.device_type().name == "CUDA" and not event.is_user_annotation()]
         spans = [(event.start_ns() / 1e6, (event.start_ns() + event.duration_ns()) / 1e6) for event in work]
         self.device_milliseconds = busy(spans) / PROFILED if spans else float("nan")
 

@@ -95,12 +95,20 @@ def add(verbs: Verbs) -> None:
     benches = bench.add_subparsers(required=True, metavar="WHAT", title="what to measure")
 
     head = verb(benches, "head", "hidden states → loss → gradients", HEAD, HEAD_EXAMPLES)
-    head.add_argument("--sizes", nargs="+", metavar="SIZE",
-                      help="sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)")
-    head.add_argument("--objective", nargs="+", metavar="OBJECTIVE",
-                      help="objectives to time (default: ce, and ce with matches, rewards, precision and bag)")
-    head.add_argument("--dtype", choices=["bfloat16", "float16", "float32"],
-                      help="data type (default: bfloat16 on a GPU, float32 on a CPU)")
+    head.add_argument(
+        "--sizes", nargs="+", metavar="SIZE", help="sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)"
+    )
+    head.add_argument(
+        "--objective",
+        nargs="+",
+        metavar="OBJECTIVE",
+        help="objectives to time (default: ce, and ce with matches, rewards, precision and bag)",
+    )
+    head.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float16", "float32"],
+        help="data type (default: bfloat16 on a GPU, float32 on a CPU)",
+    )
     head.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
     head.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
     head.add_argument("--plot", metavar="FILE", help="draw a bar chart")
@@ -108,12 +116,11 @@ def add(verbs: Verbs) -> None:
     head.set_defaults(run_verb=_bench_head)
 
     step = verb(benches, "step", "documents per second in training", STEP, STEP_EXAMPLES)
+    step.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
     step.add_argument(
-        "--model", default="bart-base", metavar="NAME",
-        help=MODEL_HELP,
-    )
-    step.add_argument(
-        "--objective", nargs="+", metavar="OBJECTIVE",
+        "--objective",
+        nargs="+",
+        metavar="OBJECTIVE",
         help=f"objectives to attach (default: {' and '.join(map(repr, OBJECTIVES))}; as CUDA graphs, also rewards, "
         "precision and bag)",
     )
@@ -122,7 +129,8 @@ def add(verbs: Verbs) -> None:
     step.add_argument("--target", type=int, default=128, metavar="T", help="summary tokens (default: %(default)s)")
     choices = ["bf16", "fp16", "fp32", "bf16-pure"]
     step.add_argument(
-        "--precision", choices=choices,
+        "--precision",
+        choices=choices,
         help="bf16 and fp16 are mixed precision; bf16-pure has bf16 weights too (default: bf16 on a GPU, else fp32)",
     )
     step.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
@@ -136,11 +144,17 @@ def add(verbs: Verbs) -> None:
     _add_candidates(benches)
 
     ngrams = verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES)
-    ngrams.add_argument("--objective", default="matches(2,3,4)", metavar="OBJECTIVE",
-                        help="objective to time (default: %(default)s)")
+    ngrams.add_argument(
+        "--objective", default="matches(2,3,4)", metavar="OBJECTIVE", help="objective to time (default: %(default)s)"
+    )
     ngrams.add_argument("--batch", type=int, default=4, metavar="B", help="sequences per batch (default: %(default)s)")
-    ngrams.add_argument("--longest", type=int, default=32768, metavar="T",
-                        help="longest sequence to time, in tokens (default: %(default)s)")
+    ngrams.add_argument(
+        "--longest",
+        type=int,
+        default=32768,
+        metavar="T",
+        help="longest sequence to time, in tokens (default: %(default)s)",
+    )
     add_device(ngrams)
     ngrams.set_defaults(run_verb=_bench_ngrams)
 
@@ -148,41 +162,76 @@ def add(verbs: Verbs) -> None:
 def _add_train(benches: Verbs) -> None:
     train = verb(benches, "train", "documents per second of whole trainings", TRAIN, TRAIN_EXAMPLES)
     train.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
-    train.add_argument("--objective", default="ce + matches(2,3,4)", metavar="OBJECTIVE",
-                       help="objective of NgramTrainer (default: %(default)s)")
+    train.add_argument(
+        "--objective",
+        default="ce + matches(2,3,4)",
+        metavar="OBJECTIVE",
+        help="objective of NgramTrainer (default: %(default)s)",
+    )
     rows = train.add_mutually_exclusive_group()
     rows.add_argument(
-        "--lengths", choices=LENGTHS, default="xsum",
+        "--lengths",
+        choices=LENGTHS,
+        default="xsum",
         help="train on random tokens in rows as long as this data set's documents: 1.35 × words, cut at 1,024 and 128 "
         "tokens (default: %(default)s)",
     )
-    rows.add_argument("--data", metavar="NAME",
-                      help="train on this data set instead, as in `ngramloss train`; the model must have a tokenizer")
-    train.add_argument("--documents", type=int, default=6400, metavar="N",
-                       help="rows to train on, rounded down to whole steps (default: %(default)s)")
-    train.add_argument("--batch", type=int, default=16, metavar="B", help="batch size (default: %(default)s)")
-    train.add_argument("--accumulate", type=int, default=2, metavar="N",
-                       help="batches in a step (default: %(default)s)")
-    train.add_argument("--warm-up", type=int, default=20, metavar="N",
-                       help="steps before the measurement (default: %(default)s)")
+    rows.add_argument(
+        "--data",
+        metavar="NAME",
+        help="train on this data set instead, as in `ngramloss train`; the model must have a tokenizer",
+    )
     train.add_argument(
-        "--steps", type=int, default=50, metavar="N",
+        "--documents",
+        type=int,
+        default=6400,
+        metavar="N",
+        help="rows to train on, rounded down to whole steps (default: %(default)s)",
+    )
+    train.add_argument("--batch", type=int, default=16, metavar="B", help="batch size (default: %(default)s)")
+    train.add_argument(
+        "--accumulate", type=int, default=2, metavar="N", help="batches in a step (default: %(default)s)"
+    )
+    train.add_argument(
+        "--warm-up", type=int, default=20, metavar="N", help="steps before the measurement (default: %(default)s)"
+    )
+    train.add_argument(
+        "--steps",
+        type=int,
+        default=50,
+        metavar="N",
         help="steps that are measured; the stock trainer sorts pools of up to 50 steps by length, so fewer may be the "
         "long or the short ones (default: %(default)s)",
     )
-    train.add_argument("--workers", type=int, default=2, metavar="N",
-                       help="processes that load data, for each trainer (default: %(default)s)")
-    train.add_argument("--precision", choices=["bf16", "fp16", "fp32"],
-                       help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)")
+    train.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes that load data, for each trainer (default: %(default)s)",
+    )
+    train.add_argument(
+        "--precision",
+        choices=["bf16", "fp16", "fp32"],
+        help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)",
+    )
     train.add_argument("--compile", action="store_true", help="also train with torch.compile, which takes minutes")
-    train.add_argument("--only", nargs="+", choices=CONTESTANTS, default=[], metavar="NAME",
-                       help=f"train with these only: {', '.join(CONTESTANTS)}")
-    train.add_argument("--seed", type=int, default=0, metavar="N",
-                       help="random seed of rows and their order (default: %(default)s)")
+    train.add_argument(
+        "--only",
+        nargs="+",
+        choices=CONTESTANTS,
+        default=[],
+        metavar="NAME",
+        help=f"train with these only: {', '.join(CONTESTANTS)}",
+    )
+    train.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of rows and their order (default: %(default)s)"
+    )
     train.add_argument("--json", metavar="FILE", help="write settings and all measurements as JSON")
     train.add_argument("--plot", metavar="FILE", help="draw a bar chart")
-    train.add_argument("--profile", metavar="FILE",
-                       help="write a Chrome trace of a few steps of ngramloss, captured where that runs")
+    train.add_argument(
+        "--profile", metavar="FILE", help="write a Chrome trace of a few steps of ngramloss, captured where that runs"
+    )
     add_trust(train)
     add_device(train)
     train.set_defaults(run_verb=_bench_train)
@@ -191,20 +240,40 @@ def _add_train(benches: Verbs) -> None:
 def _add_generate(benches: Verbs) -> None:
     generate = verb(benches, "generate", "documents per second of each engine", GENERATE, GENERATE_EXAMPLES)
     generate.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
-    generate.add_argument("--engines", nargs="+", default=[], metavar="NAME",
-                          help="engines beside hf, as in `ngramloss list engines` (default: all that are installed)")
-    generate.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="B",
-                          help="batch sizes (default: 1 8)")
+    generate.add_argument(
+        "--engines",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="engines beside hf, as in `ngramloss list engines` (default: all that are installed)",
+    )
+    generate.add_argument(
+        "--batch", type=int, nargs="+", default=[1, 8], metavar="B", help="batch sizes (default: 1 8)"
+    )
     generate.add_argument("--beams", type=int, default=4, metavar="N", help="beams; 1 is greedy (default: %(default)s)")
-    generate.add_argument("--length", type=int, default=62, metavar="T",
-                          help="tokens of each text, with its start and end (default: %(default)s)")
+    generate.add_argument(
+        "--length",
+        type=int,
+        default=62,
+        metavar="T",
+        help="tokens of each text, with its start and end (default: %(default)s)",
+    )
     generate.add_argument("--source", type=int, default=400, metavar="T", help="document tokens (default: %(default)s)")
-    generate.add_argument("--repeats", type=int, default=3, metavar="N",
-                          help="times that each batch is written; the median counts (default: %(default)s)")
-    generate.add_argument("--precision", choices=["bf16", "fp16", "fp32"],
-                          help="of the weights of hf and graph (default: bf16 on a GPU, else fp32)")
-    generate.add_argument("--seed", type=int, default=0, metavar="N",
-                          help="random seed of the documents (default: %(default)s)")
+    generate.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="times that each batch is written; the median counts (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--precision",
+        choices=["bf16", "fp16", "fp32"],
+        help="of the weights of hf and graph (default: bf16 on a GPU, else fp32)",
+    )
+    generate.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of the documents (default: %(default)s)"
+    )
     generate.add_argument("--json", metavar="FILE", help="write settings and all measurements as JSON")
     generate.add_argument("--plot", metavar="FILE", help="draw a bar chart")
     add_trust(generate)
@@ -228,16 +297,25 @@ def _check_objectives(objectives: Sequence[str]) -> None:
 def _add_candidates(benches: Verbs) -> None:
     candidates = verb(benches, "candidates", "a step that compares candidates", CANDIDATES, CANDIDATES_EXAMPLES)
     candidates.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
-    candidates.add_argument("--objective", default="ce + 10*rank(margin=0.001,alpha=2)", metavar="OBJECTIVE",
-                            help="with a term that compares candidates (default: %(default)s)")
-    candidates.add_argument("--count", type=int, default=16, metavar="K",
-                            help="candidates of each source (default: %(default)s)")
+    candidates.add_argument(
+        "--objective",
+        default="ce + 10*rank(margin=0.001,alpha=2)",
+        metavar="OBJECTIVE",
+        help="with a term that compares candidates (default: %(default)s)",
+    )
+    candidates.add_argument(
+        "--count", type=int, default=16, metavar="K", help="candidates of each source (default: %(default)s)"
+    )
     candidates.add_argument("--batch", type=int, default=16, metavar="B", help="sources (default: %(default)s)")
     candidates.add_argument("--source", type=int, default=512, metavar="T", help="source tokens (default: %(default)s)")
-    candidates.add_argument("--target", type=int, default=64, metavar="T",
-                            help="tokens of each text (default: %(default)s)")
-    candidates.add_argument("--precision", choices=["bf16", "fp16", "fp32"],
-                            help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)")
+    candidates.add_argument(
+        "--target", type=int, default=64, metavar="T", help="tokens of each text (default: %(default)s)"
+    )
+    candidates.add_argument(
+        "--precision",
+        choices=["bf16", "fp16", "fp32"],
+        help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)",
+    )
     candidates.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
     add_trust(candidates)
     add_device(candidates)
@@ -249,7 +327,7 @@ def _bench_head(options: argparse.Namespace) -> int:
 
     from ngramloss.bench import chart, head
 
-    _check_objectives(options.objective or ())   # before anything is timed
+    _check_objectives(options.objective or ())  # before anything is timed
     json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
     chart.raise_unless_drawable(plot_file)
     device = chosen_device(options)
@@ -288,10 +366,17 @@ def _bench_step(options: argparse.Namespace) -> int:
     print_result(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}{more}")
     rows = []
     for row in step.measure(
-        options.model, options.objective or OBJECTIVES, captured=captured, batch=options.batch,
-        source=options.source, target=options.target,
-        precision=precision, device=device, loops=options.loops, trust_remote_code=options.trust_remote_code,
-    ):  # fmt: skip
+        options.model,
+        options.objective or OBJECTIVES,
+        captured=captured,
+        batch=options.batch,
+        source=options.source,
+        target=options.target,
+        precision=precision,
+        device=device,
+        loops=options.loops,
+        trust_remote_code=options.trust_remote_code,
+    ):
         rows.append(row)
         values = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"
         added = "" if row.added_milliseconds != row.added_milliseconds else f"{row.added_milliseconds:>12.2f}"
@@ -307,8 +392,9 @@ def _bench_train(options: argparse.Namespace) -> int:
 
     from ngramloss.bench import chart, child
 
-    json_file, plot_file, trace = (output_file(name, [options.data]) for name in
-                                   (options.json, options.plot, options.profile))
+    json_file, plot_file, trace = (
+        output_file(name, [options.data]) for name in (options.json, options.plot, options.profile)
+    )
     chart.raise_unless_drawable(plot_file)
     _check_objectives([options.objective])
     child.start_server()
@@ -318,8 +404,10 @@ def _bench_train(options: argparse.Namespace) -> int:
 
     step_size = options.batch * options.accumulate
     if not 1 <= step_size <= options.documents:
-        raise UserError(f"a step of {options.batch} × {options.accumulate} rows needs at least 1 row and at most "
-                        f"--documents {options.documents}.")
+        raise UserError(
+            f"a step of {options.batch} × {options.accumulate} rows needs at least 1 row and at most "
+            f"--documents {options.documents}."
+        )
     contestants = train.chosen(options.only, compiled=options.compile, device=device)
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
     with tempfile.TemporaryDirectory() as folder:
@@ -333,26 +421,41 @@ def _bench_train(options: argparse.Namespace) -> int:
             whole = options.documents // step_size * step_size
             train.write_rows(rows_folder, options.lengths, whole, seed=options.seed, **common)
         setup = train.Setup(
-            objective=options.objective, tokens=rows_folder, batch=options.batch, accumulate=options.accumulate,
-            warm_up=options.warm_up, steps=options.steps, workers=options.workers, precision=precision, device=device,
-            seed=options.seed, plugins=tuple(options.plugin), **common,
-        )  # fmt: skip
+            objective=options.objective,
+            tokens=rows_folder,
+            batch=options.batch,
+            accumulate=options.accumulate,
+            warm_up=options.warm_up,
+            steps=options.steps,
+            workers=options.workers,
+            precision=precision,
+            device=device,
+            seed=options.seed,
+            plugins=tuple(options.plugin),
+            **common,
+        )
         documents = train.documents(setup)
         if documents < step_size * (options.warm_up + options.steps):
-            tell(f"note: {documents} rows are {documents // step_size} steps, so an epoch ends and the next begins in "
-                 "the steps that are measured. Raise --documents to leave that out.")
+            tell(
+                f"note: {documents} rows are {documents // step_size} steps, so an epoch ends and the next begins in "
+                "the steps that are measured. Raise --documents to leave that out."
+            )
         machine = child.in_child(head.machine, device)
         if machine.result is None:
             raise RuntimeError(machine.why_not)
-        title = (f"{options.model}, {options.objective}, {options.data or options.lengths}, {options.batch} × "
-                 f"{options.accumulate} rows, {precision}\n{machine.result}")
+        title = (
+            f"{options.model}, {options.objective}, {options.data or options.lengths}, {options.batch} × "
+            f"{options.accumulate} rows, {precision}\n{machine.result}"
+        )
         print_result(title)
         rows = train.measure(setup, contestants, trace=trace, say=tell)
     print_result(train.as_text(rows))
     if json_file:
         names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "data")
         settings = {name: getattr(options, name) for name in names} | {
-            "lengths": None if options.data else options.lengths, "documents": documents, "precision": precision,
+            "lengths": None if options.data else options.lengths,
+            "documents": documents,
+            "precision": precision,
             "device": device,
         }
         measured = [row._asdict() for row in rows]
@@ -377,18 +480,27 @@ def _bench_generate(options: argparse.Namespace) -> int:
     names = generate.chosen(options.engines)
     with tempfile.TemporaryDirectory() as folder:
         setup = generate.Setup(
-            model=options.model, batches=tuple(options.batch), beams=options.beams, length=options.length,
-            source=options.source, repeats=options.repeats, device=device, seed=options.seed, cache=folder,
+            model=options.model,
+            batches=tuple(options.batch),
+            beams=options.beams,
+            length=options.length,
+            source=options.source,
+            repeats=options.repeats,
+            device=device,
+            seed=options.seed,
+            cache=folder,
             trust_remote_code=options.trust_remote_code,
             precision=options.precision or ("bf16" if device == "cuda" else "fp32"),
-        )  # fmt: skip
+        )
         generate.raise_unless_possible(setup)
         machine = child.in_child(head.machine, device)
         if machine.result is None:
             raise RuntimeError(machine.why_not)
-        title = (f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens, "
-                 f"{setup.precision}\n"
-                 f"{machine.result}, ctranslate2 {installed('ctranslate2') or 'not installed'}")
+        title = (
+            f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens, "
+            f"{setup.precision}\n"
+            f"{machine.result}, ctranslate2 {installed('ctranslate2') or 'not installed'}"
+        )
         print_result(title)
         rows = generate.measure(setup, names, say=tell)
     print_result(generate.as_text(rows))
@@ -409,17 +521,28 @@ def _bench_candidates(options: argparse.Namespace) -> int:
     json_file = output_file(options.json, [])
     device = chosen_device(options)
     precision = options.precision or ("bf16" if device == "cuda" else "fp32")
-    title = (f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}, "
-             f"{head.machine(device)}")
+    title = (
+        f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}, "
+        f"{head.machine(device)}"
+    )
     print_result(f"{title}\n{'':<54}{'docs/s':>9}{'ms':>9}{'GiB':>8}{'/ parts':>9}")
     rows = []
     for row in candidates.measure(
-        options.model, options.objective, count=options.count, batch=options.batch, source=options.source,
-        target=options.target, precision=precision, device=device, trust_remote_code=options.trust_remote_code,
-    ):  # fmt: skip
+        options.model,
+        options.objective,
+        count=options.count,
+        batch=options.batch,
+        source=options.source,
+        target=options.target,
+        precision=precision,
+        device=device,
+        trust_remote_code=options.trust_remote_code,
+    ):
         rows.append(row)
         to_parts = f"{row.to_parts:>9.2f}" if row.to_parts == row.to_parts else ""
-        print_result(f"{row.what:<54}{row.docs_per_second:>9.1f}{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{to_parts}")
+        print_result(
+            f"{row.what:<54}{row.docs_per_second:>9.1f}{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{to_parts}"
+        )
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0

@@ -33,8 +33,14 @@ examples:
   ngramloss candidates runs/mine --split validation --metric chrf --set chrf.word_order=2 --out chrf --json
 """
 
-COLUMNS = {"sources": "sources", "candidates": "a source", "first": "first", "mean": "mean", "best": "best",
-           "worst": "worst"}   # fmt: skip
+COLUMNS = {
+    "sources": "sources",
+    "candidates": "a source",
+    "first": "first",
+    "mean": "mean",
+    "best": "best",
+    "worst": "worst",
+}
 """Part of a summary → the heading of its column."""
 
 
@@ -42,19 +48,31 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     parser = verb(verbs, "candidates", "write several texts of each source, and their scores", CANDIDATES, EXAMPLES)
     add_job(parser, "RUN_OR_MODEL", split="train")
-    parser.add_argument("--count", type=int, default=16, metavar="N",
-                        help="candidates of each source (default: %(default)s)")
-    parser.add_argument("--how", choices=["groups", "beams", "sample", "mixed"], default="groups",
-                        help="groups of beams that avoid each other's tokens; the best of one beam search; the best of "
-                        "the model's own search, then samples; or half groups, half samples (default: %(default)s)")
-    parser.add_argument("--beams", type=int, metavar="N",
-                        help="beams of the search; of groups with more beams than candidates, every so-many-th is "
-                        "kept, in the order of their scores (default: as many as candidates)")
+    parser.add_argument(
+        "--count", type=int, default=16, metavar="N", help="candidates of each source (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--how",
+        choices=["groups", "beams", "sample", "mixed"],
+        default="groups",
+        help="groups of beams that avoid each other's tokens; the best of one beam search; the best of "
+        "the model's own search, then samples; or half groups, half samples (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--beams",
+        type=int,
+        metavar="N",
+        help="beams of the search; of groups with more beams than candidates, every so-many-th is "
+        "kept, in the order of their scores (default: as many as candidates)",
+    )
     parser.add_argument("--groups", type=int, metavar="N", help="groups of beams (default: as many as candidates)")
     parser.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0)")
-    parser.add_argument("--metric", metavar="NAME",
-                        help=f"metric of the gains, or one of its scores: {ALL_METRICS} (default: rouge, the mean of "
-                        "ROUGE-1, 2 and Lsum; for translation bleu, sentence BLEU)")
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help=f"metric of the gains, or one of its scores: {ALL_METRICS} (default: rouge, the mean of "
+        "ROUGE-1, 2 and Lsum; for translation bleu, sentence BLEU)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run_verb=run)
 
@@ -68,32 +86,57 @@ def run(options: argparse.Namespace) -> int:
     given = settings(options)
     own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task="))]
     work = predictions.job(
-        options.model, data=options.data, split=options.split, preset=options.preset,
-        overrides=[setting for setting in given if setting not in own], limit=options.limit,
-        batch_size=options.batch_size or 0, trust_remote_code=options.trust_remote_code, verb="candidates",
-    )  # fmt: skip
-    making = candidates.check_making(candidates.Making(
-        options.count, options.how, options.beams or 0, options.groups or 0, options.diversity, options.temperature,
-        options.top_p, options.seed,
-    ), work)  # fmt: skip
+        options.model,
+        data=options.data,
+        split=options.split,
+        preset=options.preset,
+        overrides=[setting for setting in given if setting not in own],
+        limit=options.limit,
+        batch_size=options.batch_size or 0,
+        trust_remote_code=options.trust_remote_code,
+        verb="candidates",
+    )
+    making = candidates.check_making(
+        candidates.Making(
+            options.count,
+            options.how,
+            options.beams or 0,
+            options.groups or 0,
+            options.diversity,
+            options.temperature,
+            options.top_p,
+            options.seed,
+        ),
+        work,
+    )
     gains = _gains(work, options.metric, own)
     folder, words = output_folder(options, "RUN_OR_MODEL"), WORDS[work.task]
     with bar(words.sources) as show:
         found = candidates.write_candidates(
-            work, making, gains, folder, progress=partial(show, "writing candidates"),
-            scoring=partial(show, "computing gains"), say=tell,
-        )  # fmt: skip
+            work,
+            making,
+            gains,
+            folder,
+            progress=partial(show, "writing candidates"),
+            scoring=partial(show, "computing gains"),
+            say=tell,
+        )
     if found is None:
         return 0
     if found.fewer:
-        tell(f"{found.fewer:,} of {found.sources:,} sources have fewer than {making.count} candidates, because no more "
-             f"distinct texts were found: {found.missing:,} are missing in all. A higher --temperature finds more.")
+        tell(
+            f"{found.fewer:,} of {found.sources:,} sources have fewer than {making.count} candidates, because no more "
+            f"distinct texts were found: {found.missing:,} are missing in all. A higher --temperature finds more."
+        )
     if 2 * found.ties > found.sources:
-        tell(f"{found.ties:,} of {found.sources:,} sources have candidates that all gain the same, so there is no "
-             "order to learn. Another --metric, or an option of it, may tell them apart.")
+        tell(
+            f"{found.ties:,} of {found.sources:,} sources have candidates that all gain the same, so there is no "
+            "order to learn. Another --metric, or an option of it, may tell them apart."
+        )
     path = RunFolder(folder).candidates
-    print_result(json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json
-                 else f"{path}\n{_table(found)}")
+    print_result(
+        json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json else f"{path}\n{_table(found)}"
+    )
     return 0
 
 
@@ -108,18 +151,26 @@ def _gains(work: Job, name: str | None, options: list[str]) -> Gains:
     metric = gains.metric_of(name)
     for setting in options:
         if not setting.startswith(f"{metric}."):
-            raise UserError("candidates accepts --set only for generation.*, data.*, task and options of the metric, "
-                            f"{metric}.*, got {setting!r}.")
+            raise UserError(
+                "candidates accepts --set only for generation.*, data.*, task and options of the metric, "
+                f"{metric}.*, got {setting!r}."
+            )
     chosen: dict[str, Any] = metric_options(options, [metric]).get(metric, {})
     gain = gains.gain_of(name, chosen, lines=work.data.language if has_several_sentences(work) else None)
-    return Gains(gain.settings, gain.versions, lambda examples: gains.check_gain(gain, examples),
-                 lambda examples, texts, progress: gains.gains_of(gain, examples, texts, progress=progress))
+    return Gains(
+        gain.settings,
+        gain.versions,
+        lambda examples: gains.check_gain(gain, examples),
+        lambda examples, texts, progress: gains.gains_of(gain, examples, texts, progress=progress),
+    )
 
 
 def _table(found: Summary) -> str:
     from ngramloss.tabular import aligned
 
     values = found._asdict()
-    cells = [f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if name == "candidates" else f"{value:.4f}"
-             for name, value in ((name, values[name]) for name in COLUMNS)]
+    cells = [
+        f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if name == "candidates" else f"{value:.4f}"
+        for name, value in ((name, values[name]) for name in COLUMNS)
+    ]
     return "\n".join(aligned([list(COLUMNS.values()), cells], left=()))

@@ -32,13 +32,25 @@ def add(verbs: Verbs) -> None:
     stats = verb(looks, "stats", "count words, sentences and novel bigrams", STATS, STATS_EXAMPLES)
     stats.add_argument("name", metavar="NAME", help="name of the data set")
     stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to count (default: all)")
-    stats.add_argument("--rules", choices=["standard", "released"], default="standard",
-                       help="how to count: our rules, or those of the paper's released code (default: %(default)s)")
+    stats.add_argument(
+        "--rules",
+        choices=["standard", "released"],
+        default="standard",
+        help="how to count: our rules, or those of the paper's released code (default: %(default)s)",
+    )
     add_columns(stats, source="of the sources", target="of the targets")
-    stats.add_argument("--on-bad-row", choices=["error", "skip"], default="error",
-                       help="stop at an invalid row, or skip it (default: %(default)s)")
-    stats.add_argument("--language", default="auto", metavar="CODE",
-                       help="language for splitting sentences, such as de (default: chosen by script)")
+    stats.add_argument(
+        "--on-bad-row",
+        choices=["error", "skip"],
+        default="error",
+        help="stop at an invalid row, or skip it (default: %(default)s)",
+    )
+    stats.add_argument(
+        "--language",
+        default="auto",
+        metavar="CODE",
+        help="language for splitting sentences, such as de (default: chosen by script)",
+    )
     stats.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N examples of each split")
     stats.add_argument("--json", action="store_true", help="print JSON instead of a table")
     stats.set_defaults(run_verb=run)
@@ -60,10 +72,17 @@ def run(options: argparse.Namespace) -> int:
         bars[split].update(done - bars[split].n)
 
     result = measurement(
-        options.name, splits=options.split, rules=options.rules, source=options.source or None,
-        target=options.target or None, id=options.id or None,
-        on_bad_row=options.on_bad_row, limit=options.limit, language=options.language, progress=show,
-    )  # fmt: skip
+        options.name,
+        splits=options.split,
+        rules=options.rules,
+        source=options.source or None,
+        target=options.target or None,
+        id=options.id or None,
+        on_bad_row=options.on_bad_row,
+        limit=options.limit,
+        language=options.language,
+        progress=show,
+    )
     for bar in bars.values():
         bar.close()
     for rows in result.skipped.values():

@@ -27,18 +27,33 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     explain = verb(verbs, "explain", "show how an objective scores a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES)
     explain.add_argument("--reference", required=True, metavar="TEXT", help="reference sentence")
-    explain.add_argument("--candidate", required=True, metavar="TEXT",
-                         help="predicted sentence: the most probable word at each position")
-    explain.add_argument("--others", nargs="+", default=[], metavar="TEXT",
-                         help="other outputs of the model, for objectives that compare them: rank, risk and prefer")
+    explain.add_argument(
+        "--candidate", required=True, metavar="TEXT", help="predicted sentence: the most probable word at each position"
+    )
+    explain.add_argument(
+        "--others",
+        nargs="+",
+        default=[],
+        metavar="TEXT",
+        help="other outputs of the model, for objectives that compare them: rank, risk and prefer",
+    )
     what = explain.add_mutually_exclusive_group()
-    what.add_argument("--objective", default="matches(2)", metavar="OBJECTIVE",
-                      help="objective to explain (default: %(default)s)")
-    what.add_argument("--compare", nargs="+", metavar="OBJECTIVE",
-                      help="show the gradient that each of these objectives puts on every word, side by side")
+    what.add_argument(
+        "--objective", default="matches(2)", metavar="OBJECTIVE", help="objective to explain (default: %(default)s)"
+    )
+    what.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="OBJECTIVE",
+        help="show the gradient that each of these objectives puts on every word, side by side",
+    )
     explain.add_argument("--plot", metavar="FILE", help="with --compare: draw the gradients")
     explain.add_argument(
-        "--confidence", type=float, nargs="+", default=[0.9], metavar="P",
+        "--confidence",
+        type=float,
+        nargs="+",
+        default=[0.9],
+        metavar="P",
         help="probability of the candidate's words: one value for all words, or one per word (default: 0.9)",
     )
     explain.set_defaults(run_verb=run)

@@ -42,47 +42,83 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     generate = verb(verbs, "generate", "write summaries or translations of a split", GENERATE, GENERATE_EXAMPLES)
     add_job(generate, "MODEL", split="test")
-    generate.add_argument("--num-return", type=int, metavar="N",
-                          help="texts of each document: the best of the beams, or samples (default: 1; with --rerank "
-                          "all beams)")
-    generate.add_argument("--groups", type=int, default=1, metavar="N",
-                          help="divide the beams into N groups that avoid each other's tokens (default: %(default)s)")
+    generate.add_argument(
+        "--num-return",
+        type=int,
+        metavar="N",
+        help="texts of each document: the best of the beams, or samples (default: 1; with --rerank all beams)",
+    )
+    generate.add_argument(
+        "--groups",
+        type=int,
+        default=1,
+        metavar="N",
+        help="divide the beams into N groups that avoid each other's tokens (default: %(default)s)",
+    )
     generate.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0 with --groups)")
-    generate.add_argument("--rerank", choices=["probability"],
-                          help="order the texts of a document, and so choose its prediction, by the model's "
-                          "log-probability of the text divided by its length to the power of "
-                          "generation.length_penalty")
+    generate.add_argument(
+        "--rerank",
+        choices=["probability"],
+        help="order the texts of a document, and so choose its prediction, by the model's "
+        "log-probability of the text divided by its length to the power of "
+        "generation.length_penalty",
+    )
     generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
     generate.set_defaults(run_verb=run)
 
 
 def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
     """Add the options of the commands that generate: model, data, engine, samples, folder."""
-    verb.add_argument("model", metavar=model, help="a run's folder, a model's folder or hub id"
-                      + (", or a baseline" if model == "MODEL" else ""))
+    verb.add_argument(
+        "model",
+        metavar=model,
+        help="a run's folder, a model's folder or hub id" + (", or a baseline" if model == "MODEL" else ""),
+    )
     verb.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
     verb.add_argument("--split", default=split, metavar="SPLIT", help="split to read (default: %(default)s)")
-    verb.add_argument("--preset", choices=["cnndm", "xsum", "translation", "brio-cnndm", "brio-xsum"],
-                      help="use the search settings of this recipe; those of cnndm and xsum are the paper's")
     verb.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
+        "--preset",
+        choices=["cnndm", "xsum", "translation", "brio-cnndm", "brio-xsum"],
+        help="use the search settings of this recipe; those of cnndm and xsum are the paper's",
+    )
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="change a setting in generation.* or data.*, or task"
-        + ("" if model == "MODEL" else ", or an option of the metric") + "; repeatable",
+        + ("" if model == "MODEL" else ", or an option of the metric")
+        + "; repeatable",
     )
     verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     verb.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
-    verb.add_argument("--engine", metavar="NAME",
-                      help="what searches: auto, hf, ctranslate2, ctranslate2-int8 or graph; same as --set "
-                      "generation.engine=... (default: auto, the fastest whose texts are those of hf; for groups of "
-                      "beams graph)")
-    verb.add_argument("--batch-size", type=int, metavar="N",
-                      help="documents per batch (default: as many as the memory allows)")
-    verb.add_argument("--temperature", type=float, default=1.0, metavar="X",
-                      help="of the samples; below 1, probable tokens become more probable (default: %(default)s)")
-    verb.add_argument("--top-p", type=float, default=1.0, metavar="P",
-                      help="sample from the most probable tokens, P of the probability (default: %(default)s)")
-    verb.add_argument("--seed", type=int, default=0, metavar="N",
-                      help="random seed of the samples (default: %(default)s)")
+    verb.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="what searches: auto, hf, ctranslate2, ctranslate2-int8 or graph; same as --set "
+        "generation.engine=... (default: auto, the fastest whose texts are those of hf; for groups of "
+        "beams graph)",
+    )
+    verb.add_argument(
+        "--batch-size", type=int, metavar="N", help="documents per batch (default: as many as the memory allows)"
+    )
+    verb.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="of the samples; below 1, probable tokens become more probable (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most probable tokens, P of the probability (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
+    )
     verb.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
     add_columns(verb, source="of the sources", target="of the targets")
     add_trust(verb)
@@ -107,7 +143,7 @@ def bar(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     """A function that shows progress: it takes what is being done, what was done since the last call, and the whole."""
     from tqdm import tqdm
 
-    bars: dict[str, tqdm[object]] = {}   # created late, so that an error message does not end up behind an empty bar
+    bars: dict[str, tqdm[object]] = {}  # created late, so that an error message does not end up behind an empty bar
 
     def show(what: str, done: int, total: int) -> None:
         if what not in bars:
@@ -131,13 +167,25 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.recipe import WORDS
 
     work = predictions.job(
-        options.model, data=options.data, split=options.split, preset=options.preset, overrides=settings(options),
-        limit=options.limit, batch_size=options.batch_size or 0, trust_remote_code=options.trust_remote_code,
+        options.model,
+        data=options.data,
+        split=options.split,
+        preset=options.preset,
+        overrides=settings(options),
+        limit=options.limit,
+        batch_size=options.batch_size or 0,
+        trust_remote_code=options.trust_remote_code,
         sampling=predictions.Sampling(
-            options.num_return or (0 if options.rerank else 1), options.sample, options.temperature, options.top_p,
-            options.seed, options.groups, _diversity(options), options.rerank or "",
+            options.num_return or (0 if options.rerank else 1),
+            options.sample,
+            options.temperature,
+            options.top_p,
+            options.seed,
+            options.groups,
+            _diversity(options),
+            options.rerank or "",
         ),
-    )  # fmt: skip
+    )
     folder, words = output_folder(options, "MODEL"), WORDS[work.task]
     with bar(words.sources) as show:
         path = predictions.write_predictions(work, folder, progress=partial(show, f"writing {words.texts}"), say=tell)

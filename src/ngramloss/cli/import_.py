@@ -36,15 +36,23 @@ def add(verbs: Verbs) -> None:
     bring.add_argument("--references", required=True, metavar="FILE", help="references whose ids the summaries get")
     bring.add_argument("-o", "--out", required=True, metavar="FILE", help="JSONL file to write")
     bring.add_argument(
-        "--sentences", action="append", metavar="MARK",
+        "--sentences",
+        action="append",
+        metavar="MARK",
         help="sentence separator; repeatable; none: do not split (default: the known separators that occur)",
     )
     bring.add_argument("--ptb", action="store_true", help="turn Penn Treebank tokens back into plain text")
     whose = bring.add_mutually_exclusive_group()
-    whose.add_argument("--order", metavar="FILE",
-                       help="ids in the order of the summaries, one per line (default: order of the references)")
-    whose.add_argument("--gold", metavar="FILE",
-                       help="references released with the summaries, in the same order; ids are found by their texts")
+    whose.add_argument(
+        "--order",
+        metavar="FILE",
+        help="ids in the order of the summaries, one per line (default: order of the references)",
+    )
+    whose.add_argument(
+        "--gold",
+        metavar="FILE",
+        help="references released with the summaries, in the same order; ids are found by their texts",
+    )
     bring.set_defaults(run_verb=run)
 
 

@@ -99,8 +99,10 @@ def _recipes() -> dict[str, str]:
 def _baselines() -> dict[str, str]:
     from ngramloss.generation.baselines import BASELINES
 
-    return {name: baseline.about + (f" (for {baseline.data} only)" if baseline.data else "")
-            for name, baseline in BASELINES.items()}
+    return {
+        name: baseline.about + (f" (for {baseline.data} only)" if baseline.data else "")
+        for name, baseline in BASELINES.items()
+    }
 
 
 def _engines() -> dict[str, str]:
@@ -110,6 +112,9 @@ def _engines() -> dict[str, str]:
 
 
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
-    "objectives": _objectives, "metrics": _metrics, "recipes": _recipes, "baselines": _baselines,
+    "objectives": _objectives,
+    "metrics": _metrics,
+    "recipes": _recipes,
+    "baselines": _baselines,
     "engines": _engines,
-}  # fmt: skip
+}

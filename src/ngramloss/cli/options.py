@@ -36,11 +36,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> argparse.ArgumentParser:
     """Add a command's parser: a line for the list of commands, a description, and examples that can be pasted."""
-    parser = verbs.add_parser(
-        name, help=summary, description=text, epilog=examples, formatter_class=_Formatter
-    )
+    parser = verbs.add_parser(name, help=summary, description=text, epilog=examples, formatter_class=_Formatter)
     parser.add_argument(
-        "--plugin", action="append", default=[], metavar="FILE",
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
         help="run a Python file that adds objectives or metrics; repeatable",
     )
     return parser
@@ -59,14 +60,18 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
         "predictions", nargs="+", metavar="RUN_OR_FILE", help="one per system; the others are compared with the first"
     )
     verb.add_argument(
-        "--references", action="append", default=[], metavar="FILE",
+        "--references",
+        action="append",
+        default=[],
+        metavar="FILE",
         help="reference texts (default: those in the runs' folders); repeat it for several references of each document",
     )
     verb.add_argument("--documents", metavar="FILE", help="source documents, for the metrics that read them")
     verb.add_argument("--prediction", metavar="COLUMN", default="", help="column of the predictions (default: found)")
     add_columns(verb, source="of the documents", target="of the references; several with commas")
     verb.add_argument(
-        "--metrics", metavar="NAMES",
+        "--metrics",
+        metavar="NAMES",
         help=f"metrics to compute, separated by commas: {ALL_METRICS} (default: {metrics}; if a run's task is "
         f"translation: {translation_metrics})",
     )
@@ -75,15 +80,27 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
         "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="set a metric's option; repeatable"
     )
     verb.add_argument("--sentences", metavar="SPLITTER", help="same as --set rouge.sentences=… (default: newline)")
-    verb.add_argument("--limits", metavar="MIN:MAX",
-                      help="report texts with fewer or more tokens (default: the limits of the run)")
-    verb.add_argument("--tokenizer", metavar="NAME",
-                      help="tokenizer that counts tokens for --limits (default: count words)")
+    verb.add_argument(
+        "--limits", metavar="MIN:MAX", help="report texts with fewer or more tokens (default: the limits of the run)"
+    )
+    verb.add_argument(
+        "--tokenizer", metavar="NAME", help="tokenizer that counts tokens for --limits (default: count words)"
+    )
     verb.add_argument("--samples", type=int, default=1000, metavar="N", help="bootstrap samples (default: %(default)s)")
-    verb.add_argument("--shuffles", type=int, default=10000, metavar="N",
-                      help="shuffles of the paired randomisation test; 0 leaves the test out (default: %(default)s)")
-    verb.add_argument("--seed", type=int, default=12345, metavar="N",
-                      help="random seed of bootstrap and randomisation (default: %(default)s)")
+    verb.add_argument(
+        "--shuffles",
+        type=int,
+        default=10000,
+        metavar="N",
+        help="shuffles of the paired randomisation test; 0 leaves the test out (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--seed",
+        type=int,
+        default=12345,
+        metavar="N",
+        help="random seed of bootstrap and randomisation (default: %(default)s)",
+    )
 
 
 def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> None:
@@ -96,7 +113,8 @@ def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> N
 def add_trust(verb: argparse.ArgumentParser) -> None:
     """Add the option that allows a model's own code to run."""
     verb.add_argument(
-        "--trust-remote-code", action="store_true",
+        "--trust-remote-code",
+        action="store_true",
         help="allow this command to run code that comes with the model; a recipe cannot allow it",
     )
 
@@ -120,23 +138,31 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     if options.sentences:
         settings.setdefault("rouge", {})["sentences"] = options.sentences
     for name in chosen:
-        METRICS.entry(name)   # an unknown metric is an error before any file is read
+        METRICS.entry(name)  # an unknown metric is an error before any file is read
     limits = audit.limits(options.limits) if options.limits else None
     count = audit.counter(options.tokenizer) if options.tokenizer else None
     documents = Path(options.documents) if options.documents else None
     named = Named(options.prediction, options.target, options.source, options.id)
     texts = systems.align(
-        [Path(path) for path in options.references], [Path(path) for path in options.predictions], documents,
+        [Path(path) for path in options.references],
+        [Path(path) for path in options.predictions],
+        documents,
         named=named,
-    )  # fmt: skip
+    )
     for warning in texts.warnings:
         tell(f"warning: {warning}")
     show = sys.stderr.isatty()
     result = results.score_systems(
-        texts, chosen, options=settings, samples=options.samples, shuffles=options.shuffles, seed=options.seed,
-        limits=limits, count=count,
+        texts,
+        chosen,
+        options=settings,
+        samples=options.samples,
+        shuffles=options.shuffles,
+        seed=options.seed,
+        limits=limits,
+        count=count,
         progress=show_progress if show else None,
-    )  # fmt: skip
+    )
     if show:
         show_progress("")
     for warning in result.cache_warnings:
@@ -170,8 +196,10 @@ def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"cannot write {given}: permission denied. Choose another name.")
     read = [Path(name) for name in inputs if name and Path(name).exists()]
-    if path.exists() and any(file.samefile(path) or file.samefile(path.parent)   # or a file in a run's folder
-                             for file in read):
+    if path.exists() and any(
+        file.samefile(path) or file.samefile(path.parent)  # or a file in a run's folder
+        for file in read
+    ):
         raise UserError(f"{given} is an input and would be overwritten. Choose another name.")
     return path
 

@@ -34,7 +34,7 @@ from ngramloss.version import __version__, lacking
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     options = parser().parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):   # a terminal without ± prints ? instead of failing
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± prints ? instead of failing
         sys.stdout.reconfigure(errors="replace")
     try:
         _check_counts(options)
@@ -54,13 +54,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report_failure(error)
 
 
-LEAST = {"batch_size": 1, "seeds": 1, "samples": 1, "accumulate": 1, "warm_up": 1, "steps": 1,
-         "num_return": 1, "repeats": 1, "beams": 1, "groups": 1, "count": 2}   # fmt: skip
+LEAST = {
+    "batch_size": 1,
+    "seeds": 1,
+    "samples": 1,
+    "accumulate": 1,
+    "warm_up": 1,
+    "steps": 1,
+    "num_return": 1,
+    "repeats": 1,
+    "beams": 1,
+    "groups": 1,
+    "count": 2,
+}
 """The smallest value of each integer option; 0 for options not listed."""
-MOST = {"batch_size": 2**16, "batch": 2**16, "seeds": 1000, "samples": 10**6, "shuffles": 10**6, "source": 2**20,
-        "target": 2**20, "longest": 2**24,
-        "accumulate": 2**16, "documents": 10**6, "workers": 1024, "num_return": 2**12,
-        "beams": 2**12, "groups": 2**12, "count": 2**12, "repeats": 10**4, "length": 2**20}   # fmt: skip
+MOST = {
+    "batch_size": 2**16,
+    "batch": 2**16,
+    "seeds": 1000,
+    "samples": 10**6,
+    "shuffles": 10**6,
+    "source": 2**20,
+    "target": 2**20,
+    "longest": 2**24,
+    "accumulate": 2**16,
+    "documents": 10**6,
+    "workers": 1024,
+    "num_return": 2**12,
+    "beams": 2**12,
+    "groups": 2**12,
+    "count": 2**12,
+    "repeats": 10**4,
+    "length": 2**20,
+}
 """The largest value of each integer option, so that a typing error does not fill the memory; else 2³² − 1."""
 
 
@@ -81,16 +107,20 @@ def _report_failure(error: Exception) -> int:
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
         tell(f"error: {lacking(error)}")
-    elif isinstance(error, OSError):   # such as a full disk or a folder without write permission
+    elif isinstance(error, OSError):  # such as a full disk or a folder without write permission
         tell(f"error: {_refusal(error)}")
     elif _lacks_memory(error):
-        tell(f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
-             "train.max_tokens, train.batch_size (and raise train.accumulate to keep the step), data.max_source, or "
-             "--batch-size.")
+        tell(
+            f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
+            "train.max_tokens, train.batch_size (and raise train.accumulate to keep the step), data.max_source, or "
+            "--batch-size."
+        )
     else:
         tell("".join(traceback.format_exception(error)).rstrip("\n"))
-        tell("error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
-             "with the traceback above and the output of `ngramloss doctor`.")
+        tell(
+            "error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
+            "with the traceback above and the output of `ngramloss doctor`."
+        )
     return 1
 
 

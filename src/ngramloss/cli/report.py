@@ -27,8 +27,9 @@ def add(verbs: Verbs) -> None:
     report = verb(verbs, "report", "write an HTML page of results and summaries", REPORT, REPORT_EXAMPLES)
     add_scoring(report, metrics="rouge,bleu,chrf,shape", translation_metrics="bleu,chrf,rouge,shape")
     report.add_argument("-o", "--out", default="report", metavar="DIR", help="output folder (default: %(default)s)")
-    report.add_argument("--title", default="ngramloss report", metavar="TEXT",
-                        help="title of the page (default: %(default)s)")
+    report.add_argument(
+        "--title", default="ngramloss report", metavar="TEXT", help="title of the page (default: %(default)s)"
+    )
     report.set_defaults(run_verb=run)
 
 

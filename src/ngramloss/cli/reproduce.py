@@ -38,24 +38,44 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     parser = verb(verbs, "reproduce", "reproduce a table of the paper", REPRODUCE, REPRODUCE_EXAMPLES)
     parser.add_argument("table", choices=["table1", "table2", "table3", "cases"], help="what to reproduce")
-    parser.add_argument("--data", metavar="NAME",
-                        help="data set (default: xsum, or newswire if the hub cannot be reached)")
-    parser.add_argument("--model", metavar="NAME",
-                        help="folder or hub id of the model to fine-tune (default: the recipe's)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N",
-                        help="runs of each objective, with different seeds (default: %(default)s)")
-    parser.add_argument("--objectives", nargs="+", default=[], metavar="OBJECTIVE",
-                        help="train only these objectives (default: all of the table)")
+    parser.add_argument(
+        "--data", metavar="NAME", help="data set (default: xsum, or newswire if the hub cannot be reached)"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="folder or hub id of the model to fine-tune (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs of each objective, with different seeds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--objectives",
+        nargs="+",
+        default=[],
+        metavar="OBJECTIVE",
+        help="train only these objectives (default: all of the table)",
+    )
     parser.add_argument("--runs", metavar="DIR", help="folder for the runs (default: runs/reproduce-DATA)")
-    parser.add_argument("-o", "--out", default="report", metavar="DIR",
-                        help="folder for the page (default: %(default)s)")
+    parser.add_argument(
+        "-o", "--out", default="report", metavar="DIR", help="folder for the page (default: %(default)s)"
+    )
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N test documents")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="change a setting of the recipe, or METRIC.OPTION of a metric in --metrics; repeatable",
     )
-    parser.add_argument("--metrics", default="", metavar="NAMES",
-                        help="metrics to add to rouge, bleu, chrf and shape, separated by commas")
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="NAMES",
+        help="metrics to add to rouge, bleu, chrf and shape, separated by commas",
+    )
     add_trust(parser)
     parser.set_defaults(run_verb=run)
 
@@ -76,20 +96,29 @@ def run(options: argparse.Namespace) -> int:
         return 0
     chosen = [name.strip() for name in options.metrics.split(",") if name.strip()]
     for name in chosen:
-        METRICS.entry(name)   # an unknown metric is an error before anything is trained
+        METRICS.entry(name)  # an unknown metric is an error before anything is trained
     of_metrics = [setting for setting in options.set if setting.partition(".")[0] in chosen]
     folder = Path(options.runs or Path("runs") / f"reproduce-{Path(data).name}")
     plan = reproduce.make_plan(
-        options.table, folder, data=data, model=options.model, seeds=options.seeds, objectives=options.objectives,
-        overrides=[setting for setting in options.set if setting not in of_metrics], metrics=chosen,
+        options.table,
+        folder,
+        data=data,
+        model=options.model,
+        seeds=options.seeds,
+        objectives=options.objectives,
+        overrides=[setting for setting in options.set if setting not in of_metrics],
+        metrics=chosen,
         limit=options.limit,
-    )  # fmt: skip
+    )
     with tqdm(unit=" documents", desc="writing", leave=False, disable=not sys.stderr.isatty()) as bar:
         done = reproduce.reproduce(
-            plan, Path(options.out), options=metric_options(of_metrics, chosen),
+            plan,
+            Path(options.out),
+            options=metric_options(of_metrics, chosen),
             say=lambda text: bar.write(escape.for_terminal(text), file=sys.stderr),
-            progress=lambda count, _: bar.update(count), trust_remote_code=options.trust_remote_code,
-        )  # fmt: skip
+            progress=lambda count, _: bar.update(count),
+            trust_remote_code=options.trust_remote_code,
+        )
     if done is None:
         return 130
     print_result(f"{plan.note}\n{reproduce.differences_sentence(done.result)}\n")
@@ -97,7 +126,9 @@ def run(options: argparse.Namespace) -> int:
     if options.table == "cases":
         print_result(reproduce.cases(done.result, done.texts))
     over_seeds = "standard deviation over seeds; for a single run, " if options.seeds > 1 else ""
-    print_result(f"\n± {over_seeds}half of the 95% interval over test documents. "
-                 f"* and **: differs from {done.result.names[0]} at 5% and 1% (both paired tests, Holm).")
+    print_result(
+        f"\n± {over_seeds}half of the 95% interval over test documents. "
+        f"* and **: differs from {done.result.names[0]} at 5% and 1% (both paired tests, Holm)."
+    )
     print_result(done.page)
     return 0

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.training.best import best_of
 
     settings = recipe.load(options.recipe, recipe_settings(options))
-    best_of(settings)   # raises if it is unknown
+    best_of(settings)  # raises if it is unknown
     if options.show:
         print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0
@@ -60,7 +60,11 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
         outcome = runner.train(
-            settings, folder, fresh=options.fresh, say=tell, trust_remote_code=options.trust_remote_code,
+            settings,
+            folder,
+            fresh=options.fresh,
+            say=tell,
+            trust_remote_code=options.trust_remote_code,
             write_texts=write_texts,
         )
     except runner.Stopped:

@@ -36,7 +36,7 @@ class CandidateTokens:
         self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in NAMES}
 
     def __reduce__(self) -> tuple[type[CandidateTokens], tuple[Path]]:
-        return CandidateTokens, (self.folder,)   # another process reads the files itself
+        return CandidateTokens, (self.folder,)  # another process reads the files itself
 
     def __len__(self) -> int:
         return len(self._ends["gains"])
@@ -111,8 +111,15 @@ class WithCandidates(Dataset[dict[str, Any]]):
 
 
 def tokenise_candidates(
-    examples: Sequence[Example], fingerprint: str, candidates: Candidates, tokenizer: Any, shape: Shape, *,
-    cache: Path | None = None, progress: Callable[[int], None] | None = None, say: Callable[[str], None] = print,
+    examples: Sequence[Example],
+    fingerprint: str,
+    candidates: Candidates,
+    tokenizer: Any,
+    shape: Shape,
+    *,
+    cache: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+    say: Callable[[str], None] = print,
 ) -> CandidateTokens:
     """Tokenise the candidates of the examples, or read them from the cache if it has them, undamaged.
 
@@ -144,11 +151,15 @@ def tokenise_candidates(
     folder = (cache or cache_folder()) / "candidates" / key
     made = CandidateTokens(writer.cached(folder, what="token cache of candidates", say=say))
     if missing := len(examples) - found:
-        say(f"{missing:,} of {len(examples):,} training examples have no candidates; only the other terms of the "
-            "objective train on them.")
+        say(
+            f"{missing:,} of {len(examples):,} training examples have no candidates; only the other terms of the "
+            "objective train on them."
+        )
     if made.cut:
-        say(f"{made.cut:,} of {int(made.counts.sum()):,} candidates are longer than data.max_target = "
-            f"{shape.max_target} tokens and were cut.")
+        say(
+            f"{made.cut:,} of {int(made.counts.sum()):,} candidates are longer than data.max_target = "
+            f"{shape.max_target} tokens and were cut."
+        )
     return made
 
 
@@ -158,7 +169,11 @@ class _PartWriter(PartWriter):
     names = NAMES
 
     def __init__(
-        self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None] | None,
+        self,
+        examples: Sequence[Example],
+        tokenizer: Any,
+        shape: Shape,
+        progress: Callable[[int], None] | None,
         candidates: Candidates,
     ) -> None:
         super().__init__(examples, tokenizer, shape, progress)

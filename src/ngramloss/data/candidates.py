@@ -57,7 +57,7 @@ def read_candidates(path: Path) -> Candidates:
         if isinstance(row, BadRow):
             bad.append(row)
             continue
-        key, texts, gains = map(row.values.get, KEYS)   # type: Any, Any, Any
+        key, texts, gains = map(row.values.get, KEYS)  # type: Any, Any, Any
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         fault = _missing(row.values) or _text_fault("'id'", key) or _list_fault(texts, gains)
@@ -70,8 +70,15 @@ def read_candidates(path: Path) -> Candidates:
         lines[key] = row.line
     if bad:
         shown = [f"  {row}" for row in bad[:SHOWN]] + ([f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
-        raise UserError("\n".join([f"{len(bad):,} of {len(bad) + len(found):,} rows of {file} cannot be used:", *shown,
-                                   "Fix them, or make the file again with ngramloss candidates."]))
+        raise UserError(
+            "\n".join(
+                [
+                    f"{len(bad):,} of {len(bad) + len(found):,} rows of {file} cannot be used:",
+                    *shown,
+                    "Fix them, or make the file again with ngramloss candidates.",
+                ]
+            )
+        )
     if not found:
         raise UserError(f"{file} is empty. {ADVICE}")
     return Candidates(found, _fingerprint(found))

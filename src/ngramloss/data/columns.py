@@ -36,8 +36,14 @@ class Columns(NamedTuple):
 
 
 def columns(
-    present: Sequence[str], where: str, *, source: str | None = None, target: str | None = None, id: str | None = None,
-    languages: tuple[str, str] = ("", ""), task: str = "",
+    present: Sequence[str],
+    where: str,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    id: str | None = None,
+    languages: tuple[str, str] = ("", ""),
+    task: str = "",
 ) -> Columns:
     """Choose the columns to read: the given ones, or else the first one present of the usual names.
 
@@ -77,7 +83,7 @@ def columns(
         if not chosen:
             raise UserError(
                 f"cannot find the {role} column of {where}. Its columns are {listed(present)}, and none of them is "
-                f"called {', '.join(wanted[:-1])} or {wanted[-1]}. Set it with data.{role} = \"…\" in a recipe, "
+                f'called {", ".join(wanted[:-1])} or {wanted[-1]}. Set it with data.{role} = "…" in a recipe, '
                 f'--{role} on the command line or {role}="…" in Python.'
             )
     assert chosen_source is not None

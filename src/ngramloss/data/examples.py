@@ -104,8 +104,18 @@ def load(
     if validation_fraction and split in ("train", "validation"):
         if "validation" in origins.split_names(name):
             raise UserError(f"{name} has a validation split of its own. Leave data.validation_fraction out.")
-        whole = load(name, "train", source=source, target=target, id=id, on_bad_row=on_bad_row, seed=seed,
-                     languages=languages, task=task, progress=progress)
+        whole = load(
+            name,
+            "train",
+            source=source,
+            target=target,
+            id=id,
+            on_bad_row=on_bad_row,
+            seed=seed,
+            languages=languages,
+            task=task,
+            progress=progress,
+        )
         return _held_out(whole, split, validation_fraction, limit)
     rows = map(_by_language, origins.split_rows(name, split, limit=limit, seed=seed))
     first = _first_rows(rows)
@@ -114,8 +124,15 @@ def load(
     if len(bad) < len(first):
         known_source, known_target = origins.known_columns(name)
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
-        chosen = columns(present, first[0].file, source=source or known_source, target=target or known_target,
-                         id=id, languages=languages, task=task)
+        chosen = columns(
+            present,
+            first[0].file,
+            source=source or known_source,
+            target=target or known_target,
+            id=id,
+            languages=languages,
+            task=task,
+        )
         counted = _counted(chain(first, rows), progress) if progress else chain(first, rows)
         examples, bad = _separate(_examples(counted, chosen), limit)
     if bad and (on_bad_row == "error" or not examples):
@@ -127,8 +144,13 @@ def load(
 
 def columns_of(data: Data, task: str) -> dict[str, Any]:
     """The arguments of :func:`load` that say which columns to read, from a recipe."""
-    return {"source": data.source or None, "target": data.target or None, "id": data.id or None,
-            "languages": (data.source_language, data.target_language), "task": task}
+    return {
+        "source": data.source or None,
+        "target": data.target or None,
+        "id": data.id or None,
+        "languages": (data.source_language, data.target_language),
+        "task": task,
+    }
 
 
 def _held_out(whole: Split, split: str, fraction: float, limit: int) -> Split:
@@ -139,8 +161,10 @@ def _held_out(whole: Split, split: str, fraction: float, limit: int) -> Split:
     order = sorted(whole.examples, key=lambda example: hashlib.sha256(example.id.encode()).digest())
     count = max(1, round(fraction * len(order)))
     if count == len(order):
-        raise UserError(f"{whole.name} has {len(order)} examples: too few to hold out {fraction:g} of them for "
-                        "validation and train on the rest.")
+        raise UserError(
+            f"{whole.name} has {len(order)} examples: too few to hold out {fraction:g} of them for "
+            "validation and train on the rest."
+        )
     held_out = {example.id for example in order[:count]}
     chosen = [example for example in whole.examples if (example.id in held_out) == (split == "validation")]
     chosen = chosen[:limit] if limit else chosen
@@ -193,7 +217,7 @@ def _counted(rows: Iterable[Row | BadRow], progress: Callable[[int], None]) -> I
             yield row
             if number % STEP == 0:
                 progress(STEP)
-    finally:   # also if no more rows are wanted
+    finally:  # also if no more rows are wanted
         progress(number % STEP)
 
 
@@ -212,7 +236,7 @@ def _separate(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Exa
 
 def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
     """Convert each row to an example or a bad row. Row numbers count bad rows too, so skipping changes no id."""
-    first_use: dict[str, tuple[str, int]] = {}   # not the rows: their other columns would stay in memory
+    first_use: dict[str, tuple[str, int]] = {}  # not the rows: their other columns would stay in memory
     for number, row in enumerate(rows, 1):
         if isinstance(row, BadRow):
             yield row

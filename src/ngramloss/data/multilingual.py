@@ -28,8 +28,9 @@ def codes(tokenizer: Any) -> dict[str, int]:
     """The codes of a multilingual tokenizer's languages → their token ids; empty for any other tokenizer."""
     if not hasattr(tokenizer, "set_tgt_lang_special_tokens"):
         return {}
-    listed = getattr(tokenizer, "lang_code_to_id", None) or {   # NLLB has its codes among the special tokens
-        token: tokenizer.convert_tokens_to_ids(token) for token in map(str, tokenizer.all_special_tokens)
+    listed = getattr(tokenizer, "lang_code_to_id", None) or {  # NLLB has its codes among the special tokens
+        token: tokenizer.convert_tokens_to_ids(token)
+        for token in map(str, tokenizer.all_special_tokens)
         if _SCRIPT.fullmatch(token)
     }
     return {code: token for code, token in listed.items() if token is not None and token != tokenizer.unk_token_id}
@@ -49,16 +50,23 @@ def set_languages(tokenizer: Any, source: str, target: str, *, model: str) -> No
     if not known:
         if source or target:
             key, code = next((key, code) for key, code in given.items() if code)
-            raise UserError(f"{key}: the tokenizer of {model} has no languages, so {code!r} means nothing to it. Leave "
-                            "the setting out; columns are chosen with data.source and data.target.")
+            raise UserError(
+                f"{key}: the tokenizer of {model} has no languages, so {code!r} means nothing to it. Leave "
+                "the setting out; columns are chosen with data.source and data.target."
+            )
         return
     if not source and not target and tokenizer.tgt_lang in known and tokenizer.src_lang in known:
         source, target = tokenizer.src_lang, tokenizer.tgt_lang
     if not source or not target:
-        raise UserError(f"{model} is multilingual. Set data.source_language and data.target_language to codes of its "
-                        f"languages: {_few(known)}. If sources and targets have the same language, set it twice.")
-    mistakes = [f"{key}: {model} has no language {code!r}. {_hint(code, known)}" for key, code in
-                (("data.source_language", source), ("data.target_language", target)) if code not in known]
+        raise UserError(
+            f"{model} is multilingual. Set data.source_language and data.target_language to codes of its "
+            f"languages: {_few(known)}. If sources and targets have the same language, set it twice."
+        )
+    mistakes = [
+        f"{key}: {model} has no language {code!r}. {_hint(code, known)}"
+        for key, code in (("data.source_language", source), ("data.target_language", target))
+        if code not in known
+    ]
     if mistakes:
         raise UserError("\n".join(mistakes))
     tokenizer.tgt_lang = target

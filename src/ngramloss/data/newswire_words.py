@@ -905,10 +905,7 @@ APPOINTMENT = Kind(
             "{person investor}, who owns {percent}, was pleased.",
             "With {percent} of the stock, {person investor} has a say.",
         ),
-        (
-            "Plans for a plant in {place plant} are unchanged.",
-            "The new works in {place plant} will open as planned.",
-        ),
+        ("Plans for a plant in {place plant} are unchanged.", "The new works in {place plant} will open as planned."),
     ),
 )
 

@@ -61,8 +61,10 @@ class Parallel(NamedTuple):
         for number, lines in enumerate(zip_longest(*map(_plain_lines, self.columns.values())), 1):
             if None in lines:
                 short = [path.name for path, line in zip(self.columns.values(), lines, strict=True) if line is None]
-                raise UserError(f"{where} do not have the same number of lines: {', '.join(short)} ends after line "
-                                f"{number - 1}. Line n of one file must belong to line n of the others.")
+                raise UserError(
+                    f"{where} do not have the same number of lines: {', '.join(short)} ends after line "
+                    f"{number - 1}. Line n of one file must belong to line n of the others."
+                )
             yield Row(where, number, dict(zip(self.columns, lines, strict=True)))
 
 
@@ -165,8 +167,9 @@ def _saved_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{folder} looks like a saved data set, but its JSON files are damaged: {error}. Save it "
-                        "again.") from None
+        raise UserError(
+            f"{folder} looks like a saved data set, but its JSON files are damaged: {error}. Save it again."
+        ) from None
 
 
 def _folder_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
@@ -186,7 +189,7 @@ def _folder_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
                     parallel.setdefault(SPLIT_ALIASES.get(stem, stem), {})[column] = path
                 continue
             if kind == ".txt" and stem not in ("train", "validation", "test", *SPLIT_ALIASES):
-                continue   # notes, not data
+                continue  # notes, not data
             shard = _SHARD.fullmatch(stem)
             split = shard["split"] if shard else stem
             splits.setdefault(SPLIT_ALIASES.get(split, split), []).append(path)
@@ -225,8 +228,9 @@ def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
             paths = [Path(piece.strip()).expanduser() for piece in file.split("+")]
             columns = {_bare(piece).rpartition(".")[2]: piece for piece in paths}
             if len(columns) < len(paths):
-                raise UserError(f"the files of parallel lines need different endings, which name their columns, got "
-                                f"{file!r}.")
+                raise UserError(
+                    f"the files of parallel lines need different endings, which name their columns, got {file!r}."
+                )
             splits[split] = [Parallel(columns)]
         else:
             splits[split] = [path]
@@ -252,7 +256,7 @@ def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel
         return paths
     shards = [_SHARD.fullmatch(files.parts(path)[0]) for path in paths if not isinstance(path, Parallel)]
     numbers = [(int(shard["index"]), int(shard["of"])) for shard in shards if shard]
-    if len(paths) > 1 and len(numbers) < len(paths):   # a split of several files must be shards
+    if len(paths) > 1 and len(numbers) < len(paths):  # a split of several files must be shards
         raise UserError(f"expected one file for the split {split!r} of {name}, got {[path.name for path in paths]}.")
     if numbers and Path(name).expanduser().is_dir() and numbers != [(index, len(paths)) for index in range(len(paths))]:
         raise MissingFileError(

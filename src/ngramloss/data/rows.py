@@ -90,7 +90,7 @@ def _checked(path: Path, compression: str, kind: str) -> Iterator[Row | BadRow]:
                     raise UserError(f"{path} should contain {kind} text, but it is {what}")
             yield from _READERS[kind](stream, path)
         except (EOFError, zlib.error, OSError, import_module("lzma").LZMAError) as error:
-            if isinstance(error, OSError) and error.errno is not None:   # of the system, not of the content
+            if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the content
                 raise
             raise UserError(
                 f"{path} is truncated or damaged: {error}. Copy or create the file again; no rows were used."
@@ -152,7 +152,7 @@ def _json_line(text: str, path: Path, line: int) -> Row | BadRow:
         return _json_row(json.loads(text.rstrip("\r\n")), path, line)
     except json.JSONDecodeError as error:
         return BadRow(str(path), line, f"malformed JSON: {error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:     # a number or nesting that Python refuses to read
+    except (ValueError, RecursionError) as error:  # a number or nesting that Python refuses to read
         return BadRow(str(path), line, f"malformed JSON: {error}")
 
 
@@ -314,7 +314,7 @@ def _saved(folder: Path) -> Iterator[Row | BadRow]:
     datasets = needed("datasets", f"reading {folder}", "hf")
     try:
         table = datasets.load_from_disk(str(folder))
-    except Exception as error:   # files may be missing or damaged in many ways
+    except Exception as error:  # files may be missing or damaged in many ways
         message = (str(error).strip().splitlines() or [""])[0]
         raise UserError(f"{folder} cannot be read as a saved data set: {message}. Save it again.") from error
     yield from (Row(str(folder), number, values) for number, values in enumerate(table, 1))

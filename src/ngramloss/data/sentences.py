@@ -35,8 +35,40 @@ LONGEST = 20_000
 
 RULES = ("sentencex", "pysbd")
 """The splitters that have rules by language."""
-_SENTENCEX = ("am", "ar", "bg", "bn", "ca", "da", "de", "el", "en", "es", "fi", "fr", "gu", "hi", "hy", "it", "ja",
-              "kk", "kn", "ml", "mr", "my", "nl", "pa", "pl", "pt", "ru", "sk", "ta", "te", "uk", "zh")
+_SENTENCEX = (
+    "am",
+    "ar",
+    "bg",
+    "bn",
+    "ca",
+    "da",
+    "de",
+    "el",
+    "en",
+    "es",
+    "fi",
+    "fr",
+    "gu",
+    "hi",
+    "hy",
+    "it",
+    "ja",
+    "kk",
+    "kn",
+    "ml",
+    "mr",
+    "my",
+    "nl",
+    "pa",
+    "pl",
+    "pt",
+    "ru",
+    "sk",
+    "ta",
+    "te",
+    "uk",
+    "zh",
+)
 """Languages with rules of their own in sentencex, which does not list them; Chinese needs no more than its marks. It
 splits other languages by the rules of a related one, or of English."""
 _NOT_SENTENCEX = ("bo", "km")
@@ -102,7 +134,7 @@ def split_many(
         progress: called from time to time, and at the end, with the number of texts done.
     """
     split = partial(sentences, splitter=splitter, language=language)
-    split("")                                             # a wrong splitter or a missing package fails here, once
+    split("")  # a wrong splitter or a missing package fails here, once
     chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
     by_text: list[list[str]] = []
     for chunk in _split_chunks(chunks, split, _workers(len(texts), splitter, processes)):
@@ -141,7 +173,7 @@ def _split_chunks(
             futures = [pool.submit(_each, split, chunk) for chunk in chunks]
         for future in futures:
             yield future.result()
-    except BaseException:   # Ctrl-C: an orderly shutdown of a pool that is still starting may never end
+    except BaseException:  # Ctrl-C: an orderly shutdown of a pool that is still starting may never end
         for process in list(pool._processes.values()):
             process.kill()
         raise
@@ -152,7 +184,7 @@ def _split_chunks(
 @contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
     """Delay Ctrl-C until the block ends. Processes started in the block inherit the mask and never get it."""
-    if not hasattr(signal, "pthread_sigmask"):   # Windows
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -188,11 +220,15 @@ def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: 
     found = []
     for code, some in by_language.items():
         if not _has_rules(splitter, code):
-            found.append(f"{splitter} has no rules for {name_of(code)}: {len(some):,} of {len(texts):,} texts are "
-                         f"split at line ends and after {ENDINGS} and the like.")
+            found.append(
+                f"{splitter} has no rules for {name_of(code)}: {len(some):,} of {len(texts):,} texts are "
+                f"split at line ends and after {ENDINGS} and the like."
+            )
     if language == AUTO and letters(by_language.get("en", [])).share_not_ascii >= ACCENTED:
-        found.append("sentences are split by the rules of English, and the letters say that some texts are in another "
-                     f"language. Name it, for example {option}=de.")
+        found.append(
+            "sentences are split by the rules of English, and the letters say that some texts are in another "
+            f"language. Name it, for example {option}=de."
+        )
     return found
 
 
@@ -253,7 +289,7 @@ def _pieces(line: str) -> Iterator[str]:
 def _line_by_rules(line: str, segment: Callable[[str], list[str]]) -> list[str]:
     try:
         pieces = [str(piece) for piece in segment(line)]
-    except Exception:     # pysbd builds regular expressions from the text's own characters, so any error may occur
+    except Exception:  # pysbd builds regular expressions from the text's own characters, so any error may occur
         return _by_endings(line)
     return pieces if _same(pieces, line) else _by_endings(line)
 

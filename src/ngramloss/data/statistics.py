@@ -125,8 +125,13 @@ class Statistics:
 
 
 _MEANS = [
-    "source_words", "source_sentences", "target_words", "target_sentences",
-    "novel_bigrams", "novel_bigram_tokens", "novel_bigrams_pooled",
+    "source_words",
+    "source_sentences",
+    "target_words",
+    "target_sentences",
+    "novel_bigrams",
+    "novel_bigram_tokens",
+    "novel_bigrams_pooled",
 ]
 
 
@@ -198,9 +203,7 @@ def measurement(
     skipped: dict[str, list[BadRow]] = {}
     notes: dict[str, list[str]] = {}
     for wanted in splits or split_names(name):
-        loaded = load(
-            name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit, seed=seed
-        )
+        loaded = load(name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit, seed=seed)
         report = _split_progress(progress, loaded.split, 2 * len(loaded.examples))
         by_split[loaded.split] = statistics(
             loaded.examples, rules=rules, language=language, processes=processes, progress=report
@@ -254,7 +257,11 @@ def statistics(
         target_words += words(target, target_tokens)
         novelty.append(_novelty(source_tokens, target_tokens))
     return Statistics(
-        len(examples), source_words, source_sentences, target_words, target_sentences,
+        len(examples),
+        source_words,
+        source_sentences,
+        target_words,
+        target_sentences,
         with_bigrams=sum(bigrams.types > 0 for bigrams in novelty),
         novel_types_shares=fsum(bigrams.novel_types / bigrams.types for bigrams in novelty if bigrams.types),
         novel_tokens_shares=fsum(bigrams.novel_tokens / bigrams.tokens for bigrams in novelty if bigrams.types),

@@ -67,11 +67,11 @@ class Tokens(Dataset[dict[str, Ids]]):
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in NAMES}
-        self._flat = {name: np.asarray(ids) for name, ids in flat.items()}   # parts of a memmap are slow to make
+        self._flat = {name: np.asarray(ids) for name, ids in flat.items()}  # parts of a memmap are slow to make
         self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in self._flat}
 
     def __reduce__(self) -> tuple[type[Tokens], tuple[Path]]:
-        return Tokens, (self.folder,)   # another process reads the files itself
+        return Tokens, (self.folder,)  # another process reads the files itself
 
     def __len__(self) -> int:
         return len(self._ends["labels"])
@@ -96,8 +96,14 @@ class Tokens(Dataset[dict[str, Ids]]):
 
 
 def tokenise(
-    examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *,
-    cache: Path | None = None, progress: Callable[[int], None] | None = None, say: Callable[[str], None] = print,
+    examples: Sequence[Example],
+    fingerprint: str,
+    tokenizer: Any,
+    shape: Shape,
+    *,
+    cache: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+    say: Callable[[str], None] = print,
 ) -> Tokens:
     """Tokenise the examples, or read the tokens from the cache if it has them, undamaged.
 
@@ -116,7 +122,7 @@ def tokenise(
         raise UserError("there are no examples to tokenise, expected at least one.")
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
     if shape.splitter == "sentencex" and shape.separator != "none":
-        what.append(installed("sentencex"))   # its rules change from version to version
+        what.append(installed("sentencex"))  # its rules change from version to version
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
     return Tokens(_PartWriter(examples, tokenizer, shape, progress).cached(folder, what="token cache", say=say))
 
@@ -145,8 +151,15 @@ class PartWriter:
 
     def cached(self, folder: Path, *, what: str, say: Callable[[str], None]) -> Path:
         """The folder with the arrays of all parts, written unless it is there, undamaged."""
-        return cached_in_parts(folder, list(self.parts), self.fill, partial(join_parts, self.names),
-                               made=self._count_if_found, what=what, say=say)
+        return cached_in_parts(
+            folder,
+            list(self.parts),
+            self.fill,
+            partial(join_parts, self.names),
+            made=self._count_if_found,
+            what=what,
+            say=say,
+        )
 
     def fill(self, part: str, folder: Path) -> None:
         """Write the arrays of a part into a folder."""
@@ -180,7 +193,7 @@ class _PartWriter(PartWriter):
     def fill(self, part: str, folder: Path) -> None:
         """Tokenise a part and write it into a folder."""
         separator = separator_id(self.tokenizer, self.shape.separator)
-        pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}   # arrays: lists would need ten times the memory
+        pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}  # arrays: lists would need ten times the memory
         lengths: dict[str, list[int]] = {name: [] for name in NAMES}
         for chunk in self.chunks(part):
             texts = [example.source for example in chunk]
@@ -269,7 +282,7 @@ def separator_id(tokenizer: Any, separator: str) -> int | None:
         return None
     token = tokenizer.sep_token or tokenizer.eos_token if separator == "auto" else separator
     if token is None:
-        raise UserError("this tokenizer has no separator. Set data.separator to a token, or to \"none\".")
+        raise UserError('this tokenizer has no separator. Set data.separator to a token, or to "none".')
     token_id = tokenizer.convert_tokens_to_ids(token)
     if token_id is None or (token_id == tokenizer.unk_token_id and token != tokenizer.unk_token):
         raise UserError(f"the tokenizer has no token {token!r}. Set data.separator to a token of its vocabulary.")
@@ -280,8 +293,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     """A hash of how a tokenizer encodes text, independent of earlier calls."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
-    rules |= {"truncation": None, "padding": None}   # these depend on the last call
-    if hasattr(tokenizer, "sp_model"):   # splits the text before the vocabulary is consulted, as in M2M100
+    rules |= {"truncation": None, "padding": None}  # these depend on the last call
+    if hasattr(tokenizer, "sp_model"):  # splits the text before the vocabulary is consulted, as in M2M100
         rules["pieces"] = hashlib.sha256(tokenizer.sp_model.serialized_model_proto()).hexdigest()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     languages = [str(getattr(tokenizer, name, "")) for name in ("src_lang", "tgt_lang")]
@@ -295,5 +308,7 @@ def _frame(tokenizer: Any, argument: str = "text") -> tuple[list[int], list[int]
     for start in range(len(framed) - len(bare) + 1):
         if bare and framed[start : start + len(bare)] == bare:
             return framed[:start], framed[start + len(bare) :]
-    raise UserError(f"{type(tokenizer).__name__} encodes a text differently with special tokens than without. "
-                    "Such tokenizers are not supported.")
+    raise UserError(
+        f"{type(tokenizer).__name__} encodes a text differently with special tokens than without. "
+        "Such tokenizers are not supported."
+    )

@@ -35,8 +35,9 @@ def bare_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The ids of texts by the tokenizer itself, without special tokens."""
     if not texts:
         return []
-    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False, return_attention_mask=False,
-                                     return_token_type_ids=False)["input_ids"]
+    ids: list[list[int]] = tokenizer(
+        list(texts), add_special_tokens=False, verbose=False, return_attention_mask=False, return_token_type_ids=False
+    )["input_ids"]
     return ids
 
 
@@ -92,14 +93,21 @@ def _encodes_words(tokenizer: Any) -> bool:
     """Whether a tokenizer is a byte-level BPE without a normaliser, called as the library's base class calls it."""
     from transformers import PreTrainedTokenizerFast
 
-    own = [getattr(type(tokenizer), name, None) is not getattr(PreTrainedTokenizerFast, name)
-           for name in ("__call__", "_encode_plus")]
+    own = [
+        getattr(type(tokenizer), name, None) is not getattr(PreTrainedTokenizerFast, name)
+        for name in ("__call__", "_encode_plus")
+    ]
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(own):
         return False
     rules = _rules(tokenizer)
     pre, model = rules["pre_tokenizer"] or {}, rules["model"]
-    return (rules["normalizer"] is None and pre.get("type") == "ByteLevel" and bool(pre.get("use_regex"))
-            and model["type"] == "BPE" and not model["dropout"])
+    return (
+        rules["normalizer"] is None
+        and pre.get("type") == "ByteLevel"
+        and bool(pre.get("use_regex"))
+        and model["type"] == "BPE"
+        and not model["dropout"]
+    )
 
 
 def _rules(tokenizer: Any) -> dict[str, Any]:
@@ -114,5 +122,7 @@ def _word_pattern() -> re.Pattern[str]:
         "".join(re.escape(sign) for sign in _KNOWN if unicodedata.category(sign).startswith(kind)) for kind in "LN"
     )
     space = "".join(re.escape(sign) for sign in _KNOWN if sign.isspace())
-    return re.compile(rf"'s|'t|'re|'ve|'m|'ll|'d| ?[{letter}]+| ?[{number}]+| ?[^{space}{letter}{number}]+"
-                      rf"|[{space}]+(?![^{space}])|[{space}]+")
+    return re.compile(
+        rf"'s|'t|'re|'ve|'m|'ll|'d| ?[{letter}]+| ?[{number}]+| ?[^{space}{letter}{number}]+"
+        rf"|[{space}]+(?![^{space}])|[{space}]+"
+    )

@@ -64,14 +64,17 @@ def _bytes(model: Any, search: Search) -> tuple[int, int]:
     V = model.get_output_embeddings().weight.shape[0]
     layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None) or 12
     size = model.dtype.itemsize
-    cached = 2 * layers * width * size * rows   # keys and values of one position; there are two while beams are sorted
+    cached = 2 * layers * width * size * rows  # keys and values of one position; there are two while beams are sorted
     encoder = 16 * width * size
     return 2 * cached + encoder, 2 * cached * search.max_length + 8 * 4 * V * rows
 
 
 def batches(
-    documents: Sequence[Document], ids: Callable[[Sequence[Document]], list[list[int]]],
-    write: Callable[[Sequence[Document], Sequence[Sequence[int]]], list[Text]], budget: Budget, *,
+    documents: Sequence[Document],
+    ids: Callable[[Sequence[Document]], list[list[int]]],
+    write: Callable[[Sequence[Document], Sequence[Sequence[int]]], list[Text]],
+    budget: Budget,
+    *,
     say: Callable[[str], None],
 ) -> Iterator[tuple[list[Document], list[Text]]]:
     """Write the texts of all documents, batch by batch. A batch for which the memory is too small is halved.

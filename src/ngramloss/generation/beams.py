@@ -195,7 +195,7 @@ class Beams:
         made = cls(
             ids, scores, ids.clone(), scores.clone(), torch.empty_like(scores, dtype=torch.bool),
             torch.empty(sources, 1, dtype=torch.bool, device=device), torch.empty((), dtype=torch.long, device=device),
-        )  # fmt: skip
+        )
         made.restart(search)
         return made
 

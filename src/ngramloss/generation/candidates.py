@@ -169,8 +169,14 @@ def candidates_in(run: RunFolder) -> Output:
 
 
 def write_candidates(
-    work: Job, making: Making, gains: Gains, folder: Path, *, progress: Progress | None = None,
-    scoring: Progress | None = None, say: Callable[[str], None] = lambda _: None,
+    work: Job,
+    making: Making,
+    gains: Gains,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    scoring: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Summary | None:
     """Write candidates and their settings into a folder, or continue a stopped job.
 
@@ -196,7 +202,11 @@ def write_candidates(
 
 
 def _write(
-    work: Job, making: Making, gains: Gains, output: Output, bars: tuple[Progress | None, Progress | None],
+    work: Job,
+    making: Making,
+    gains: Gains,
+    output: Output,
+    bars: tuple[Progress | None, Progress | None],
     say: Callable[[str], None],
 ) -> None:
     split = read_split(work, held_out=("train", "validation"))
@@ -210,11 +220,20 @@ def _write(
     engine = _engine(work, making, model, search, output, say)
     sampler = _sampler(making, model, search, work.engine if engine.name != GROUPED else GROUPED, say)
     settings = {
-        **ready.settings, "generation": search_facts(model, search), "engine": engine.facts,
-        "candidates": {"how": making.how, "count": making.count, "temperature": making.temperature,
-                       "top_p": making.top_p, "seed": making.seed, "samples": sampler(0).facts},
-        "metric": dict(gains.settings), **facts_of(work, split),
-    }  # fmt: skip
+        **ready.settings,
+        "generation": search_facts(model, search),
+        "engine": engine.facts,
+        "candidates": {
+            "how": making.how,
+            "count": making.count,
+            "temperature": making.temperature,
+            "top_p": making.top_p,
+            "seed": making.seed,
+            "samples": sampler(0).facts,
+        },
+        "metric": dict(gains.settings),
+        **facts_of(work, split),
+    }
     settings["versions"] = versions(settings) | dict(gains.versions)
     if shares.was_begun(output, settings) and output.whole.exists():
         return
@@ -240,17 +259,23 @@ def _write(
     if shares.rank() == 0:
         rows = shares.collected(output, [example.id for example in examples])
         scores = gains.compute(examples, [row["candidates"] for row in rows], bars[1])
-        shares.finish(output, [{"id": row["id"], "candidates": row["candidates"], "gains": values,
-                                "tokens": row["tokens"]} for row, values in zip(rows, scores, strict=True)])
+        shares.finish(
+            output,
+            [
+                {"id": row["id"], "candidates": row["candidates"], "gains": values, "tokens": row["tokens"]}
+                for row, values in zip(rows, scores, strict=True)
+            ],
+        )
 
 
 def _search(model: Any, making: Making) -> Search:
     """Put the settings of the search into the model's ``generation_config``, and return them."""
     config = model.generation_config
     beams = {"beams": making.beams or max(making.count, config.num_beams or 1), "sample": config.num_beams or 1}.get(
-        making.how, making.beams)
+        making.how, making.beams
+    )
     texts = {"beams": making.count, "sample": 1}.get(making.how, beams)
-    if beams > 1 and (config.num_beams or 1) == 1:   # greedy search has no early stopping of its own
+    if beams > 1 and (config.num_beams or 1) == 1:  # greedy search has no early stopping of its own
         config.update(early_stopping=True)
     config.update(do_sample=False, num_beams=beams, num_return_sequences=texts)
     search = search_of(model)
@@ -269,13 +294,23 @@ def _sampler(
     making: Making, model: Any, search: Search, name: str, say: Callable[[str], None]
 ) -> Callable[[int], engines.Loaded]:
     """The number of a round → the engine that draws samples in it, with random numbers of its own."""
-    sampling = replace(search, sample=True, num_beams=1, groups=1, diversity=0.0, early_stopping=False,
-                       texts=making.count, temperature=making.temperature, top_p=making.top_p, top_k=0)
+    sampling = replace(
+        search,
+        sample=True,
+        num_beams=1,
+        groups=1,
+        diversity=0.0,
+        early_stopping=False,
+        texts=making.count,
+        temperature=making.temperature,
+        top_p=making.top_p,
+        top_k=0,
+    )
 
-    @lru_cache(maxsize=2)   # an engine may hold caches and graphs; later rounds are rare
+    @lru_cache(maxsize=2)  # an engine may hold caches and graphs; later rounds are rare
     def of_round(number: int) -> engines.Loaded:
         seed = making.seed if not number else _seed(making.seed, number)
-        is_silent = number or making.searched == making.count   # nobody asked for samples
+        is_silent = number or making.searched == making.count  # nobody asked for samples
         tell = (lambda _: None) if is_silent else (lambda sentence: say(f"samples: {sentence}"))
         return engines.load(name, model, replace(sampling, seed=seed), say=tell)
 
@@ -314,8 +349,13 @@ def summary(path: Path, count: int) -> Summary:
         return sum(values) / len(values)
 
     return Summary(
-        len(rows), mean([len(values) for values in gains]), mean([max(values) for values in gains]),
-        mean([mean(values) for values in gains]), mean([min(values) for values in gains]),
-        mean([values[0] for values in gains]), sum(len(set(values)) == 1 for values in gains if len(values) > 1),
-        len(lacks), sum(lacks),
-    )  # fmt: skip
+        len(rows),
+        mean([len(values) for values in gains]),
+        mean([max(values) for values in gains]),
+        mean([mean(values) for values in gains]),
+        mean([min(values) for values in gains]),
+        mean([values[0] for values in gains]),
+        sum(len(set(values)) == 1 for values in gains if len(values) > 1),
+        len(lacks),
+        sum(lacks),
+    )

@@ -125,9 +125,17 @@ class Job(NamedTuple):
 
 
 def job(
-    model: str, *, data: str | None = None, split: str = "test", preset: str | None = None,
-    overrides: Sequence[str] = (), limit: int = 0, batch_size: int = 0, trust_remote_code: bool = False,
-    sampling: Sampling = Sampling(), verb: str = "generate",   # noqa: B008
+    model: str,
+    *,
+    data: str | None = None,
+    split: str = "test",
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    limit: int = 0,
+    batch_size: int = 0,
+    trust_remote_code: bool = False,
+    sampling: Sampling = Sampling(),  # noqa: B008
+    verb: str = "generate",
 ) -> Job:
     """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings."""
     check_sampling(sampling)
@@ -135,35 +143,51 @@ def job(
     own: Recipe | None = None
     if run.recipe.is_file():
         if not run.finished:
-            raise MissingFileError(f"{model} has no {run.model.name}/: its training is not finished, or the model was "
-                                   "deleted. The same ngramloss train command continues from its last checkpoint.")
+            raise MissingFileError(
+                f"{model} has no {run.model.name}/: its training is not finished, or the model was "
+                "deleted. The same ngramloss train command continues from its last checkpoint."
+            )
         own = recipe.load(str(run.recipe), objective=False)
     for setting in overrides:
         if not setting.startswith(("generation.", "data.", "task=")):
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
     if data is None and own is None and preset is None:
         raise UserError("choose the documents with --data, or a --preset.")
-    if own is None:   # a model that was trained elsewhere does not expect separators before sentences
+    if own is None:  # a model that was trained elsewhere does not expect separators before sentences
         task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
         base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])
     else:
         base = own
     if preset is not None:
-        theirs = dataclasses.replace(recipe.load(preset).generation, engine=base.generation.engine,
-                                     precision=base.generation.precision)
+        theirs = dataclasses.replace(
+            recipe.load(preset).generation, engine=base.generation.engine, precision=base.generation.precision
+        )
         base = dataclasses.replace(base, generation=theirs)
-    if data is not None:   # columns and a held-out part are of the run's own data
+    if data is not None:  # columns and a held-out part are of the run's own data
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
-    baseline_writer(model, chosen.name, split)   # raises if the baseline does not work on these data
+    baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
     keys = [setting.partition("=")[0].strip() for setting in overrides]
     only_how = ("generation.engine", "generation.precision")
     searched = preset is not None or any(key.startswith("generation.") and key not in only_how for key in keys)
     loading = model_of_run(run.path, own.model) if own else Model(name=model)
     search = settings.generation if searched else None
-    return Job(model, loading, chosen, split, search, preset, limit, batch_size, trust_remote_code, settings.task,
-               settings.generation.engine, sampling, settings.generation.precision)
+    return Job(
+        model,
+        loading,
+        chosen,
+        split,
+        search,
+        preset,
+        limit,
+        batch_size,
+        trust_remote_code,
+        settings.task,
+        settings.generation.engine,
+        sampling,
+        settings.generation.precision,
+    )
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -185,7 +209,10 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def write_predictions(
-    work: Job, folder: Path, *, progress: Callable[[int, int], None] | None = None,
+    work: Job,
+    folder: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write predictions, references and the settings of the job into a folder, or continue a stopped job.
@@ -214,7 +241,10 @@ def read_split(work: Job, *, held_out: Sequence[str] = ("validation",)) -> Split
         held_out: the splits that mind ``data.validation_fraction``.
     """
     return load(
-        work.data.name, work.split, **columns_of(work.data, work.task), on_bad_row=work.data.on_bad_row,
+        work.data.name,
+        work.split,
+        **columns_of(work.data, work.task),
+        on_bad_row=work.data.on_bad_row,
         limit=work.limit,
         validation_fraction=work.data.validation_fraction if work.split in held_out else 0.0,
     )
@@ -225,9 +255,7 @@ def predictions_in(run: RunFolder) -> Output:
     return Output(run, "predictions", "prediction", run.predictions, run.generation)
 
 
-def _write_share(
-    work: Job, run: RunFolder, progress: Progress | None, say: Callable[[str], None]
-) -> Path:
+def _write_share(work: Job, run: RunFolder, progress: Progress | None, say: Callable[[str], None]) -> Path:
     """Write this process's share. The first process also writes the common files and merges the shares."""
     split, output = read_split(work), predictions_in(run)
     examples = split.examples
@@ -244,10 +272,12 @@ def _write_share(
         run.tidy()
     if shares.rank() == 0:
         if not begun:
-            run.seen.unlink(missing_ok=True)   # of other predictions
+            run.seen.unlink(missing_ok=True)  # of other predictions
         write_whole(run.generation, json.dumps(settings, indent=1))
-        rows = ({"id": example.id, "reference": list(example.references) or example.target, "document": example.source}
-                for example in examples)
+        rows = (
+            {"id": example.id, "reference": list(example.references) or example.target, "document": example.source}
+            for example in examples
+        )
         write_whole(run.references, "".join(map(shares.line, rows)))
     shares.write_share(output, examples, writer.ids, writer.write, _row, writer.budget, progress=progress, say=say)
     if shares.rank() == 0:
@@ -261,9 +291,14 @@ def _write_share(
 
 def facts_of(work: Job, split: Split) -> dict[str, Any]:
     """What is saved of a job's data."""
-    facts = {"data": work.data.name, "split": work.split, "fingerprint": split.fingerprint,
-             "documents": len(split.examples), "preset": work.preset}
-    if work.task != TASKS[0]:   # not otherwise: predictions of earlier versions do not say it
+    facts = {
+        "data": work.data.name,
+        "split": work.split,
+        "fingerprint": split.fingerprint,
+        "documents": len(split.examples),
+        "preset": work.preset,
+    }
+    if work.task != TASKS[0]:  # not otherwise: predictions of earlier versions do not say it
         facts["task"] = work.task
     return facts
 
@@ -277,11 +312,16 @@ def _writer(work: Job, output: Output, say: Callable[[str], None]) -> Writer:
     ready = prepare(work, say)
     model, sampling = ready.model, work.sampling
     if sampling.rerank and model.config.model_type in NOT_CAUSAL:
-        raise UserError(f"--rerank cannot order texts of {type(model).__name__}, which gives a text another "
-                        "probability if padding follows it. Leave it out.")
+        raise UserError(
+            f"--rerank cannot order texts of {type(model).__name__}, which gives a text another "
+            "probability if padding follows it. Leave it out."
+        )
     _set_search(model, work)
-    search = dataclasses.replace(search_of(model, seed=sampling.seed if sampling.sample else None),
-                                 groups=sampling.groups, diversity=sampling.diversity)
+    search = dataclasses.replace(
+        search_of(model, seed=sampling.seed if sampling.sample else None),
+        groups=sampling.groups,
+        diversity=sampling.diversity,
+    )
     if sampling.groups > 1:
         engine = grouped_engine(model, search, WITHOUT_GROUPS, say=say)
     else:
@@ -302,12 +342,19 @@ def _writer(work: Job, output: Output, say: Callable[[str], None]) -> Writer:
         longest = work.data.max_target
         return forced_predictions(model, ready.tokenizer, ready.ids(examples), references, max_target=longest)
 
-    return Writer(write, ready.ids, look if ready.own else None, {
-        **ready.settings, "generation": search_facts(model, search) | ({"rerank": sampling.rerank} if sampling.rerank
-                                                                       else {}),
-        "engine": engine.facts, "sentence_a_line": by_line,
-        **({"seed": sampling.seed} if sampling.sample else {}),
-    }, budget_for(model, search, work.batch_size))  # fmt: skip
+    return Writer(
+        write,
+        ready.ids,
+        look if ready.own else None,
+        {
+            **ready.settings,
+            "generation": search_facts(model, search) | ({"rerank": sampling.rerank} if sampling.rerank else {}),
+            "engine": engine.facts,
+            "sentence_a_line": by_line,
+            **({"seed": sampling.seed} if sampling.sample else {}),
+        },
+        budget_for(model, search, work.batch_size),
+    )
 
 
 class Prepared(NamedTuple):
@@ -332,9 +379,14 @@ def prepare(work: Job, say: Callable[[str], None]) -> Prepared:
     """Load the model of a job."""
     own = Path(work.loading.name).is_dir() and work.loading.name != work.model
     model, tokenizer = load_model(
-        work.loading, work.data, trained_here=own, device=_device(), trust_remote_code=work.trust_remote_code, say=say,
+        work.loading,
+        work.data,
+        trained_here=own,
+        device=_device(),
+        trust_remote_code=work.trust_remote_code,
+        say=say,
         precision=work.precision,
-    )  # fmt: skip
+    )
     shape = Shape.of(work.data)
     separator = separator_id(tokenizer, work.data.separator)
 
@@ -343,11 +395,18 @@ def prepare(work: Job, say: Callable[[str], None]) -> Prepared:
 
     weights = weight_files(Path(work.loading.name))
     commit = getattr(model.config, "_commit_hash", None)
-    return Prepared(model, tokenizer, ids, own, {
-        "model": work.model, "weights": fingerprint(weights) if weights else commit,
-        "shape": dataclasses.asdict(shape),
-        **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
-    })  # fmt: skip
+    return Prepared(
+        model,
+        tokenizer,
+        ids,
+        own,
+        {
+            "model": work.model,
+            "weights": fingerprint(weights) if weights else commit,
+            "shape": dataclasses.asdict(shape),
+            **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
+        },
+    )
 
 
 def written(tokenizer: Any, hypotheses: Sequence[Sequence[Sequence[int]]]) -> list[list[Written]]:
@@ -375,18 +434,20 @@ def check_groups(work: Job, instead: str) -> None:
         raise UserError(f"groups of beams need the engine {GROUPED}, not {work.engine}. Leave --engine out. {instead}")
     try:
         kind = read_object(Path(work.loading.name) / "config.json").get("model_type")
-    except (OSError, UserError):   # a model of the hub; a damaged file is reported when it is loaded
+    except (OSError, UserError):  # a model of the hub; a damaged file is reported when it is loaded
         return
     if kind not in DECODERS:
-        raise UserError(f"groups of beams need the engine {GROUPED}, which serves {', '.join(DECODERS)}, not {kind}. "
-                        f"{instead}")
+        raise UserError(
+            f"groups of beams need the engine {GROUPED}, which serves {', '.join(DECODERS)}, not {kind}. {instead}"
+        )
 
 
 def grouped_engine(model: Any, search: Search, instead: str, *, say: Callable[[str], None]) -> engines.Loaded:
     """The engine that has groups of beams. Raises if it cannot search with this model and these settings."""
     if reasons := list(engines.ENGINES[GROUPED].function("unsupported")(model, search)):
-        raise UserError(f"groups of beams need the engine {GROUPED}, which cannot be used: {'; '.join(reasons)}. "
-                        f"{instead}")
+        raise UserError(
+            f"groups of beams need the engine {GROUPED}, which cannot be used: {'; '.join(reasons)}. {instead}"
+        )
     return engines.load(GROUPED, model, search, say=say)
 
 
@@ -400,8 +461,9 @@ def _by_probability(
 
     ordered = []
     for rows, sums in zip(hypotheses, logp, strict=True):
-        scores = [value / float(max(len(row) - 1, 1)) ** search.length_penalty
-                  for row, value in zip(rows, sums, strict=True)]
+        scores = [
+            value / float(max(len(row) - 1, 1)) ** search.length_penalty for row, value in zip(rows, sums, strict=True)
+        ]
         ordered.append([rows[number] for number in sorted(range(len(rows)), key=lambda number: -scores[number])])
     return ordered
 
@@ -411,9 +473,13 @@ def _baseline(work: Job, write: Callable[[Sequence[Example]], list[str]]) -> Wri
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
     named = {} if work.data.language == AUTO else {"language": work.data.language}
     splits = {"sentences": "pysbd", **named} if work.model.startswith("lead-") else {}
-    return Writer(lambda examples, _: [[Written(text, 0)] for text in write(examples)],
-                  lambda examples: [[] for _ in examples], None, {"model": work.model, **splits},
-                  Budget(documents=work.batch_size))
+    return Writer(
+        lambda examples, _: [[Written(text, 0)] for text in write(examples)],
+        lambda examples: [[] for _ in examples],
+        None,
+        {"model": work.model, **splits},
+        Budget(documents=work.batch_size),
+    )
 
 
 def set_generation(model: Any, work: Job) -> None:
@@ -429,20 +495,32 @@ def _set_search(model: Any, work: Job) -> None:
     set_generation(model, work)
     sampling, config = work.sampling, model.generation_config
     if sampling.sample:
-        config.update(do_sample=True, temperature=sampling.temperature, top_p=sampling.top_p, top_k=0, num_beams=1,
-                      early_stopping=False)
+        config.update(
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=0,
+            num_beams=1,
+            early_stopping=False,
+        )
     beams = config.num_beams or 1
     if beams % sampling.groups:
-        raise UserError(f"--groups {sampling.groups} needs a multiple of as many beams, but the search has {beams}. "
-                        f"Use --set generation.num_beams={sampling.groups}.")
+        raise UserError(
+            f"--groups {sampling.groups} needs a multiple of as many beams, but the search has {beams}. "
+            f"Use --set generation.num_beams={sampling.groups}."
+        )
     texts = sampling.texts or beams
     if sampling.rerank and texts == 1:
-        raise UserError("--rerank orders several texts of a document, but the search has 1 beam. Use --set "
-                        "generation.num_beams=4, or --sample --num-return 4.")
+        raise UserError(
+            "--rerank orders several texts of a document, but the search has 1 beam. Use --set "
+            "generation.num_beams=4, or --sample --num-return 4."
+        )
     if texts > 1:
         if not sampling.sample and texts > beams:
-            raise UserError(f"--num-return {texts} needs as many beams, but the search has {beams}. Use --set "
-                            f"generation.num_beams={texts}, or --sample.")
+            raise UserError(
+                f"--num-return {texts} needs as many beams, but the search has {beams}. Use --set "
+                f"generation.num_beams={texts}, or --sample."
+            )
         config.update(num_return_sequences=texts)
 
 
@@ -466,7 +544,7 @@ def _device() -> str | None:
 
 def _row(key: str, written: Sequence[Written]) -> dict[str, Any]:
     best = written[0]
-    tokens = {"tokens": best.tokens} if best.tokens else {}   # baselines have no tokens
+    tokens = {"tokens": best.tokens} if best.tokens else {}  # baselines have no tokens
     candidates = {"candidates": [text for text, _ in written]} if len(written) > 1 else {}
     return {"id": key, "prediction": best.text, **tokens, **candidates}
 

@@ -30,8 +30,14 @@ class Written(NamedTuple):
 
 
 def load_model(
-    settings: Model, data: Data, *, trained_here: bool, device: str | None = None, trust_remote_code: bool = False,
-    say: Callable[[str], None] = lambda _: None, precision: str = "fp32",
+    settings: Model,
+    data: Data,
+    *,
+    trained_here: bool,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    precision: str = "fp32",
 ) -> tuple[Any, Any]:
     """Load a trained model onto its device, and its tokenizer, both set to the languages of the data.
 
@@ -60,8 +66,13 @@ def model_of_run(folder: Path, settings: Model) -> Model:
 
 
 def of_run(
-    folder: Path, texts: Sequence[str], *, device: str | None = None, batch_size: int = 32,
-    progress: Callable[[int], None] | None = None, trust_remote_code: bool = False,
+    folder: Path,
+    texts: Sequence[str],
+    *,
+    device: str | None = None,
+    batch_size: int = 32,
+    progress: Callable[[int], None] | None = None,
+    trust_remote_code: bool = False,
 ) -> list[str]:
     """Generate a summary of each text with a finished run's model. Texts are prepared like its training data."""
     run = RunFolder(folder)
@@ -70,16 +81,19 @@ def of_run(
     settings = recipe.load(str(run.recipe), objective=False)
     data = settings.data
     loading = model_of_run(folder, settings.model)
-    model, tokenizer = load_model(
-        loading, data, trained_here=True, device=device, trust_remote_code=trust_remote_code
-    )  # fmt: skip
+    model, tokenizer = load_model(loading, data, trained_here=True, device=device, trust_remote_code=trust_remote_code)
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
     return [summary.text for summary in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
 
 
 def summaries(
-    model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], *,
-    batch_size: int = 32, progress: Callable[[int], None] | None = None, write: Write | None = None,
+    model: Any,
+    tokenizer: Any,
+    sources: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 32,
+    progress: Callable[[int], None] | None = None,
+    write: Write | None = None,
 ) -> list[Written]:
     """Generate a summary of each source, in order. Sources of similar length are batched together.
 
@@ -107,7 +121,7 @@ def summaries(
 
 def decoded(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
     """The texts of rows of ids, without special tokens and codes of languages."""
-    languages = set(codes(tokenizer).values())   # to M2M100 these are not special tokens
+    languages = set(codes(tokenizer).values())  # to M2M100 these are not special tokens
     bare = [[token for token in row if token not in languages] for row in rows]
     return [text.strip() for text in tokenizer.batch_decode(bare, skip_special_tokens=True)]
 

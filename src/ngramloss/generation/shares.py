@@ -69,8 +69,9 @@ def processes() -> int:
 def claimed(folder: Path) -> Iterator[RunFolder]:
     """Create the folder of a job if it does not exist, and lock it. If nothing was written, it is deleted again."""
     if RunFolder(folder.parent).recipe.exists() and folder.name in NAMES:
-        raise UserError(f"{folder} is a part of the run {folder.parent} and would be deleted with it. Choose another "
-                        "--out.")
+        raise UserError(
+            f"{folder} is a part of the run {folder.parent} and would be deleted with it. Choose another --out."
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, but --out needs a folder. It is created if it does not exist.")
     run = RunFolder(folder)
@@ -80,7 +81,7 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
         with heartbeat.heartbeat(run.beat(rank())) if rank() else run.lock(option="--out"):
             yield run
     except BaseException:
-        if created and not any(folder.iterdir()):   # the error occurred before anything was written
+        if created and not any(folder.iterdir()):  # the error occurred before anything was written
             folder.rmdir()
         raise
 
@@ -90,7 +91,7 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
     if not output.exists:
         return False
     if not output.about.exists() and not output.whole.exists():
-        return False   # another process started before the first one, which writes the settings
+        return False  # another process started before the first one, which writes the settings
     try:
         before = read_object(output.about)
     except (OSError, UserError):
@@ -98,16 +99,24 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
     if "generation" in before:
         before["engine"] = engines.engine_of(before)
     if "model" not in before:
-        raise UserError(f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
-                        "Choose another --out, or delete them.")
+        raise UserError(
+            f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
+            "Choose another --out, or delete them."
+        )
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model"} if same_weights else {"versions"}
-    changes = [change for key in settings if key not in left_out
-               for change in _differences(key, before.get(key), settings[key])]
+    changes = [
+        change
+        for key in settings
+        if key not in left_out
+        for change in _differences(key, before.get(key), settings[key])
+    ]
     if changes:
-        raise UserError(f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). Choose "
-                        "another --out, or delete them.")
+        raise UserError(
+            f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). Choose "
+            "another --out, or delete them."
+        )
     return True
 
 
@@ -127,7 +136,7 @@ def engine_that_began(output: Output, name: str, say: Callable[[str], None]) -> 
         return name
     try:
         before = read_object(output.about)
-    except UserError:   # is reported when the settings are compared
+    except UserError:  # is reported when the settings are compared
         return name
     began = engines.engine_of(before)["name"]
     if began in engines.ENGINES:
@@ -137,9 +146,14 @@ def engine_that_began(output: Output, name: str, say: Callable[[str], None]) -> 
 
 
 def write_share(
-    output: Output, examples: Sequence[Example], ids: Callable[[Sequence[Example]], list[list[int]]],
+    output: Output,
+    examples: Sequence[Example],
+    ids: Callable[[Sequence[Example]], list[list[int]]],
     write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[Text]],
-    row: Callable[[str, Text], Mapping[str, Any]], budget: Budget, *, progress: Progress | None,
+    row: Callable[[str, Text], Mapping[str, Any]],
+    budget: Budget,
+    *,
+    progress: Progress | None,
     say: Callable[[str], None],
 ) -> None:
     """Write the rows of this process that are not done yet, batch by batch.
@@ -156,10 +170,10 @@ def write_share(
         say: shows a message to the user.
     """
     share = output.share
-    write_whole(share, "".join(map(line, whole_rows(share))))   # removes a line that a kill truncated
+    write_whole(share, "".join(map(line, whole_rows(share))))  # removes a line that a kill truncated
     done = done_rows(output)
     mine = [example for example in examples[rank() :: processes()] if example.id not in done]
-    mine.sort(key=lambda example: len(example.source), reverse=True)   # similar lengths together, longest first
+    mine.sort(key=lambda example: len(example.source), reverse=True)  # similar lengths together, longest first
     if progress is not None and mine:
         progress(0, len(mine))
     with appended(share) as file:
@@ -185,14 +199,14 @@ def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:
             break
         left = Counter(index % count for index, key in enumerate(ids) if key not in done)
         dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
-        if dead and len(done_rows(output)) < len(ids):   # not done since they were counted
+        if dead and len(done_rows(output)) < len(ids):  # not done since they were counted
             missing = sum(left[rank] for rank in dead)
             raise TimeoutError(
                 f"process {', '.join(map(str, dead))} of 0 to {count - 1} gave no sign of life for "
                 f"{heartbeat.SILENCE:g} seconds and has {missing} documents left: it ended, or was never started. Run "
                 "the same command again with all processes; documents that are done are kept."
             )
-        time.sleep(max(0.5, 5 * (time.monotonic() - began)))   # large files take long to read
+        time.sleep(max(0.5, 5 * (time.monotonic() - began)))  # large files take long to read
     return [done[key] for key in ids]
 
 

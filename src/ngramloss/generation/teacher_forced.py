@@ -19,8 +19,13 @@ MOST_LOGITS = 2**28
 
 @torch.inference_mode()
 def forced_predictions(
-    model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], references: Sequence[str], *,
-    max_target: int, batch_size: int = 16,
+    model: Any,
+    tokenizer: Any,
+    sources: Sequence[Sequence[int]],
+    references: Sequence[str],
+    *,
+    max_target: int,
+    batch_size: int = 16,
 ) -> Iterator[dict[str, list[Any]]]:
     """Run the model on each reference (teacher forcing), and return its tokens, the best tokens and probabilities.
 
@@ -41,12 +46,13 @@ def forced_predictions(
     rows = [{"input_ids": list(source), "labels": target} for source, target in zip(sources, targets, strict=True)]
     for start in range(0, len(rows), batch_size):
         batch = {name: tensor.to(model.device) for name, tensor in padder(rows[start : start + batch_size]).items()}
-        labels = batch.pop("labels")                                     # [B, T]
+        labels = batch.pop("labels")  # [B, T]
         stats = token_stats(model(**batch, use_cache=False).logits, labels)
         for index, row in enumerate(labels):
-            real = row != IGNORE_INDEX                                   # [T]
+            real = row != IGNORE_INDEX  # [T]
             yield {
-                "tokens": _pieces(tokenizer, row[real]), "best": _pieces(tokenizer, stats.best_token[index][real]),
+                "tokens": _pieces(tokenizer, row[real]),
+                "best": _pieces(tokenizer, stats.best_token[index][real]),
                 "confidence": _probabilities(stats.best_logp[index][real]),
                 "label_probability": _probabilities(stats.label_logp[index][real]),
             }
@@ -67,22 +73,24 @@ def text_logp(
         pad: the id that fills batches up.
     """
     model.eval()
-    ids, mask = (each.to(model.device) for each in _tensors(sources, pad))   # [B, S] each
-    hidden = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True).last_hidden_state   # [B, S, D]
+    ids, mask = (each.to(model.device) for each in _tensors(sources, pad))  # [B, S] each
+    hidden = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True).last_hidden_state  # [B, S, D]
     flat = [(owner, row) for owner, rows in enumerate(texts) for row in rows]
     vocabulary = model.get_output_embeddings().weight.shape[0]
     count = max(1, MOST_LOGITS // (vocabulary * max(len(row) for _, row in flat)))
     found: list[float] = []
     for start in range(0, len(flat), count):
         rows = flat[start : start + count]
-        owners = torch.tensor([owner for owner, _ in rows], device=model.device)     # [N]
-        inputs = _tensors([row[:-1] for _, row in rows], pad)[0].to(model.device)    # [N, T]
-        labels = _tensors([row[1:] for _, row in rows], IGNORE_INDEX)[0].to(model.device)    # [N, T]
+        owners = torch.tensor([owner for owner, _ in rows], device=model.device)  # [N]
+        inputs = _tensors([row[:-1] for _, row in rows], pad)[0].to(model.device)  # [N, T]
+        labels = _tensors([row[1:] for _, row in rows], IGNORE_INDEX)[0].to(model.device)  # [N, T]
         logits = model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden[owners]), attention_mask=mask[owners],
-            decoder_input_ids=inputs, use_cache=False,
-        ).logits                                                         # [N, T, V]
-        found += token_stats(logits, labels).label_logp.sum(-1).tolist()   # 0 where there is no label
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden[owners]),
+            attention_mask=mask[owners],
+            decoder_input_ids=inputs,
+            use_cache=False,
+        ).logits  # [N, T, V]
+        found += token_stats(logits, labels).label_logp.sum(-1).tolist()  # 0 where there is no label
     sums = iter(found)
     return [[next(sums) for _ in rows] for rows in texts]
 

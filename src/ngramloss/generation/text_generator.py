@@ -47,16 +47,30 @@ class TextGenerator:
     """
 
     def __init__(
-        self, model: str | Path, *, source: str = "", prediction: str = "prediction", settings: Sequence[str] = (),
-        preset: str | None = None, batch_size: int = 0, device: str | None = None, trust_remote_code: bool = False,
+        self,
+        model: str | Path,
+        *,
+        source: str = "",
+        prediction: str = "prediction",
+        settings: Sequence[str] = (),
+        preset: str | None = None,
+        batch_size: int = 0,
+        device: str | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         if batch_size < 0:
             raise UserError(f"batch_size must be 0 or more, got {batch_size}.")
         path = Path(model)
-        name = str(path.resolve() if path.is_dir() else model)   # other processes may work in other folders
+        name = str(path.resolve() if path.is_dir() else model)  # other processes may work in other folders
         own = RunFolder(Path(name)).recipe.is_file()
-        self.job = job(name, data=None if own else ROWS, preset=preset, overrides=settings, batch_size=batch_size,
-                       trust_remote_code=trust_remote_code)
+        self.job = job(
+            name,
+            data=None if own else ROWS,
+            preset=preset,
+            overrides=settings,
+            batch_size=batch_size,
+            trust_remote_code=trust_remote_code,
+        )
         self.source, self.prediction, self.device = source, prediction, device
         self.weights = _weights(self.job)
 
@@ -70,15 +84,19 @@ class TextGenerator:
             rows: columns by name, each a list or a NumPy array; or a pandas DataFrame. What is returned is of the same
                 kind.
         """
-        pandas = sys.modules.get("pandas")   # whoever has a DataFrame has imported it
+        pandas = sys.modules.get("pandas")  # whoever has a DataFrame has imported it
         is_frame = pandas is not None and isinstance(rows, pandas.DataFrame)
         if not is_frame and not isinstance(rows, Mapping):
-            raise TypeError(f"TextGenerator takes columns by name, or a pandas DataFrame, got {type(rows).__name__}. "
-                            "With datasets use batched=True, with Ray Data batch_format=\"numpy\" or \"pandas\".")
+            raise TypeError(
+                f"TextGenerator takes columns by name, or a pandas DataFrame, got {type(rows).__name__}. "
+                'With datasets use batched=True, with Ray Data batch_format="numpy" or "pandas".'
+            )
         present = [str(name) for name in (rows.columns if is_frame else rows)]
         if self.prediction in present:
-            raise UserError(f"the batch has a column {self.prediction!r} already. Name the new one: "
-                            "TextGenerator(…, prediction=\"…\").")
+            raise UserError(
+                f"the batch has a column {self.prediction!r} already. Name the new one: "
+                'TextGenerator(…, prediction="…").'
+            )
         column = self._column(present)
         texts = self._generate(_checked_texts(list(rows[column]), column))
         if is_frame:
@@ -97,9 +115,11 @@ class TextGenerator:
         names = list(dict.fromkeys([*column_names(data.source_language), *of_task, *SOURCES]))
         column = usual(names, present)
         if column is None:
-            raise UserError(f"cannot find the column with the texts. The batch has the columns {listed(present)}, and "
-                            f"none of them is called {', '.join(names[:-1])} or {names[-1]}. Name it: "
-                            "TextGenerator(…, source=\"…\").")
+            raise UserError(
+                f"cannot find the column with the texts. The batch has the columns {listed(present)}, and "
+                f"none of them is called {', '.join(names[:-1])} or {names[-1]}. Name it: "
+                'TextGenerator(…, source="…").'
+            )
         return column
 
     def _generate(self, texts: Sequence[str]) -> list[str]:
@@ -132,11 +152,19 @@ def _loaded(work: Job, device: str | None, weights: str | None, process: int) ->
     from ngramloss.training.models import prepare_generation
 
     if _weights(work) != weights:
-        raise UserError(f"the weights in {work.loading.name} are not those for which this TextGenerator was made: they "
-                        "have changed, or this process cannot see the folder. Use a folder that all machines share.")
+        raise UserError(
+            f"the weights in {work.loading.name} are not those for which this TextGenerator was made: they "
+            "have changed, or this process cannot see the folder. Use a folder that all machines share."
+        )
     data, by_line = work.data, has_several_sentences(work)
-    model, tokenizer = load_model(work.loading, data, trained_here=work.loading.name != work.model, device=device,
-                                  trust_remote_code=work.trust_remote_code, precision=work.precision)
+    model, tokenizer = load_model(
+        work.loading,
+        data,
+        trained_here=work.loading.name != work.model,
+        device=device,
+        trust_remote_code=work.trust_remote_code,
+        precision=work.precision,
+    )
     if work.generation is not None:
         prepare_generation(model, work.generation)
     search, separator = search_of(model), separator_id(tokenizer, data.separator)

@@ -25,7 +25,12 @@ DELAY = 2.0
 
 
 def write_texts(
-    model: Any, sources: Sequence[Sequence[int]], *, settings: Recipe, tokenizer: Any, batch_size: int,
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    *,
+    settings: Recipe,
+    tokenizer: Any,
+    batch_size: int,
     shows_progress: bool = True,
 ) -> list[str]:
     """Generate a text for each source, by the recipe's generation settings with ``train.best_beams`` beams.
@@ -46,12 +51,19 @@ def write_texts(
     words = recipe.WORDS[settings.task]
     with (
         _unchanged(model),
-        tqdm(total=len(sources), desc="validating", unit=f" {words.sources}", leave=False, delay=DELAY,
-             disable=not shows_progress) as bar,
+        tqdm(
+            total=len(sources),
+            desc="validating",
+            unit=f" {words.sources}",
+            leave=False,
+            delay=DELAY,
+            disable=not shows_progress,
+        ) as bar,
     ):
         prepare_generation(model, search)
-        written = summaries(model, tokenizer, sources, batch_size=batch_size, progress=bar.update,
-                            write=_engine(model, search))
+        written = summaries(
+            model, tokenizer, sources, batch_size=batch_size, progress=bar.update, write=_engine(model, search)
+        )
     if canonical(settings.data.name) not in SEVERAL_SENTENCES:
         return [summary.text for summary in written]
     return ["\n".join(sentences(summary.text, language=settings.data.language)) for summary in written]
@@ -78,8 +90,8 @@ def _unchanged(model: Any) -> Iterator[None]:
     own, was_training, sharded = model.generation_config, model.training, isinstance(model, FSDPModule)
     model.generation_config = copy.deepcopy(own)
     if sharded:
-        register_fsdp_forward_method(model, "generate")   # it calls the encoder before the model, which has its weights
-        model.__dict__["_is_fsdp_managed_module"] = True   # each process goes on until all have finished
+        register_fsdp_forward_method(model, "generate")  # it calls the encoder before the model, which has its weights
+        model.__dict__["_is_fsdp_managed_module"] = True  # each process goes on until all have finished
     devices = [model.device] if model.device.type == "cuda" else []
     try:
         # Compiled code would be compiled again for every length of the cache.

@@ -71,7 +71,7 @@ def attend_to_text(
         queries.contiguous(), keys.contiguous(), values.contiguous(), *cached, origin, position,
         queries if bias is None else bias, found, scale, K, H, L, d,
         HAS_BIAS=bias is not None, TOKENS=32, WIDTH=triton.next_power_of_2(d), num_warps=1,
-    )  # fmt: skip
+    )
     return found
 
 
@@ -134,7 +134,7 @@ def attend_to_source(
     _attend_to_source[(B, H, triton.cdiv(K, texts))](
         queries.contiguous(), keys, values, lengths, found, scale, K, H, S, d,
         TEXTS=texts, TOKENS=64, WIDTH=max(16, triton.next_power_of_2(d)), num_warps=4,
-    )  # fmt: skip
+    )
     return found
 
 

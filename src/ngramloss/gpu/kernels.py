@@ -104,7 +104,7 @@ class _Best(_Sloped):
                 N=n, PLACED=kernel.placed, PRECISE=kernel.precise, RELEASED=kernel.released, SHARED=kernel.shared,
                 MOST=(kernel.released and most_counted(n)) or 0, BLOCK=triton.next_power_of_2(T), PAIRED=32,
                 num_warps=8,
-            )  # fmt: skip
+            )
         ctx.save_for_backward(slope)
         return value
 
@@ -123,7 +123,7 @@ class _Label(_Sloped):
             _label_windows[(B,)](
                 label_logp.contiguous(), best_logp.contiguous(), labels.contiguous(), value, slope, earned, T,
                 float(exponent), float(power), N=n, WEIGHTED=power != 0, BLOCK=triton.next_power_of_2(T), num_warps=4,
-            )  # fmt: skip
+            )
         ctx.save_for_backward(slope)
         return value
 
@@ -182,7 +182,7 @@ def _store_slopes(slope, earned, amount, t, T, N: tl.constexpr, BLOCK: tl.conste
 def _label_windows(
     logp, best, labels, value, slope, earned, T, exponent, power, N: tl.constexpr, WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64) * T
     logp, best, labels, slope, earned = logp + row, best + row, labels + row, slope + row, earned + row
     t = tl.arange(0, BLOCK)
@@ -200,7 +200,7 @@ def _label_windows(
 def _windows(
     logp, best, labels, value, slope, earned, T, N: tl.constexpr, PLACED: tl.constexpr, PRECISE: tl.constexpr,
     RELEASED: tl.constexpr, SHARED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64) * T
     logp, best, labels, slope, earned = logp + row, best + row, labels + row, slope + row, earned + row
     t = tl.arange(0, BLOCK)

@@ -41,8 +41,12 @@ ModelT = TypeVar("ModelT", bound=Module)
 
 
 def attach(
-    model: ModelT, objective: str | Iterable[Term] | Term, *,
-    logits: bool = False, shift: bool | None = None, **options: Any,
+    model: ModelT,
+    objective: str | Iterable[Term] | Term,
+    *,
+    logits: bool = False,
+    shift: bool | None = None,
+    **options: Any,
 ) -> ModelT:
     """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
 
@@ -134,17 +138,17 @@ def last_call(model: Module) -> LastCall:
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
     """The labels of a batch, aligned with the positions that predict them, [B, T]."""
-    given: Tensor | None = inputs.get("shift_labels")                    # [B, T]
+    given: Tensor | None = inputs.get("shift_labels")  # [B, T]
     return _known_state(model).aligned(inputs["labels"]) if given is None else given
 
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
     inputs = {name: value for name, value in without_candidates(inputs).items() if name != "shift_labels"}
-    labels = inputs.pop("labels")                                        # [B, T]
+    labels = inputs.pop("labels")  # [B, T]
     if getattr(bare(model).config, "is_encoder_decoder", False):
         _add_decoder_inputs(bare(model), inputs, labels)
-    logits: Tensor = model(**inputs, return_dict=True).logits            # [B, T, V]
+    logits: Tensor = model(**inputs, return_dict=True).logits  # [B, T, V]
     return logits
 
 
@@ -193,8 +197,10 @@ class _State:
         """What this call computes: in evaluation without candidates, the terms that need none."""
         loss_fn, given = self.loss.loss_fn, inputs.get("candidates") is not None
         if given and not loss_fn.needs_candidates:
-            raise UserError(f"the inputs have candidates, but no term of {str(loss_fn)!r} compares them. Leave them "
-                            "out, or add a term such as rank.")
+            raise UserError(
+                f"the inputs have candidates, but no term of {str(loss_fn)!r} compares them. Leave them "
+                "out, or add a term such as rank."
+            )
         self.rest.progress = loss_fn.progress
         return loss_fn if given or model.training else self.rest
 
@@ -202,25 +208,25 @@ class _State:
         """Run the model's own forward, with the joint loss instead of its own."""
         _refuse_loss_made_elsewhere(self, labels=True)
         _refuse_cut_logits(inputs)
-        labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)   # [B, T]
+        labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)  # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
         loss_fn = self.objective(model, inputs)
         candidates = candidate_rows(model, inputs, labels, decoder_inputs)
         _refuse_router_loss(model, inputs)
         if aligned is None:
-            aligned = self.aligned(labels)                               # [B, T]
+            aligned = self.aligned(labels)  # [B, T]
         if getattr(model.config, "is_encoder_decoder", False):
             _add_decoder_inputs(model, inputs, labels, candidates)
         if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
             outputs = forward(model, **inputs, return_dict=True)
-            fields, made, head = dict(outputs), outputs.logits, None     # [B, T, V]
+            fields, made, head = dict(outputs), outputs.logits, None  # [B, T, V]
         else:
-            outputs, made, head = self._captured(model, forward, inputs)   # [B, T, D]
+            outputs, made, head = self._captured(model, forward, inputs)  # [B, T, D]
             fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
         compared: CandidateStats | None = None
         if candidates is not None:
-            made, others = candidates.split(made, labels.shape[-1])      # [B, T, …], [B·K, T', …]
+            made, others = candidates.split(made, labels.shape[-1])  # [B, T, …], [B·K, T', …]
             compared = candidates.stats(_label_logp(loss_fn, others, candidates.labels.flatten(0, 1), head))
         if head is None:
             fields["logits"] = made
@@ -251,17 +257,17 @@ class _State:
             outputs = forward(model, **inputs, return_dict=True)
         finally:
             self.hook.begin(before)
-        hidden = capture.hidden                                          # [B, T, D], ProphetNet's [B, n, T, D]
+        hidden = capture.hidden  # [B, T, D], ProphetNet's [B, n, T, D]
         if hidden is None:
             raise UserError(
                 f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so "
                 "attach cannot read the head's input. Use compute_loss_func(...), or JointLoss on the logits."
             )
         head = head_of(model, module)
-        hidden = hidden[:, 0] if hidden.ndim == 4 else hidden            # [B, T, D], ProphetNet's first stream
+        hidden = hidden[:, 0] if hidden.ndim == 4 else hidden  # [B, T, D], ProphetNet's first stream
         if not torch.compiler.is_compiling():
             hooks = hooks_of(module)
-            if hooks != self.checked or hooks[-1]:   # a hook on the output may behave differently at every call
+            if hooks != self.checked or hooks[-1]:  # a hook on the output may behave differently at every call
                 raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
                 self.checked = hooks
         return outputs, hidden.to(head.weight.device), head
@@ -309,10 +315,17 @@ def _attached_class(base: Any) -> Any:
         _, (_, *arguments), *state = base.__reduce_ex__(self, 2)
         return (_unpickled, (base, *arguments), *state)
 
-    return type(base.__name__, (base,), {
-        "forward": AttachedForward(forward, expected), "__reduce_ex__": reduce, "_ngramloss_base": base,
-        "__module__": base.__module__, "__qualname__": base.__qualname__,
-    })
+    return type(
+        base.__name__,
+        (base,),
+        {
+            "forward": AttachedForward(forward, expected),
+            "__reduce_ex__": reduce,
+            "_ngramloss_base": base,
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+        },
+    )
 
 
 def _unpickled(base: Any, *arguments: Any) -> Module:
@@ -326,8 +339,11 @@ def _shifts(model: Any) -> bool:
     """Whether the model's own loss compares position t with label t + 1."""
     if getattr(model.config, "is_encoder_decoder", False):
         return False
-    forwards = [inspect.unwrap(vars(parent)["forward"]) for parent in type(model).__mro__
-                if isinstance(vars(parent).get("forward"), FunctionType)]
+    forwards = [
+        inspect.unwrap(vars(parent)["forward"])
+        for parent in type(model).__mro__
+        if isinstance(vars(parent).get("forward"), FunctionType)
+    ]
     usual = any("loss_function" in forward.__code__.co_names for forward in forwards)
     if usual and model.loss_type in (None, "ForCausalLM", "ForConditionalGeneration"):
         return True
@@ -342,8 +358,11 @@ def _refuse_loss_made_elsewhere(state: _State, *, labels: bool) -> None:
     setting = loss_made_elsewhere(state.ran.token, labels, is_compute_loss_func)
     if setting:
         name, _, factor = setting.partition("=")
-        instead = f"and write it in the objective: ce(smoothing={factor})" if factor else (
-            "or detach(model) and use compute_loss_func=ng.compute_loss_func(...)")
+        instead = (
+            f"and write it in the objective: ce(smoothing={factor})"
+            if factor
+            else ("or detach(model) and use compute_loss_func=ng.compute_loss_func(...)")
+        )
         raise UserError(
             f"the trainer's {name} computes the loss from the logits, so the attached objective "
             f"{str(state.loss.loss_fn)!r} would not run. Remove {name}, {instead}."
@@ -355,8 +374,10 @@ def _refuse_decoder_that_looks_ahead(model: Any) -> None:
     if getattr(model.config, "model_type", "") != "umt5" or not model.config.is_encoder_decoder:
         return
     if not getattr(model.get_decoder().block[0].layer[0].SelfAttention, "is_causal", True):
-        raise UserError("this version of transformers lets the decoder of UMT5 see later tokens, so it would learn to "
-                        "copy its labels. Update transformers to 5.18 or newer.")
+        raise UserError(
+            "this version of transformers lets the decoder of UMT5 see later tokens, so it would learn to "
+            "copy its labels. Update transformers to 5.18 or newer."
+        )
 
 
 def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
@@ -383,7 +404,7 @@ def _label_logp(loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | N
         labels: ids, −100 where they do not count, [B·K, T].
         head: the output head.
     """
-    labels = labels.to(rows.device)                                      # [B·K, T]
+    labels = labels.to(rows.device)  # [B·K, T]
     if head is None:
         return token_stats(rows, labels, check=loss_fn.check).label_logp
     return token_stats_from_hidden(
@@ -394,14 +415,14 @@ def _label_logp(loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | N
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     """The ``decoder_input_ids`` that an encoder-decoder derives from labels, [B, T]."""
     model = bare(model)
-    labels = _with_a_label(labels, _pad(model))                          # [B, T]
+    labels = _with_a_label(labels, _pad(model))  # [B, T]
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
     shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
     ids: Tensor
     if prepare is not None:
-        ids = prepare(labels)                                            # [B, T]
+        ids = prepare(labels)  # [B, T]
     elif shift is not None and shift.__code__.co_argcount == 3:
-        ids = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)   # [B, T]
+        ids = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)  # [B, T]
     else:
         raise UserError(
             f"{type(model).__name__} has no function that derives `decoder_input_ids` from labels. Pass them: the "
@@ -412,8 +433,8 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
 
 def _with_a_label(labels: Tensor, pad: int) -> Tensor:
     """The same labels, with some id first in rows that have none: mBART's function fails for them, [B, T]."""
-    blank = (labels == IGNORE_INDEX).all(-1)                             # [B]
-    first = labels[:, 0].masked_fill(blank, int(pad == 0))               # [B]
+    blank = (labels == IGNORE_INDEX).all(-1)  # [B]
+    first = labels[:, 0].masked_fill(blank, int(pad == 0))  # [B]
     return torch.cat([first.unsqueeze(-1), labels[:, 1:]], -1)
 
 
@@ -430,12 +451,12 @@ def _add_decoder_inputs(
         inputs["use_cache"] = False
     if inputs.get("decoder_inputs_embeds") is not None:
         return
-    given = inputs.get("decoder_input_ids")                              # [B, T]
+    given = inputs.get("decoder_input_ids")  # [B, T]
     if given is not None and candidates is None:
         return
-    ids = decoder_inputs(model, labels) if given is None else given      # [B, T]
+    ids = decoder_inputs(model, labels) if given is None else given  # [B, T]
     if candidates is not None:
-        ids = candidates.beside(ids, _pad(model))                        # [B·(1 + K), T'']
-    inputs["decoder_input_ids"] = ids                                    # [B, T], or with candidates
+        ids = candidates.beside(ids, _pad(model))  # [B·(1 + K), T'']
+    inputs["decoder_input_ids"] = ids  # [B, T], or with candidates
     if model.config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
-        inputs["decoder_attention_mask"] = (ids != model.config.pad_token_id).to(ids.dtype)   # [B, T]
+        inputs["decoder_attention_mask"] = (ids != model.config.pad_token_id).to(ids.dtype)  # [B, T]

@@ -47,15 +47,15 @@ class Padder:
         Rows that fill a size up have one source token, which is padding but attended to, and no labels.
         """
         size = size or self._smallest(rows)
-        ids, mask = padded([row["input_ids"] for row in rows], size.rows, size.source, self.pad)   # [B, S]
-        labels, _ = padded([row["labels"] for row in rows], size.rows, size.target, IGNORE_INDEX)   # [B, T]
+        ids, mask = padded([row["input_ids"] for row in rows], size.rows, size.source, self.pad)  # [B, S]
+        labels, _ = padded([row["labels"] for row in rows], size.rows, size.target, IGNORE_INDEX)  # [B, T]
         mask[len(rows) :, 0] = 1
         made = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
-        made["decoder_input_ids"] = self.decoder_inputs(made["labels"])   # [B, T]
+        made["decoder_input_ids"] = self.decoder_inputs(made["labels"])  # [B, T]
         if size.texts > 1:
             made |= self._candidates(rows, size)
         if self.always_mask or not mask.all():
-            made["attention_mask"] = torch.from_numpy(mask)              # [B, S]
+            made["attention_mask"] = torch.from_numpy(mask)  # [B, S]
         return made
 
     def _smallest(self, rows: Sequence[dict[str, Any]]) -> Size:
@@ -69,25 +69,23 @@ class Padder:
 
     def _candidates(self, rows: Sequence[dict[str, Any]], size: Size) -> Batch:
         K = size.texts - 1
-        labels = np.full((size.rows, K, size.target), IGNORE_INDEX)      # [B, K, T]
-        gains = np.zeros((size.rows, K), np.float32)                     # [B, K]
+        labels = np.full((size.rows, K, size.target), IGNORE_INDEX)  # [B, K, T]
+        gains = np.zeros((size.rows, K), np.float32)  # [B, K]
         for index, row in enumerate(rows):
             texts, scores = row.get("candidates", ()), row.get("gains", ())
             if len(texts) != len(scores):
                 raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(scores)} gains.")
             labels[index], _ = padded(texts, K, size.target, IGNORE_INDEX)
             gains[index, : len(texts)] = scores
-        made = torch.from_numpy(labels)                                  # [B, K, T]
-        inputs = self.decoder_inputs(made.flatten(0, 1)).view(made.shape)   # [B, K, T]
+        made = torch.from_numpy(labels)  # [B, K, T]
+        inputs = self.decoder_inputs(made.flatten(0, 1)).view(made.shape)  # [B, K, T]
         return {"candidates": made, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
 
 
-def padded(
-    rows: Sequence[Any], count: int, length: int, fill: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def padded(rows: Sequence[Any], count: int, length: int, fill: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows of ids in one array, filled up on the right, and a mask of what is real, [count, length] each."""
-    padded = np.full((count, length), fill)                              # [B, S]
-    mask = np.zeros_like(padded)                                         # [B, S]
+    padded = np.full((count, length), fill)  # [B, S]
+    mask = np.zeros_like(padded)  # [B, S]
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
         mask[index, : len(row)] = 1
@@ -130,7 +128,7 @@ class Steps(Dataset[Any]):
     def __getitems__(self, rows: list[int]) -> Step:
         own = self.plan.cut(rows[self.process :: self.processes])
         batches = [self.padder([self.examples[row] for row in piece.rows], piece.size) for piece in own]
-        labels = self.counted[rows]                                      # [rows]
+        labels = self.counted[rows]  # [rows]
         return Step(batches, torch.tensor([labels.sum(), (labels > 0).sum()], dtype=torch.float32))
 
 

@@ -66,8 +66,8 @@ class HeadHook:
         """Save the head's whole input, and pass on one position of it."""
         capture = _thread.capture if self.traced is None else self.traced
         if capture is None or capture.head is not module or capture.hidden is not None or not args:
-            return None   # two models may share a head, which then has two hooks
-        capture.hidden = args[0]                                         # [B, T, D], ProphetNet's [B, n, T, D]
+            return None  # two models may share a head, which then has two hooks
+        capture.hidden = args[0]  # [B, T, D], ProphetNet's [B, n, T, D]
         return (args[0][..., :1, :], *args[1:])
 
 
@@ -136,7 +136,7 @@ def _loss_in(outputs: Any) -> Tensor | None:
 def _reaches(node: Any, wanted: Any) -> bool:
     """Whether one node of the autograd graph leads to another. Our node is at most a few operations below a loss."""
     todo, seen = [node], {node}
-    for node in todo:   # nearest first
+    for node in todo:  # nearest first
         if node is wanted:
             return True
         for below, _ in node.next_functions if node is not None else ():
@@ -212,14 +212,20 @@ def _replaced(model: Module, replacement: Any) -> str:
         replacement = replacement.func
     code = getattr(_function(replacement), "__code__", None)
     # Not __module__: functools.wraps copies that of the forward that was replaced.
-    by = next((name for name, module in list(sys.modules.items())
-               if code and getattr(module, "__file__", None) == code.co_filename), "")
+    by = next(
+        (
+            name
+            for name, module in list(sys.modules.items())
+            if code and getattr(module, "__file__", None) == code.co_filename
+        ),
+        "",
+    )
     who = f" (by {by})" if by and not by.startswith("transformers") else ""
     return (
         f"the loss does not come from the objective attached to this {type(model).__name__}: after attach, "
         f"`model.forward` was replaced{who} by a function that computes its own loss. With TRL, do not attach; pass "
         "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(...)). With TRL older than 1.15, keep attach and set "
-        "loss_type=\"nll\". With other libraries, turn off what replaces it: a fused or chunked loss, a Liger kernel."
+        'loss_type="nll". With other libraries, turn off what replaces it: a fused or chunked loss, a Liger kernel.'
     )
 
 
@@ -248,7 +254,7 @@ def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], bool]
         return ""
     trainer = frame.f_locals["self"]
     smoothing = trainer.label_smoother is not None and f"label_smoothing_factor={trainer.args.label_smoothing_factor}"
-    if frame.f_code.co_name == "prediction_step":   # Seq2SeqTrainer, besides its generate
+    if frame.f_code.co_name == "prediction_step":  # Seq2SeqTrainer, besides its generate
         return smoothing or "" if labels else ""
     if labels:
         return ""
@@ -278,7 +284,7 @@ def outputs_are_read(compiling: bool) -> bool:
             innermost = frame
     if innermost is None or not _argument(innermost, "return_outputs", 3):
         return False
-    above = innermost.f_back   # Trainer's prediction_step always asks for outputs, and is handled above
+    above = innermost.f_back  # Trainer's prediction_step always asks for outputs, and is handled above
     return above is None or above.f_code.co_name != "prediction_step"
 
 

@@ -43,9 +43,9 @@ class CandidateRows(NamedTuple):
             [B·(1 + K), T''], of which T'' is the longer one of T and T'.
         """
         length = max(references.shape[-1], self.inputs.shape[-1])
-        texts = (references.unsqueeze(1), self.inputs)                   # [B, 1, T], [B, K, T']
+        texts = (references.unsqueeze(1), self.inputs)  # [B, 1, T], [B, K, T']
         filled = [F.pad(ids, (0, length - ids.shape[-1]), value=pad) for ids in texts]
-        return torch.cat(filled, 1).flatten(0, 1)                        # [B·(1 + K), T'']
+        return torch.cat(filled, 1).flatten(0, 1)  # [B·(1 + K), T'']
 
     def split(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """What the model computed for each row, hidden states or logits, [B·(1 + K), T'', …].
@@ -57,7 +57,7 @@ class CandidateRows(NamedTuple):
         Returns:
             Those of the references, [B, T, …], and of the candidates, [B·K, T', …].
         """
-        texts = rows.unflatten(0, (-1, 1 + self.labels.shape[1]))        # [B, 1 + K, T'', …]
+        texts = rows.unflatten(0, (-1, 1 + self.labels.shape[1]))  # [B, 1 + K, T'', …]
         return texts[:, 0, :length], texts[:, 1:, : self.labels.shape[-1]].flatten(0, 1)
 
     def stats(self, label_logp: Tensor) -> CandidateStats:
@@ -69,8 +69,8 @@ class CandidateRows(NamedTuple):
         Args:
             label_logp: log-probabilities of the labels, 0 where none counts, [B·K, T'].
         """
-        labels = self.labels.to(label_logp.device)                       # [B, K, T']
-        logp = label_logp.view(labels.shape).sum(-1)                     # [B, K]
+        labels = self.labels.to(label_logp.device)  # [B, K, T']
+        logp = label_logp.view(labels.shape).sum(-1)  # [B, K]
         return CandidateStats(logp, (labels != IGNORE_INDEX).sum(-1), self.gains.to(logp.device))
 
 
@@ -85,27 +85,34 @@ def candidate_rows(
         references: labels, [B, T].
         decoder_inputs: (model, labels [N, T]) → the decoder's input, [N, T]. Called if the inputs have none.
     """
-    labels, ready, gains = (inputs.pop(name, None) for name in KEYS)     # [B, K, T'], [B, K, T'], [B, K]
+    labels, ready, gains = (inputs.pop(name, None) for name in KEYS)  # [B, K, T'], [B, K, T'], [B, K]
     if labels is None:
         if ready is not None or gains is not None:
             raise UserError("`gains` and `candidate_inputs` belong to `candidates`, which are missing.")
         return None
     if labels.ndim != 3 or len(labels) != len(references):
-        raise UserError(f"candidates must be label ids [B, K, T] with B = {len(references)}, -100 where they do not "
-                        f"count, got a tensor of shape {list(labels.shape)}.")
+        raise UserError(
+            f"candidates must be label ids [B, K, T] with B = {len(references)}, -100 where they do not "
+            f"count, got a tensor of shape {list(labels.shape)}."
+        )
     if gains is None or gains.shape != labels.shape[:2]:
         actual = "none" if gains is None else f"a tensor of shape {list(gains.shape)}"
-        raise UserError(f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
-                        f"reference, got {actual}.")
+        raise UserError(
+            f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
+            f"reference, got {actual}."
+        )
     if given := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
-        raise UserError(f"{given[0]} is not known for the candidates, which become rows of the decoder like the "
-                        "reference. Leave it out: padding at the end needs none.")
-    own = inputs.get("decoder_input_ids")                                # [B, T]
+        raise UserError(
+            f"{given[0]} is not known for the candidates, which become rows of the decoder like the "
+            "reference. Leave it out: padding at the end needs none."
+        )
+    own = inputs.get("decoder_input_ids")  # [B, T]
     if own is not None and own.shape != references.shape:
-        raise UserError(f"decoder_input_ids and labels must have one shape, got {list(own.shape)} and "
-                        f"{list(references.shape)}.")
+        raise UserError(
+            f"decoder_input_ids and labels must have one shape, got {list(own.shape)} and {list(references.shape)}."
+        )
     if ready is None:
-        ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)   # [B, K, T']
+        ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)  # [B, K, T']
     return CandidateRows(labels, ready, gains)
 
 
@@ -118,21 +125,27 @@ def decoder_that_repeats(model: Any) -> Module:
     """The decoder of a model, which can get several rows for each source. Raises if the model has none."""
     name = type(model).__name__
     if not getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(f"candidates need an encoder-decoder, which reads a source once for all of them; {name} is "
-                        "not one. Leave out the terms that compare candidates.")
+        raise UserError(
+            f"candidates need an encoder-decoder, which reads a source once for all of them; {name} is "
+            "not one. Leave out the terms that compare candidates."
+        )
     if model.config.model_type in NOT_CAUSAL:
-        raise UserError(f"{name} gives a text another probability if padding follows it, so candidates of different "
-                        "lengths cannot be compared. Leave out the terms that compare candidates.")
+        raise UserError(
+            f"{name} gives a text another probability if padding follows it, so candidates of different "
+            "lengths cannot be compared. Leave out the terms that compare candidates."
+        )
     decoder = model.get_decoder()
     if not isinstance(decoder, Module) or "encoder_hidden_states" not in inspect.signature(decoder.forward).parameters:
-        raise UserError(f"the decoder of {name}, {type(decoder).__name__}, takes no `encoder_hidden_states`, so a "
-                        "source cannot be given to several candidates. Leave out the terms that compare candidates.")
+        raise UserError(
+            f"the decoder of {name}, {type(decoder).__name__}, takes no `encoder_hidden_states`, so a "
+            "source cannot be given to several candidates. Leave out the terms that compare candidates."
+        )
     return decoder
 
 
 def repeat_sources(decoder: Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """The forward pre-hook on a decoder: if it gets several rows for each source, repeat what the encoder returned."""
-    hidden, ids = kwargs.get("encoder_hidden_states"), kwargs.get("input_ids")   # [B, S, D], [B·(1 + K), T]
+    hidden, ids = kwargs.get("encoder_hidden_states"), kwargs.get("input_ids")  # [B, S, D], [B·(1 + K), T]
     if hidden is None or ids is None or hidden.shape[0] == ids.shape[0]:
         return None
     times = ids.shape[0] // hidden.shape[0]

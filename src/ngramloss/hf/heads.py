@@ -68,7 +68,7 @@ def head_of(model: Module, module: Any) -> Head:
     """The head's current parameters: they may be sharded, cast or replaced between two steps."""
     weight = module.weight
     _refuse_partial(type(model).__name__, weight)
-    biases = [bias.reshape(-1) for bias in (getattr(module, "bias", None), _buffer(model)) if bias is not None]   # [V]
+    biases = [bias.reshape(-1) for bias in (getattr(module, "bias", None), _buffer(model)) if bias is not None]  # [V]
     return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), _softcap(model))
 
 
@@ -76,12 +76,12 @@ def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -
     """Compare the model's own logits at one position with ours. Raises if the model post-processes its logits."""
     with torch.no_grad():
         coarse = torch.finfo(F.linear(hidden, head.weight).dtype).eps
-        ours = head_logits(hidden, **head._asdict()).float()             # [B, 1, V]
-        off = torch.tensor(float("inf"))                                 # []
+        ours = head_logits(hidden, **head._asdict()).float()  # [B, 1, V]
+        off = torch.tensor(float("inf"))  # []
         if isinstance(theirs, Tensor) and theirs.shape == ours.shape:
-            both = theirs.isfinite() & ours.isfinite()                   # [B, 1, V]
+            both = theirs.isfinite() & ours.isfinite()  # [B, 1, V]
             far = (theirs.float() - ours).abs().where(both, 0.0).amax()  # []
-            off = far / ours.abs().where(both, 0.0).amax().clamp_min(1e-30)   # []
+            off = far / ours.abs().where(both, 0.0).amax().clamp_min(1e-30)  # []
     if off > max(4 * coarse, 1e-4):
         raise UserError(
             f"{type(model).__name__} changes its logits after the head in an unknown way: at one position they differ "

@@ -42,7 +42,7 @@ class LogParts(TrainerCallback):
         if isinstance(callbacks, list) and self in callbacks:
             callbacks.remove(self)
             callbacks.insert(0, self)
-        attached_loss(kwargs["model"])   # raises if there is no objective
+        attached_loss(kwargs["model"])  # raises if there is no objective
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Reset all sums."""
@@ -68,18 +68,18 @@ class LogParts(TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add an evaluation batch."""
-        if kwargs.get("eval_dataloader") is not self._evaluates:   # drop an evaluation that was interrupted
+        if kwargs.get("eval_dataloader") is not self._evaluates:  # drop an evaluation that was interrupted
             self._evaluates, self._evaluated = kwargs.get("eval_dataloader"), {}
         model = kwargs["model"]
         call = last_call(model)
-        if call.labels is None or call is self._last:   # a batch without labels computes no loss
+        if call.labels is None or call is self._last:  # a batch without labels computes no loss
             return
         self._last = call
-        real = call.labels != IGNORE_INDEX                               # [B, T]
-        counts = {"token": real.sum().float(), "sequence": real.any(-1).sum().float()}   # [] each
+        real = call.labels != IGNORE_INDEX  # [B, T]
+        counts = {"token": real.sum().float(), "sequence": real.any(-1).sum().float()}  # [] each
         given = {"token": call.num_tokens, "sequence": call.num_sequences}
         divisors = {per: count if given[per] is None else given[per] for per, count in counts.items()}
-        parts = [part for part in attached_loss(model).parts if part.name in call.parts]   # others need candidates
+        parts = [part for part in attached_loss(model).parts if part.name in call.parts]  # others need candidates
         sums = {part.name: call.parts[part.name] * divisors[part.per] for part in parts}
         for name, value in (sums | counts).items():
             self._evaluated[name] = self._evaluated.get(name, 0) + value
@@ -94,6 +94,7 @@ class LogParts(TrainerCallback):
         logs |= terms
         if state.log_history:
             state.log_history[-1] |= terms
+
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Add the terms to the metrics of ``predict``."""
         metrics |= self._evaluation(metrics, kwargs["model"])
@@ -113,7 +114,7 @@ def _processes() -> int:
 
 
 def _over_processes(sums: dict[str, Tensor]) -> dict[str, float]:
-    values = torch.stack(list(sums.values()))                            # [sums]
+    values = torch.stack(list(sums.values()))  # [sums]
     if _processes() > 1:
         torch.distributed.all_reduce(values)
     return dict(zip(sums, values.tolist(), strict=True))

@@ -39,7 +39,7 @@ class LengthGrouped(Sampler[int]):
     """
 
     def __init__(self, lengths: Sequence[int] | Lengths, *, step: int, seed: int, grouped: bool = True) -> None:
-        self.lengths = torch.as_tensor(lengths)                          # [rows]
+        self.lengths = torch.as_tensor(lengths)  # [rows]
         self.step, self.seed, self.grouped, self.epoch = step, seed, grouped, 0
 
     def __len__(self) -> int:
@@ -51,12 +51,13 @@ class LengthGrouped(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         source = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=source)      # [rows]
+        order = torch.randperm(len(self.lengths), generator=source)  # [rows]
         if not self.grouped:
             yield from order.tolist()
             return
-        pools = [pool[self.lengths[pool].argsort(descending=True, stable=True)]
-                 for pool in order.split(POOL * self.step)]
+        pools = [
+            pool[self.lengths[pool].argsort(descending=True, stable=True)] for pool in order.split(POOL * self.step)
+        ]
         steps = list(torch.cat(pools).split(self.step)) if pools else []
         # A short last step stays last: elsewhere it would shift the rows of every later step.
         whole = [rows for rows in steps if len(rows) == self.step]
@@ -151,8 +152,11 @@ class Plan:
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
         assert self.grid is not None
-        sizes = [Size(self._rows_at(source, step), source, target, self.grid.texts)
-                 for source in self.grid.sources for target in self.grid.targets]
+        sizes = [
+            Size(self._rows_at(source, step), source, target, self.grid.texts)
+            for source in self.grid.sources
+            for target in self.grid.targets
+        ]
         return sorted(sizes, key=lambda size: -size.tokens)
 
     def _rows_at(self, length: int, step: int) -> int:
@@ -237,8 +241,10 @@ def bounds(lengths: Lengths, most: int) -> list[int]:
     for _ in range(min(most, len(rounded)) - 1):
         chosen, worth = [], []
         for j in range(len(rounded)):
-            cost = [rounded[j] * (before[j + 1] - before[i]) - (total[j + 1] - total[i]) + (best[i - 1] if i else 0)
-                    for i in range(j + 1)]
+            cost = [
+                rounded[j] * (before[j + 1] - before[i]) - (total[j + 1] - total[i]) + (best[i - 1] if i else 0)
+                for i in range(j + 1)
+            ]
             chosen.append(int(np.argmin(cost)))
             worth.append(cost[chosen[-1]])
         starts.append(chosen)

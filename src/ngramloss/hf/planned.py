@@ -49,9 +49,11 @@ class PlannedSteps:
         if not getattr(trainer.model.config, "is_encoder_decoder", False):
             raise UserError("max_tokens plans the steps of encoder-decoders only. Leave it out for this model.")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise UserError("FSDP and DeepSpeed need as many micro-batches in every process, so steps cannot be "
-                            "planned. Leave out max_tokens.")
-        if trainer.accelerator.num_processes > 1:   # no DDP: gradients are reduced here, once a step
+            raise UserError(
+                "FSDP and DeepSpeed need as many micro-batches in every process, so steps cannot be "
+                "planned. Leave out max_tokens."
+            )
+        if trainer.accelerator.num_processes > 1:  # no DDP: gradients are reduced here, once a step
             prepare = functools.partial(trainer.accelerator.prepare_model, evaluation_mode=True)
             trainer.accelerator.prepare_model = prepare
 
@@ -71,16 +73,23 @@ class PlannedSteps:
         grouped = args.train_sampling_strategy == "group_by_length"
         sampler = LengthGrouped(sources, step=step, seed=args.data_seed or args.seed, grouped=grouped)
         batches = BatchSampler(sampler, step, args.dataloader_drop_last)
-        padder = Padder(_pad(trainer), functools.partial(decoder_inputs, trainer.model),
-                        always_mask=cuda and not self.not_captured)
+        padder = Padder(
+            _pad(trainer), functools.partial(decoder_inputs, trainer.model), always_mask=cuda and not self.not_captured
+        )
         rows = -(-step // accelerator.num_processes)
         if cuda:
             plan = self._plan_for_gpu(sources, targets, texts, list(batches), rows, padder)
         else:
             limit = self.max_tokens or None
             plan = Plan(sources, targets, rows if limit else self.rows, limit, texts=texts)
-        steps = Steps(dataset, plan, padder, counted=counted, process=accelerator.process_index,
-                      processes=accelerator.num_processes)
+        steps = Steps(
+            dataset,
+            plan,
+            padder,
+            counted=counted,
+            process=accelerator.process_index,
+            processes=accelerator.num_processes,
+        )
         # Rows that are ids already become a batch sooner than it would arrive from another process.
         workers = 0 if _knows_lengths(dataset) else args.dataloader_num_workers
         return DataLoader(steps, batch_sampler=batches, collate_fn=_same, num_workers=workers, pin_memory=cuda)
@@ -97,7 +106,12 @@ class PlannedSteps:
         return [step], step.counts.to(device, non_blocking=True)
 
     def _plan_for_gpu(
-        self, sources: Lengths, targets: Lengths, texts: Lengths | None, steps: list[list[int]], rows: int,
+        self,
+        sources: Lengths,
+        targets: Lengths,
+        texts: Lengths | None,
+        steps: list[list[int]],
+        rows: int,
         padder: Padder,
     ) -> Plan:
         positions = getattr(self.trainer.model.config, "max_position_embeddings", None)
@@ -129,13 +143,13 @@ class PlannedSteps:
         device = self.trainer.args.device
         batches = [batch | {"counts": step.counts} for batch in step.batches]
         captured = self._begin_captured(model, batches)
-        loss = torch.zeros((), device=device)                            # []
+        loss = torch.zeros((), device=device)  # []
         for batch, with_counts in zip(step.batches, batches, strict=True):
             if captured is None:
                 sent = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
                 loss += eager(model, sent, counts)
             else:
-                values = captured(with_counts)                           # [1 + parts]
+                values = captured(with_counts)  # [1 + parts]
                 held = captured.held(with_counts)
                 self.trainer.record(values[1:], {name: value for name, value in held.items() if name != "counts"})
                 loss += values[0]
@@ -166,7 +180,7 @@ class PlannedSteps:
                 self._raise_unless_capturable()
                 model.train()
                 self.captured = CapturedStep(model, functools.partial(self._forward_backward, model))
-                if self.largest:   # the others reuse its memory
+                if self.largest:  # the others reuse its memory
                     self.captured.begin([self.largest | {"counts": torch.zeros(2)}])
             self.captured.begin(batches)
         except CannotCapture as reason:
@@ -193,7 +207,7 @@ class PlannedSteps:
         """What a graph contains: the loss of a micro-batch, its gradients, and [1 + parts] numbers for the log."""
         batch = {name: value for name, value in inputs.items() if name != "counts"}
         with self.trainer.compute_loss_context_manager():
-            loss = self.trainer.share_of_step(model, batch, inputs["counts"])["loss"]   # []
+            loss = self.trainer.share_of_step(model, batch, inputs["counts"])["loss"]  # []
         self.trainer.accelerator.backward(loss)
         return torch.stack([loss.detach(), *last_parts(model).values()])
 
@@ -268,9 +282,9 @@ def _fitting_tokens(trainer: Any, grid: Grid, rows: int, padder: Padder) -> int:
         return longest.tokens
     each = max((peaks[2] - peaks[1]) / 2, 1)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    free = torch.cuda.mem_get_info(device)[0] - 8 * trained - (peaks[1] - each)   # the optimiser keeps two numbers
+    free = torch.cuda.mem_get_info(device)[0] - 8 * trained - (peaks[1] - each)  # the optimiser keeps two numbers
     fitting = max(1, int(SHARE * free / each))
-    if fitting < rows:   # a power of two, so that the split does not change with a little memory
+    if fitting < rows:  # a power of two, so that the split does not change with a little memory
         fitting = 2 ** (fitting.bit_length() - 1)
     return fitting * longest.tokens
 

@@ -26,7 +26,7 @@ def average_gradients(model: Any, kept: Gradients | None = None) -> None:
         return
     having = [parameter for parameter in model.parameters() if parameter.grad is not None]
     gradients: list[Any] = [parameter.grad for parameter in having]
-    copies = Gradients(having)   # the same layout, so that a process with graphs and one without agree
+    copies = Gradients(having)  # the same layout, so that a process with graphs and one without agree
     torch._foreach_copy_(copies.views, gradients)
     for buffer in copies.buffers.values():
         _average(buffer)

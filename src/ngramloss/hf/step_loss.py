@@ -37,8 +37,10 @@ def compute_loss_func(
     """
     loss_fn = JointLoss(objective, **options)
     if loss_fn.needs_candidates:
-        raise UserError(f"{str(loss_fn)!r} compares candidates, but a compute_loss_func gets only the logits of the "
-                        "reference. Use attach(model, ...) or NgramTrainer, and batches with candidates.")
+        raise UserError(
+            f"{str(loss_fn)!r} compares candidates, but a compute_loss_func gets only the logits of the "
+            "reference. Use attach(model, ...) or NgramTrainer, and batches with candidates."
+        )
     return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift)
 
 
@@ -82,8 +84,10 @@ class StepLoss:
 
     def __init__(self, loss_fn: JointLoss) -> None:
         if loss_fn.reduction != "mean":
-            raise UserError(f"a trainer needs one loss, so reduction must be 'mean', got {loss_fn.reduction!r}. For "
-                            "the loss of each row, call JointLoss(..., reduction='none') in your own loop.")
+            raise UserError(
+                f"a trainer needs one loss, so reduction must be 'mean', got {loss_fn.reduction!r}. For "
+                "the loss of each row, call JointLoss(..., reduction='none') in your own loop."
+            )
         self.loss_fn = loss_fn
         self.warned = all(part.per == "token" for part in loss_fn.parts)
         self._thread = _ThreadsCall()
@@ -100,8 +104,13 @@ class StepLoss:
             self._thread.call = call
 
     def __call__(
-        self, score: Callable[..., tuple[Tensor, dict[str, Tensor]]], labels: Tensor, *,
-        num_items_in_batch: Any = None, num_tokens: Any = None, num_sequences: Any = None,
+        self,
+        score: Callable[..., tuple[Tensor, dict[str, Tensor]]],
+        labels: Tensor,
+        *,
+        num_items_in_batch: Any = None,
+        num_tokens: Any = None,
+        num_sequences: Any = None,
     ) -> Tensor:
         """Compute the loss with the step's denominators, and record its parts.
 
@@ -111,10 +120,10 @@ class StepLoss:
         """
         if num_items_in_batch is not None and num_sequences is None:
             self._warn()
-            real = labels != IGNORE_INDEX                                # [B, T]
+            real = labels != IGNORE_INDEX  # [B, T]
             step = num_items_in_batch
-            items = step.to(labels.device) if isinstance(step, Tensor) else step   # []
-            num_sequences = real.any(-1).sum() * items / real.sum().clamp_min(1)   # []
+            items = step.to(labels.device) if isinstance(step, Tensor) else step  # []
+            num_sequences = real.any(-1).sum() * items / real.sum().clamp_min(1)  # []
         num_tokens = num_items_in_batch if num_tokens is None else num_tokens
         loss, parts = score(labels=labels, num_tokens=num_tokens, num_sequences=num_sequences, return_parts=True)
         self._remember(LastCall(parts, labels, num_tokens, num_sequences))
@@ -137,7 +146,7 @@ class StepLoss:
 def _loss_of_outputs(
     loss: StepLoss, shift: bool | None, outputs: Outputs, labels: Tensor | None, num_items_in_batch: Any = None
 ) -> Tensor:
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits   # [B, T, V]
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits  # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
         actual = "no labels" if labels is None else f"labels {list(labels.shape)}"
         raise UserError(
@@ -151,6 +160,6 @@ def _loss_of_outputs(
             f"cannot tell from outputs of type {output_type} whether position t predicts label t or t + 1. "
             "Use compute_loss_func(..., shift=False) or shift=True."
         )
-    aligned = shifted(labels) if shift or (shift is None and "Causal" in output_type) else labels   # [B, T]
+    aligned = shifted(labels) if shift or (shift is None and "Causal" in output_type) else labels  # [B, T]
     score: Any = functools.partial(loss.loss_fn, logits)
     return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)

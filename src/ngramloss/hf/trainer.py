@@ -62,9 +62,17 @@ class NgramTrainer(Seq2SeqTrainer):
     """
 
     def __init__(
-        self, model: Any = None, args: Any = None, *, objective: str | Iterable[Term] | Term, memory: str = "fast",
-        max_tokens: int | None = None, capture: bool = True, compile: bool = False,
-        say: Callable[[str], object] = LOG.info, **kwargs: Any,
+        self,
+        model: Any = None,
+        args: Any = None,
+        *,
+        objective: str | Iterable[Term] | Term,
+        memory: str = "fast",
+        max_tokens: int | None = None,
+        capture: bool = True,
+        compile: bool = False,
+        say: Callable[[str], object] = LOG.info,
+        **kwargs: Any,
     ) -> None:
         self.loss_fn = JointLoss(objective, memory=memory)
         args = _seq2seq(args)
@@ -86,12 +94,13 @@ class NgramTrainer(Seq2SeqTrainer):
                 "tensor, context and sequence parallelism split a sequence or the vocabulary over processes, which "
                 "the joint loss does not support. Use data parallelism (DDP, FSDP)."
             )
-        self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True   # the second for transformers before 5.20
+        self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True  # the second for transformers before 5.20
         self.planned: PlannedSteps | None = None
         if max_tokens is not None:
             own = type(self)
             custom = own.compute_loss is not NgramTrainer.compute_loss or (
-                own.training_step is not NgramTrainer.training_step)
+                own.training_step is not NgramTrainer.training_step
+            )
             self.planned = PlannedSteps(self, max_tokens, rows=rows, capture=capture, custom=custom, say=say)
             if compile:
                 self.planned.compile()
@@ -179,10 +188,10 @@ class NgramTrainer(Seq2SeqTrainer):
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if batches:
             self._blank_repeated_rows(batches[-1], self.train_dataset)
-        counts = torch.zeros(2, device=device)                           # [2]
+        counts = torch.zeros(2, device=device)  # [2]
         for batch in batches:
             counts += _counts(self._labels(batch)).to(device)
-        counts = self.accelerator.reduce(counts, "sum")                  # [2]
+        counts = self.accelerator.reduce(counts, "sum")  # [2]
         self._trained.counts = self._trained.counts + counts
         return batches, counts
 
@@ -206,7 +215,7 @@ class NgramTrainer(Seq2SeqTrainer):
     def share_of_step(self, model: Any, inputs: dict[str, Any], counts: Tensor) -> Any:
         """The outputs of a micro-batch, whose loss is its share of the step's; ``counts`` as in a step, [2]."""
         outputs = model(**inputs, num_tokens=counts[0], num_sequences=counts[1])
-        outputs["loss"] = outputs["loss"] * self.accelerator.num_processes   # gradients are averaged over processes
+        outputs["loss"] = outputs["loss"] * self.accelerator.num_processes  # gradients are averaged over processes
         return outputs
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -250,8 +259,10 @@ class NgramTrainer(Seq2SeqTrainer):
         compares = inputs.get("candidates") is not None
         arguments: Any = self.args
         if compares and arguments.predict_with_generate and not prediction_loss_only:
-            raise UserError("predict_with_generate cannot generate from rows with candidates. Leave them out of the "
-                            "rows for evaluation.")
+            raise UserError(
+                "predict_with_generate cannot generate from rows with candidates. Leave them out of the "
+                "rows for evaluation."
+            )
         result: tuple[Any, Any, Any] = super().prediction_step(
             model, inputs, prediction_loss_only, ignore_keys, **settings
         )
@@ -262,8 +273,10 @@ class NgramTrainer(Seq2SeqTrainer):
             whole = compares or not self._watched.needs_candidates
             before = self._evaluated.loss_fn
             if before is not None and self._watched.needs_candidates and before.needs_candidates != compares:
-                raise UserError("some rows for evaluation have candidates and others have none, so the terms that "
-                                "compare them have no mean. Give all rows candidates, or none.")
+                raise UserError(
+                    "some rows for evaluation have candidates and others have none, so the terms that "
+                    "compare them have no mean. Give all rows candidates, or none."
+                )
             self._evaluated.loss_fn = self._watched if whole else self._watched.without_candidates()
             terms = self._evaluated.loss_fn.parts
             self._evaluated.add(torch.stack([parts[part.name] * weight[part.per] for part in terms]))
@@ -271,12 +284,16 @@ class NgramTrainer(Seq2SeqTrainer):
         return result
 
     def evaluation_loop(
-        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: Any = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
         """As stock, with every term an exact mean over the data set, and what ``also_evaluated`` returns."""
         self._evaluated = _Sums()
-        self.gather_function = self.accelerator.gather_for_metrics   # drops repeated rows; stock keeps them
+        self.gather_function = self.accelerator.gather_for_metrics  # drops repeated rows; stock keeps them
         output: Any = super().evaluation_loop(
             dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
@@ -289,7 +306,7 @@ class NgramTrainer(Seq2SeqTrainer):
             exact = {"loss": loss, **means}
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
         if self.also_evaluated is not None:
-            with self.compute_loss_context_manager():   # in the precision of the rest
+            with self.compute_loss_context_manager():  # in the precision of the rest
                 more = self.also_evaluated(self.model)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in more.items()})
         return output
@@ -371,7 +388,7 @@ class NgramTrainer(Seq2SeqTrainer):
             self._watched = JointLoss(f"{self.loss_fn} + 0*ce")
         attach(model, self._watched.terms, memory=self.loss_fn.memory)
         for loss_fn in (attached_loss(model), self.loss_fn, self._watched):
-            loss_fn.progress = 1.0   # an evaluation without training
+            loss_fn.progress = 1.0  # an evaluation without training
         return model
 
 
@@ -384,7 +401,7 @@ class _Events(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._count_from(state.global_step)
         if self.trainer.planned is not None and self.trainer.accelerator.num_processes > 1:
-            reduction.share_weights(self.trainer.model)   # DDP, which is not used, would do this
+            reduction.share_weights(self.trainer.model)  # DDP, which is not used, would do this
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the progress, which weights with a schedule depend on."""
@@ -404,19 +421,19 @@ class _Sums:
 
     def __init__(self, since: int = 0) -> None:
         self.since = since
-        self.parts: Tensor | None = None                                 # [parts]
+        self.parts: Tensor | None = None  # [parts]
         self.loss_fn: JointLoss | None = None
-        self.counts: Any = 0                                             # [2]
+        self.counts: Any = 0  # [2]
 
     def add(self, parts: Tensor) -> None:
-        self.parts = parts.clone() if self.parts is None else self.parts + parts   # [parts]
+        self.parts = parts.clone() if self.parts is None else self.parts + parts  # [parts]
 
     def totals(
         self, accelerator: Any, loss_fn: JointLoss, over_processes: bool = True
     ) -> tuple[dict[str, float], list[float]]:
         """The sums as numbers: terms always over all processes, counts only if they are not summed already."""
-        parts = accelerator.reduce(self.parts, "sum")                    # [parts]
-        counts = accelerator.reduce(self.counts, "sum") if over_processes else self.counts   # [2]
+        parts = accelerator.reduce(self.parts, "sum")  # [parts]
+        counts = accelerator.reduce(self.counts, "sum") if over_processes else self.counts  # [2]
         return dict(zip((part.name for part in loss_fn.parts), parts.tolist(), strict=True)), counts.tolist()
 
 
@@ -442,16 +459,16 @@ def _shard(model: Any, plugin: Any) -> None:
         "reshard_after_forward": plugin.reshard_after_forward,
     }
     layers = set(plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ())
-    for module in reversed(list(model.modules())):   # inner ones first, as fully_shard requires
+    for module in reversed(list(model.modules())):  # inner ones first, as fully_shard requires
         if type(module).__name__ in layers:
             fully_shard(module, **options)
     fully_shard(model, **options)
-    plugin.auto_wrap_policy = None   # Accelerate must not shard again: it would look for the layers by name
+    plugin.auto_wrap_policy = None  # Accelerate must not shard again: it would look for the layers by name
 
 
 def _counts(labels: Tensor) -> Tensor:
     """The number of labels that count, and of rows that have one, [2]."""
-    real = labels != IGNORE_INDEX                                        # [B, T]
+    real = labels != IGNORE_INDEX  # [B, T]
     return torch.stack([real.sum(), real.any(-1).sum()]).float()
 
 

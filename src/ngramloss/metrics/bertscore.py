@@ -27,19 +27,47 @@ if TYPE_CHECKING:
 
 # The layers that BERTScore's authors chose by agreement with human judgements, by the last part of a model's name.
 LAYERS = {
-    "albert-base-v2": 9, "albert-large-v2": 14, "albert-xlarge-v2": 13, "albert-xxlarge-v2": 8,
-    "bart-base": 6, "bart-large": 10, "bart-large-cnn": 10, "bart-large-mnli": 11, "bart-large-xsum": 9,
-    "bert-base-chinese": 8, "bert-base-multilingual-cased": 9, "bert-base-uncased": 9, "bert-large-uncased": 18,
-    "deberta-base": 9, "deberta-base-mnli": 9, "deberta-large": 16, "deberta-large-mnli": 18,
-    "deberta-v3-base": 9, "deberta-v3-large": 12, "deberta-xlarge": 18, "deberta-xlarge-mnli": 40,
-    "distilbert-base-multilingual-cased": 5, "distilbert-base-uncased": 5, "distilroberta-base": 5,
-    "electra-base-discriminator": 9, "electra-large-discriminator": 14, "longformer-base-4096": 7,
-    "longformer-large-4096": 14, "mpnet-base": 8, "roberta-base": 10, "roberta-large": 17, "roberta-large-mnli": 19,
-    "scibert_scivocab_uncased": 8, "t5-base": 11, "t5-large": 23, "t5-small": 6, "xlm-roberta-base": 9,
+    "albert-base-v2": 9,
+    "albert-large-v2": 14,
+    "albert-xlarge-v2": 13,
+    "albert-xxlarge-v2": 8,
+    "bart-base": 6,
+    "bart-large": 10,
+    "bart-large-cnn": 10,
+    "bart-large-mnli": 11,
+    "bart-large-xsum": 9,
+    "bert-base-chinese": 8,
+    "bert-base-multilingual-cased": 9,
+    "bert-base-uncased": 9,
+    "bert-large-uncased": 18,
+    "deberta-base": 9,
+    "deberta-base-mnli": 9,
+    "deberta-large": 16,
+    "deberta-large-mnli": 18,
+    "deberta-v3-base": 9,
+    "deberta-v3-large": 12,
+    "deberta-xlarge": 18,
+    "deberta-xlarge-mnli": 40,
+    "distilbert-base-multilingual-cased": 5,
+    "distilbert-base-uncased": 5,
+    "distilroberta-base": 5,
+    "electra-base-discriminator": 9,
+    "electra-large-discriminator": 14,
+    "longformer-base-4096": 7,
+    "longformer-large-4096": 14,
+    "mpnet-base": 8,
+    "roberta-base": 10,
+    "roberta-large": 17,
+    "roberta-large-mnli": 19,
+    "scibert_scivocab_uncased": 8,
+    "t5-base": 11,
+    "t5-large": 23,
+    "t5-small": 6,
+    "xlm-roberta-base": 9,
     "xlm-roberta-large": 17,
 }
 FAMILIES = "Choose an encoder of the BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA, BART or T5 families."
-BLOCK = 1 << 16   # tokens whose states are held at a time: a quarter of a gigabyte at width 1024
+BLOCK = 1 << 16  # tokens whose states are held at a time: a quarter of a gigabyte at width 1024
 
 Ids = tuple[int, ...]
 
@@ -58,14 +86,21 @@ class Encoder(NamedTuple):
     model: Any
     tokenizer: Any
     layer: int
-    longest: int | None   # the most tokens it accepts, special ones included
-    spaced: bool          # whether to put a space before a text, as byte-level vocabularies expect
+    longest: int | None  # the most tokens it accepts, special ones included
+    spaced: bool  # whether to put a space before a text, as byte-level vocabularies expect
     source: pretrained.Source
 
 
 def bertscore(
-    references: Sequence[Sequence[str]], predictions: Sequence[str], *, model: str, layer: int | None = None,
-    idf: bool = False, baseline: Path | None = None, batch_size: int = 64, device: str | None = None,
+    references: Sequence[Sequence[str]],
+    predictions: Sequence[str],
+    *,
+    model: str,
+    layer: int | None = None,
+    idf: bool = False,
+    baseline: Path | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
     r"""Precision, recall and F of each document, 0 to 100, as Zhang et al. (2020) and bert-score 0.3.13 define them.
@@ -120,25 +155,34 @@ def bertscore(
     ids = _token_ids(encoder, {text for texts in references for text in texts} | set(predictions))
     weights = _inverse_frequencies([ids[text] for texts in references for text in texts]) if idf else _plain(encoder)
 
-    documents = [(ids[prediction], [ids[text] for text in texts])
-                 for prediction, texts in zip(predictions, references, strict=True)]
+    documents = [
+        (ids[prediction], [ids[text] for text in texts])
+        for prediction, texts in zip(predictions, references, strict=True)
+    ]
     best = _best_matches(encoder, documents, weights, batch_size, progress or (lambda _: None))
     return Scores(
-        {name: [100 * value for value in _rescale([getattr(match, part) for match in best], rescaled, part)]
-         for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f"))},
+        {
+            name: [100 * value for value in _rescale([getattr(match, part) for match in best], rescaled, part)]
+            for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f"))
+        },
         _signature(encoder, refs=refs, idf=idf, baseline=baseline),
     )
 
 
 def _best_matches(
-    encoder: Encoder, documents: Sequence[tuple[Ids, list[Ids]]], weights: Callable[[int], float], batch_size: int,
+    encoder: Encoder,
+    documents: Sequence[tuple[Ids, list[Ids]]],
+    weights: Callable[[int], float],
+    batch_size: int,
     progress: Callable[[int], None],
 ) -> list[Match]:
     """The best match of each document. A text is encoded once; its states are freed after the last use."""
     special = encoder.tokenizer.num_special_tokens_to_add()
     nothing = Match(0.0, 0.0, 0.0)
-    pairs = [[(prediction, reference) for reference in references if min(len(prediction), len(reference)) > special]
-             for prediction, references in documents]
+    pairs = [
+        [(prediction, reference) for reference in references if min(len(prediction), len(reference)) > special]
+        for prediction, references in documents
+    ]
     uses_left = Counter(text for of_one in pairs for pair in of_one for text in pair)
     states: dict[Ids, Tensor] = {}
     best = [nothing] * len(documents)
@@ -172,22 +216,24 @@ def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids
     import torch
 
     ordered = sorted(texts, key=lambda ids: (len(ids), ids))
-    pad = encoder.tokenizer.pad_token_id or 0   # RoBERTa counts positions by it; to others only the mask matters
+    pad = encoder.tokenizer.pad_token_id or 0  # RoBERTa counts positions by it; to others only the mask matters
     states = {}
     for start in range(0, len(ordered), batch_size):
         batch = ordered[start : start + batch_size]
         longest = len(batch[-1])
-        tokens = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in batch])            # [B, T]
-        mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in batch])        # [B, T]
+        tokens = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in batch])  # [B, T]
+        mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in batch])  # [B, T]
         with torch.inference_mode(), pretrained.computing("bertscore", batch_size):
             device = encoder.model.device
             hidden = encoder.model(tokens.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
         for ids, rows in zip(batch, hidden, strict=True):
-            states[ids] = rows[: len(ids)].clone()                                                # [T, D]
+            states[ids] = rows[: len(ids)].clone()  # [T, D]
             if not states[ids].isfinite().all():
                 text = encoder.tokenizer.decode(ids, skip_special_tokens=True)
-                raise UserError(f"bertscore's model returned NaN or infinite values for the text {text[:80]!r}. Its "
-                                 "weights are damaged, or this device computes it wrongly.")
+                raise UserError(
+                    f"bertscore's model returned NaN or infinite values for the text {text[:80]!r}. Its "
+                    "weights are damaged, or this device computes it wrongly."
+                )
     return states
 
 
@@ -195,7 +241,7 @@ def _match(prediction: Ids, reference: Ids, states: Mapping[Ids, Tensor], weight
     from torch.nn.functional import normalize
 
     x, y = (normalize(states[text].double(), dim=-1) for text in (prediction, reference))
-    cosines = x @ y.T                                                                 # [T, U]
+    cosines = x @ y.T  # [T, U]
     precision = _weighted_mean(cosines.amax(1), [weights(token) for token in prediction])
     recall = _weighted_mean(cosines.amax(0), [weights(token) for token in reference])
     total = precision + recall
@@ -232,7 +278,7 @@ def _token_ids(encoder: Encoder, texts: Iterable[str]) -> dict[str, Ids]:
 def _encoder(name: str, layer: int | None, device: str | None) -> Encoder:
     source = pretrained.find(name, metric="bertscore")
     config = pretrained.load_config(source)
-    layer = _chosen_layer(source.name, layer, config)   # before gigabytes are read
+    layer = _chosen_layer(source.name, layer, config)  # before gigabytes are read
     tokenizer = pretrained.load_tokenizer(source)
     model = pretrained.load_model(source, "AutoModel", config, needless=("*pooler*", "decoder.*"))
     model = model.get_encoder() if hasattr(model, "encoder") and hasattr(model, "decoder") else model
@@ -257,8 +303,10 @@ def _chosen_layer(name: str, layer: int | None, config: Any) -> int:
     if layer is None:
         layer = LAYERS.get(Path(name).name)
         if layer is None:
-            raise UserError(f"there is no default layer for {name!r}. Choose one from 1 to {layers} with --set "
-                             "bertscore.layer=N (in Python layer=N), and report it with the scores.")
+            raise UserError(
+                f"there is no default layer for {name!r}. Choose one from 1 to {layers} with --set "
+                "bertscore.layer=N (in Python layer=N), and report it with the scores."
+            )
     if not 1 <= layer <= layers:
         raise UserError(f"{name!r} has {layers} layers: `layer` must be from 1 to {layers}, got {layer}.")
     return layer
@@ -269,7 +317,7 @@ def _cut(model: Any, layer: int) -> None:
     from torch.nn import ModuleList
 
     total = model.config.num_hidden_layers
-    if model.config.model_type == "albert":   # one layer, applied repeatedly
+    if model.config.model_type == "albert":  # one layer, applied repeatedly
         model.config.num_hidden_layers = layer
         return
     for module in model.modules():
@@ -283,13 +331,17 @@ def _cut(model: Any, layer: int) -> None:
 def _baseline(path: Path, layer: int) -> Mapping[str, float]:
     """The scores of unrelated sentences at this layer. The package's .tsv files have commas; tabs are read too."""
     if not path.is_file():
-        raise Absent(f"there is no baseline file {path}. Give one with the columns LAYER,P,R,F, such as those under "
-                     "rescale_baseline/ in the package bert-score, with --set bertscore.baseline=FILE, or give none.")
+        raise Absent(
+            f"there is no baseline file {path}. Give one with the columns LAYER,P,R,F, such as those under "
+            "rescale_baseline/ in the package bert-score, with --set bertscore.baseline=FILE, or give none."
+        )
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
         rows = csv.DictReader(lines, delimiter="\t" if lines and "\t" in lines[0] else ",")
-        of_layer = {int(row["LAYER"]): {"precision": float(row["P"]), "recall": float(row["R"]), "f": float(row["F"])}
-                    for row in rows}
+        of_layer = {
+            int(row["LAYER"]): {"precision": float(row["P"]), "recall": float(row["R"]), "f": float(row["F"])}
+            for row in rows
+        }
     except (KeyError, TypeError, ValueError, csv.Error):
         raise UserError(f"{path} is not a baseline file: it needs a line LAYER,P,R,F with numbers below it.") from None
     if layer not in of_layer:
@@ -309,8 +361,15 @@ def _signature(encoder: Encoder, *, refs: str, idf: bool, baseline: Path | None)
     import transformers
 
     return signature(
-        "bertscore", model=encoder.source.name, files=pretrained.files_hash(encoder.source), layer=encoder.layer,
-        idf=idf, rescaled="no" if baseline is None else fingerprint([Path(baseline)]),
+        "bertscore",
+        model=encoder.source.name,
+        files=pretrained.files_hash(encoder.source),
+        layer=encoder.layer,
+        idf=idf,
+        rescaled="no" if baseline is None else fingerprint([Path(baseline)]),
         **reference_facts(refs, "best-f"),
-        cut=encoder.longest or "no", space=encoder.spaced, transformers=transformers.__version__, version=__version__,
+        cut=encoder.longest or "no",
+        space=encoder.spaced,
+        transformers=transformers.__version__,
+        version=__version__,
     )

@@ -81,8 +81,15 @@ def factcc(
             progress(len(window))
     named = {} if language == "auto" or splitter != "pysbd" else {"language": language}
     signed = signature(
-        "factcc", model=judge.name, files=judge.files, splitter=splitter, **named, tokens=judge.longest,
-        precision="fp32", transformers=transformers.__version__, version=__version__,
+        "factcc",
+        model=judge.name,
+        files=judge.files,
+        splitter=splitter,
+        **named,
+        tokens=judge.longest,
+        precision="fp32",
+        transformers=transformers.__version__,
+        version=__version__,
     )
     return Scores(values, signed)
 

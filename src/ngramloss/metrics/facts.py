@@ -27,10 +27,13 @@ def facts(ids: Sequence[str], predictions: Sequence[str]) -> Scores:
         raise Absent("facts works only on the built-in corpus newswire, whose facts are known.")
     items = [newswire.item(match[1], int(match[2]), seed=0) for match in matches if match]
     pairs = list(zip(items, predictions, strict=True))
-    return Scores({
-        "names_right": [_share(item.names, text) for item, text in pairs],
-        "figures_right": [_share(item.figures, text) for item, text in pairs],
-    }, signature("facts", corpus="newswire"))  # fmt: skip
+    return Scores(
+        {
+            "names_right": [_share(item.names, text) for item, text in pairs],
+            "figures_right": [_share(item.figures, text) for item, text in pairs],
+        },
+        signature("facts", corpus="newswire"),
+    )
 
 
 def _share(wanted: tuple[str, ...], prediction: str) -> float:

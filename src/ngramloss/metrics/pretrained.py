@@ -61,7 +61,7 @@ def find(name: str, *, metric: str) -> Source:
     if folder is None:
         try:
             folder = _fetch(name)
-        except Exception as error:   # the hub's client raises other errors in each version
+        except Exception as error:  # the hub's client raises other errors in each version
             raise Absent(
                 f"{metric} needs the model {name!r}: there is no folder of that name, the hub's cache has no complete "
                 f"copy, and the download failed ({first_line(error)}). {_model_hint(metric)}"
@@ -73,7 +73,7 @@ def load_tokenizer(source: Source, kind: str = "AutoTokenizer") -> Any:
     """The tokenizer, loaded by this class of transformers."""
     with reading(source.folder, source.metric):
         tokenizer = getattr(packages(source.metric), kind).from_pretrained(source.folder, **LOCAL)
-    if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # transformers made it from a config alone
+    if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # transformers made it from a config alone
         raise Absent(
             f"{source.metric}: {source.folder} lacks its tokenizer's vocabulary (tokenizer.json or vocab.txt). Copy it "
             "there from the model that was fine-tuned; docs/metrics.md says which."
@@ -101,8 +101,12 @@ def load_model(
     """
     with reading(source.folder, source.metric):
         model, report = getattr(packages(source.metric), kind).from_pretrained(
-            source.folder if state is None else None, config=config, state_dict=state, dtype="float32",
-            output_loading_info=True, **(LOCAL if state is None else {}),
+            source.folder if state is None else None,
+            config=config,
+            state_dict=state,
+            dtype="float32",
+            output_loading_info=True,
+            **(LOCAL if state is None else {}),
         )
     lost = sorted(key for key in report["missing_keys"] if not any(fnmatch(key, pattern) for pattern in needless))
     if lost:
@@ -170,11 +174,16 @@ def placed(model: Any, device: str | None, metric: str) -> Any:
 
 def longest_input(model: Any, tokenizer: Any) -> int | None:
     """The most tokens of an input, by the model's positions and the tokenizer's limit. None if there is no limit."""
-    tables = [module for name, module in model.named_modules()
-              if name.endswith(("position_embeddings", "embed_positions")) and hasattr(module, "num_embeddings")]
+    tables = [
+        module
+        for name, module in model.named_modules()
+        if name.endswith(("position_embeddings", "embed_positions")) and hasattr(module, "num_embeddings")
+    ]
     # RoBERTa's positions start after the id of its padding, BART's after an offset.
-    rows = [table.num_embeddings - (getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1)
-            for table in tables] or [getattr(model.config, "max_position_embeddings", None)]
+    rows = [
+        table.num_embeddings - (getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1)
+        for table in tables
+    ] or [getattr(model.config, "max_position_embeddings", None)]
     limits = [limit for limit in (*rows, tokenizer.model_max_length) if limit and 0 < limit < 10**9]
     return min(limits, default=None)
 
@@ -225,7 +234,7 @@ def reading(path: Path, metric: str) -> Iterator[None]:
             f"{metric}: {path} lacks files of its model, or they are damaged ({first_line(error)}). docs/metrics.md "
             "says which it needs."
         ) from error
-    except Exception as error:    # damaged files and other formats can raise anything
+    except Exception as error:  # damaged files and other formats can raise anything
         raise UserError(f"{metric}: {path} cannot be loaded: {first_line(error)}.") from error
 
 
@@ -249,7 +258,7 @@ def cached(name: str) -> Path | None:
 
     try:
         config = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:   # a path that does not exist
+    except HFValidationError:  # a path that does not exist
         return None
     return Path(config).parent if isinstance(config, str) and _is_whole(Path(config).parent) else None
 
@@ -264,7 +273,7 @@ def _is_whole(folder: Path) -> bool:
 def _fetch(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
-    listed = HfApi().model_info(name, timeout=PATIENCE).siblings or ()    # a download would retry for 20 seconds
+    listed = HfApi().model_info(name, timeout=PATIENCE).siblings or ()  # a download would retry for 20 seconds
     safe = any(file.rfilename.endswith(".safetensors") for file in listed)
     return Path(snapshot_download(name, allow_patterns=[*SAFE, *(() if safe else PICKLED)]))
 

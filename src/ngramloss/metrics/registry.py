@@ -100,74 +100,98 @@ _DEVICE = Setting(None, kind=str, help="device, such as cpu or cuda:1; by defaul
 _SPLITTER = Setting("pysbd", choices=("pysbd", "newline", "period"), help="how texts are split into sentences")
 _LANGUAGE = Setting("auto", help="language of the texts, for pysbd, such as de; auto chooses by script")
 
-_ROUGE_PARTS = {"precision": "how much of the prediction is in the reference",
-                "recall": "how much of the reference is in the prediction"}
+_ROUGE_PARTS = {
+    "precision": "how much of the prediction is in the reference",
+    "recall": "how much of the reference is in the prediction",
+}
 
 _BUILTIN = {
     "rouge": Metric(
-        f"{_HERE}.rouge:rouge", about="ROUGE-1, 2, L and Lsum: F-measures, the same values as Google's rouge-score.",
+        f"{_HERE}.rouge:rouge",
+        about="ROUGE-1, 2, L and Lsum: F-measures, the same values as Google's rouge-score.",
         scores={
             "rouge1": Score("R-1", "words shared with the reference"),
             "rouge2": Score("R-2", "pairs of words shared with the reference"),
             "rougeL": Score("R-L", "longest common subsequence of the whole texts"),
-            "rougeLsum": Score("R-Lsum", "longest common subsequence sentence by sentence; the paper's R-L on "
-                                         "CNN/DailyMail"),
-            **{f"rouge{n}_{part}": Score(f"R-{n} {part[0].upper()}", f"{part} of ROUGE-{n}: {about}")
-               for n in ("1", "2", "L", "Lsum") for part, about in _ROUGE_PARTS.items()},
+            "rougeLsum": Score(
+                "R-Lsum", "longest common subsequence sentence by sentence; the paper's R-L on CNN/DailyMail"
+            ),
+            **{
+                f"rouge{n}_{part}": Score(f"R-{n} {part[0].upper()}", f"{part} of ROUGE-{n}: {about}")
+                for n in ("1", "2", "L", "Lsum")
+                for part, about in _ROUGE_PARTS.items()
+            },
         },
-        packages=("rouge-score-rs",), extra="score",
+        packages=("rouge-score-rs",),
+        extra="score",
         options={
             "stemmer": Setting(True, help="compare Porter stems, as most published scores do"),
-            "sentences": Setting("newline", choices=("newline", "pysbd", "period"), help="how Lsum splits "
-                                                                                         "sentences"),
-            "tokens": Setting("default", choices=("default", "unicode", "characters", "auto"),
-                              help="how texts are split into words; default keeps only a to z and 0 to 9, auto "
-                                   "chooses by script"),
+            "sentences": Setting("newline", choices=("newline", "pysbd", "period"), help="how Lsum splits sentences"),
+            "tokens": Setting(
+                "default",
+                choices=("default", "unicode", "characters", "auto"),
+                help="how texts are split into words; default keeps only a to z and 0 to 9, auto chooses by script",
+            ),
             "language": _LANGUAGE,
             "parts": Setting(False, help="also show precision and recall"),
         },
         notes=f"{_HERE}.rouge:notes",
     ),
     "bleu": Metric(
-        f"{_HERE}.overlap:bleu", about="Corpus BLEU by sacreBLEU; for one document, sacreBLEU's sentence BLEU.",
+        f"{_HERE}.overlap:bleu",
+        about="Corpus BLEU by sacreBLEU; for one document, sacreBLEU's sentence BLEU.",
         scores={"bleu": Score("BLEU", "n-grams of the prediction that are in the reference")},
-        packages=("sacrebleu",), extra="score",
-        options={"tokenize": Setting("13a", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab; auto "
-                                                 "chooses by script")},
+        packages=("sacrebleu",),
+        extra="score",
+        options={
+            "tokenize": Setting(
+                "13a", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab; auto chooses by script"
+            )
+        },
         notes=f"{_HERE}.overlap:bleu_notes",
     ),
     "chrf": Metric(
-        f"{_HERE}.overlap:chrf", about="Corpus chrF by sacreBLEU; with chrf.word_order=2 it is chrF++.",
+        f"{_HERE}.overlap:chrf",
+        about="Corpus chrF by sacreBLEU; with chrf.word_order=2 it is chrF++.",
         scores={"chrf": Score("chrF", "character n-grams shared with the reference")},
-        packages=("sacrebleu",), extra="score",
+        packages=("sacrebleu",),
+        extra="score",
         options={"word_order": Setting(0, least=0, most=10, help="longest word n-grams that also count; 2 is chrF++")},
     ),
     "shape": Metric(
-        f"{_HERE}.shape:shape", reads=("predictions", "documents"), optional=("documents",),
+        f"{_HERE}.shape:shape",
+        reads=("predictions", "documents"),
+        optional=("documents",),
         about="Length and repetition; with documents also compression, novelty, coverage and density.",
         scores={
             "words": Score("Words", "words of the summary", "neither"),
-            "repeated3": Score("Repeated 3-grams %", "trigrams of the summary that repeat an earlier one",
-                               "neither"),
+            "repeated3": Score("Repeated 3-grams %", "trigrams of the summary that repeat an earlier one", "neither"),
             "compression": Score("Compression", "words of the document per word of the summary", "neither"),
-            **{f"novel{n}": Score(f"Novel {n}-grams %", f"{n}-grams of the summary not in the document", "neither")
-               for n in (1, 2, 3, 4)},
+            **{
+                f"novel{n}": Score(f"Novel {n}-grams %", f"{n}-grams of the summary not in the document", "neither")
+                for n in (1, 2, 3, 4)
+            },
             "coverage": Score("Coverage %", "words of the summary in fragments copied from the document", "neither"),
             "density": Score("Density", "mean length of the copied fragment that a word is in", "neither"),
         },
-        packages=("numpy",), extra="score",
+        packages=("numpy",),
+        extra="score",
     ),
     "bertscore": Metric(
         f"{_HERE}.bertscore:bertscore",
         about="BERTScore: precision, recall and F as Zhang et al. (2020) and bert-score 0.3.13 define them.",
         scores={
-            "bertscore_precision": Score("BERTScore P", "similarity of the prediction's tokens to the closest in "
-                                                        "the reference"),
-            "bertscore_recall": Score("BERTScore R", "similarity of the reference's tokens to the closest in "
-                                                     "the prediction"),
+            "bertscore_precision": Score(
+                "BERTScore P", "similarity of the prediction's tokens to the closest in the reference"
+            ),
+            "bertscore_recall": Score(
+                "BERTScore R", "similarity of the reference's tokens to the closest in the prediction"
+            ),
             "bertscore": Score("BERTScore", "harmonic mean of BERTScore's precision and recall"),
         },
-        packages=("transformers",), extra="hf", usual="roberta-large",
+        packages=("transformers",),
+        extra="hf",
+        usual="roberta-large",
         options={
             "model": Setting(kind=str, help="folder or hub id of the model"),
             "layer": Setting(None, kind=int, least=1, help="layer, counted from 1; by default the authors' choice"),
@@ -178,12 +202,14 @@ _BUILTIN = {
         },
     ),
     "wmd": Metric(
-        f"{_HERE}.wmd:wmd", about="Word Mover's Distance (Kusner et al., 2015): 0 is best, lower is better.",
+        f"{_HERE}.wmd:wmd",
+        about="Word Mover's Distance (Kusner et al., 2015): 0 is best, lower is better.",
         scores={
             "wmd": Score("WMD", "Word Mover's Distance to the reference; lower is closer", "lower", 3),
             "wmd_known": Score("WMD words known %", "words that have a vector", "neither"),
         },
-        packages=("POT",), extra="metrics",
+        packages=("POT",),
+        extra="metrics",
         options={
             "vectors": Setting(kind=Path, help="file of word2vec, GloVe or fastText vectors"),
             "stop_words": Setting("none", choices=("none", "english"), help="words to ignore"),
@@ -192,42 +218,52 @@ _BUILTIN = {
         },
     ),
     "summac": Metric(
-        f"{_HERE}.summac:summac", reads=("documents", "predictions"),
+        f"{_HERE}.summac:summac",
+        reads=("documents", "predictions"),
         about="SummaC (Laban et al., 2022): how consistent each summary is with its document.",
         scores={
             "summac_conv": Score("SummaC-Conv", "probability that the summary is consistent with its document"),
             "summac_zs": Score("SummaC-ZS", "entailment of the summary's sentences minus their contradiction"),
         },
-        packages=("transformers",), extra="hf", usual=VITC,
+        packages=("transformers",),
+        extra="hf",
+        usual=VITC,
         options={
             "model": Setting("vitc", help="NLI model: vitc, mnli, anli, a folder or a hub id"),
             "form": Setting("conv", choices=("conv", "zs"), help="variant of SummaC; zs needs no weights"),
             "weights": Setting(None, kind=Path, help="file of SummaC-Conv's published weights"),
-            "splitter": _SPLITTER, "language": _LANGUAGE,
+            "splitter": _SPLITTER,
+            "language": _LANGUAGE,
             "document_sentences": Setting(100, least=1, help="most sentences read of a document"),
             "contradiction": Setting(True, help="whether zs subtracts contradiction"),
             "labels": Setting(None, kind=list, help="meanings of the model's outputs, if its config lacks them"),
-            "batch_size": _BATCH, "device": _DEVICE,
+            "batch_size": _BATCH,
+            "device": _DEVICE,
         },
         notes=f"{_HERE}.summac:notes",
     ),
     "factcc": Metric(
-        f"{_HERE}.factcc:factcc", reads=("documents", "predictions"),
+        f"{_HERE}.factcc:factcc",
+        reads=("documents", "predictions"),
         about="FactCC (Kryściński et al., 2020): how factually consistent a summary's sentences are.",
         scores={
             "factcc": Score("FactCCX", "mean probability that a sentence of the summary is correct"),
             "factcc_share": Score("FactCCX, sentences ≥ 50%", "sentences that the classifier calls correct"),
         },
-        packages=("transformers",), extra="hf",
+        packages=("transformers",),
+        extra="hf",
         options={
-            "model": Setting(kind=str, help="folder or hub id of FactCC or FactCCX"), "splitter": _SPLITTER,
+            "model": Setting(kind=str, help="folder or hub id of FactCC or FactCCX"),
+            "splitter": _SPLITTER,
             "language": _LANGUAGE,
-            "batch_size": Setting(16, least=1, most=2**16, help="sentences per batch"), "device": _DEVICE,
+            "batch_size": Setting(16, least=1, most=2**16, help="sentences per batch"),
+            "device": _DEVICE,
         },
         notes=f"{_HERE}.factcc:notes",
     ),
     "facts": Metric(
-        f"{_HERE}.facts:facts", reads=("ids", "predictions"),
+        f"{_HERE}.facts:facts",
+        reads=("ids", "predictions"),
         about="Names and numbers of the reference that the prediction contains; for the built-in corpus newswire only.",
         scores={
             "names_right": Score("Names right %", "names of the reference that the summary contains"),
@@ -251,8 +287,9 @@ def score_owners(metrics: Iterable[str]) -> dict[str, str]:
     for metric in metrics:
         for score in scores_of(metric):
             if score in owners:
-                raise UserError(f"the metrics {owners[score]!r} and {metric!r} both have a score {score!r}. Rename "
-                                "one of them.")
+                raise UserError(
+                    f"the metrics {owners[score]!r} and {metric!r} both have a score {score!r}. Rename one of them."
+                )
             owners[score] = metric
     return owners
 
@@ -262,12 +299,17 @@ def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     known = METRICS.entry(name).options
     for option in given:
         if option not in known:
-            raise UserError(f"{name}.{option}: unknown option. {nearest(option, known, 0.5)}"
-                            f"{name} has {', '.join(known) or 'no options'}.")
+            raise UserError(
+                f"{name}.{option}: unknown option. {nearest(option, known, 0.5)}"
+                f"{name} has {', '.join(known) or 'no options'}."
+            )
     return {option: known[option].check(f"{name}.{option}", value) for option, value in given.items()}
 
 
 def missing_options(name: str, given: Mapping[str, Any]) -> list[str]:
     """The required options of a metric that are not given."""
-    return [option for option, described in METRICS.entry(name).options.items()
-            if described.required and option not in given]
+    return [
+        option
+        for option, described in METRICS.entry(name).options.items()
+        if described.required and option not in given
+    ]

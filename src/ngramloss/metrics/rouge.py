@@ -26,8 +26,13 @@ LARGEST = 500_000_000
 
 
 def rouge(
-    references: Sequence[Sequence[str]], predictions: Sequence[str], *,
-    stemmer: bool = True, sentences: str = "newline", tokens: str = "default", language: str = "auto",
+    references: Sequence[Sequence[str]],
+    predictions: Sequence[str],
+    *,
+    stemmer: bool = True,
+    sentences: str = "newline",
+    tokens: str = "default",
+    language: str = "auto",
     parts: bool = False,
 ) -> Scores:
     """F-measures of each document, the numbers of Google's ``rouge-score``.
@@ -69,14 +74,27 @@ def rouge(
         values |= _measures(split_references, list(split), lines, stemmer, tokens)
     named = {} if language == "auto" or sentences != "pysbd" else {"language": language}
     wanted = (*NAMES, *PARTS) if parts else NAMES
-    return Scores({name: values[name] for name in wanted}, signature(
-        "rouge", **reference_facts(several, "best-f"), stemmer=stemmer, lsum=sentences, **named, tokens=tokens,
-        rouge_score_rs=version("rouge-score-rs"),
-    ))
+    return Scores(
+        {name: values[name] for name in wanted},
+        signature(
+            "rouge",
+            **reference_facts(several, "best-f"),
+            stemmer=stemmer,
+            lsum=sentences,
+            **named,
+            tokens=tokens,
+            rouge_score_rs=version("rouge-score-rs"),
+        ),
+    )
 
 
 def notes(
-    references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokens: str, sentences: str, language: str,
+    references: Sequence[Sequence[str]],
+    predictions: Sequence[str],
+    *,
+    tokens: str,
+    sentences: str,
+    language: str,
     **_: object,
 ) -> list[str]:
     """Sentences about texts that these options do not read well.
@@ -96,8 +114,10 @@ def notes(
         if counts.share_not_ascii >= SKIPPED or empty:
             some = " ".join([*(letter for letter, _ in counts.others.most_common(4)), "…"][: len(counts.others)])
             none = f", and find no word in {empty:,} of {len(texts):,} texts" if empty else ""
-            found.append(f"the default rules read only a–z and 0–9: they skip {percent(counts.share_not_ascii)} of "
-                         f"the letters here ({some}){none}. Use --set rouge.tokens=auto.")
+            found.append(
+                f"the default rules read only a–z and 0–9: they skip {percent(counts.share_not_ascii)} of "
+                f"the letters here ({some}){none}. Use --set rouge.tokens=auto."
+            )
     return found + splitting_notes(texts, sentences, language, "--set rouge.language")
 
 
@@ -129,7 +149,7 @@ def _check_sizes(references: Sequence[Sequence[str]], predictions: Sequence[str]
     for number, (golds, prediction) in enumerate(zip(references, predictions, strict=True), 1):
         for reference in golds:
             if len(reference) * len(prediction) <= LARGEST:
-                continue   # there are no more tokens than characters
+                continue  # there are no more tokens than characters
             gold_words, text_words = (sum(1 for _ in token.finditer(text)) for text in (reference, prediction))
             if gold_words * text_words > LARGEST:
                 raise UserError(

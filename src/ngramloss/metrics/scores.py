@@ -36,7 +36,7 @@ class Scores(NamedTuple):
 
     values: dict[str, list[float]]
     signature: str
-    pooled: dict[str, Pooled] = {}   # noqa: RUF012, never changed
+    pooled: dict[str, Pooled] = {}  # noqa: RUF012, never changed
 
 
 def corpus_score(scores: Scores, name: str) -> float:
@@ -59,11 +59,14 @@ def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: i
         raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
     for name, column in scores.values.items():
         if name not in known:
-            raise UserError(f"the metric {metric!r} returned the score {name!r}, which its entry does not name. It "
-                            f"names {', '.join(known)}.")
+            raise UserError(
+                f"the metric {metric!r} returned the score {name!r}, which its entry does not name. It "
+                f"names {', '.join(known)}."
+            )
         if len(column) != documents:
-            raise UserError(f"the metric {metric!r} returned {len(column)} values of {name!r} for {documents} "
-                            "documents.")
+            raise UserError(
+                f"the metric {metric!r} returned {len(column)} values of {name!r} for {documents} documents."
+            )
 
 
 class Absent(ValueError):
@@ -77,8 +80,15 @@ def signature(metric: str, **facts: object) -> str:
     'rouge1|refs:1|stemmer:yes|version:0.2.1'
     """
     written = {True: "yes", False: "no"}
-    return "|".join([metric, *(f"{name}:{written.get(value, value) if isinstance(value, bool) else value}"
-                               for name, value in facts.items())])
+    return "|".join(
+        [
+            metric,
+            *(
+                f"{name}:{written.get(value, value) if isinstance(value, bool) else value}"
+                for name, value in facts.items()
+            ),
+        ]
+    )
 
 
 def check_lengths(**texts: Sequence[object]) -> None:
@@ -105,8 +115,10 @@ def reference_count(references: Sequence[Sequence[str]]) -> str:
     """
     for number, golds in enumerate(references, 1):
         if isinstance(golds, str):
-            raise TypeError(f"the references of a document must be a list of texts; document {number} has the text "
-                            f"{golds[:40]!r}. Put it in a list.")
+            raise TypeError(
+                f"the references of a document must be a list of texts; document {number} has the text "
+                f"{golds[:40]!r}. Put it in a list."
+            )
         if not golds:
             raise ValueError(f"document {number} has no reference.")
     counts = {len(golds) for golds in references} or {1}

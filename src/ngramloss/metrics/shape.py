@@ -23,7 +23,8 @@ def shape(predictions: Sequence[str], documents: Sequence[str] | None = None) ->
     """
     written = [words_of(text) for text in predictions]
     values: dict[str, list[float]] = {
-        "words": [float(len(text)) for text in written], "repeated3": [_repetition(text, 3) for text in written],
+        "words": [float(len(text)) for text in written],
+        "repeated3": [_repetition(text, 3) for text in written],
     }
     if documents is not None:
         check_lengths(documents=documents, predictions=predictions)
@@ -54,8 +55,8 @@ def fragments(document: Sequence[str], text: Sequence[str]) -> list[int]:
         longest = 0
         for position in positions.get(text[at], ()):
             if position + longest >= len(document) or at + longest >= len(text):
-                break   # no later position has a longer one
-            if document[position + longest] == text[at + longest]:   # otherwise it is not longer
+                break  # no later position has a longer one
+            if document[position + longest] == text[at + longest]:  # otherwise it is not longer
                 longest = max(longest, _shared_length(document, position, text, at))
         if longest:
             lengths.append(longest)

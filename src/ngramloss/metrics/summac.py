@@ -17,8 +17,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EDGES = (
-    0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.90, 0.91, 0.92, 0.93,
-    0.94, 0.95, 0.955, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 1.0,
+    0.0,
+    0.01,
+    0.02,
+    0.03,
+    0.04,
+    0.07,
+    0.13,
+    0.37,
+    0.90,
+    0.91,
+    0.92,
+    0.93,
+    0.94,
+    0.95,
+    0.955,
+    0.96,
+    0.965,
+    0.97,
+    0.975,
+    0.98,
+    0.985,
+    0.99,
+    0.995,
+    1.0,
 )
 """The edges of the bins that the published weights were trained with ("percentile"). Each bin includes its lower
 edge, the last one both edges."""
@@ -33,9 +55,7 @@ WINDOW = 64
 """Documents scored together: their pairs of sentences are sorted by length into batches."""
 
 WEIGHTS = "summac_conv_vitc_sent_perc_e.bin"
-SHAPES = {
-    "mlp.weight": (1, len(EDGES) - 1), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,),
-}
+SHAPES = {"mlp.weight": (1, len(EDGES) - 1), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
 """The tensors in the published file ``WEIGHTS`` of SummaC-Conv, and their shapes."""
 
 FORMS = ("conv", "zs")
@@ -120,8 +140,17 @@ def summac(
     own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
     named = {} if language == "auto" or splitter != "pysbd" else {"language": language}
     signed = signature(
-        metric, model=judge.name, files=judge.files, **own, splitter=splitter, **named, shortest=SHORTEST,
-        sentences=document_sentences, tokens=judge.longest, precision="fp32", transformers=transformers.__version__,
+        metric,
+        model=judge.name,
+        files=judge.files,
+        **own,
+        splitter=splitter,
+        **named,
+        shortest=SHORTEST,
+        sentences=document_sentences,
+        tokens=judge.longest,
+        precision="fp32",
+        transformers=transformers.__version__,
         version=__version__,
     )
     return Scores({metric: [100 * score for score in scores]}, signed)
@@ -134,16 +163,16 @@ def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
         image: probabilities in the order of ``RELATIONS``, [document sentences, summary sentences, 3].
         contradiction: whether to subtract the contradiction.
     """
-    highest = image.amax(0)                                             # [S, 3]
+    highest = image.amax(0)  # [S, 3]
     against = highest[:, 1] if contradiction else 0.0
     return float((highest[:, 0] - against).mean())
 
 
 def convolved(image: Tensor, conv: Conv) -> float:
     """The probability of consistency by SummaC-Conv, from the histograms of entailment, 0 to 1."""
-    counts = histograms(image[..., 0])[:SUMMARY_SENTENCES].double()     # [S, bins]
+    counts = histograms(image[..., 0])[:SUMMARY_SENTENCES].double()  # [S, bins]
     mean = (counts @ conv.weight.T + conv.bias).mean()
-    logits = conv.final_weight @ mean.expand(3) + conv.final_bias       # [2]
+    logits = conv.final_weight @ mean.expand(3) + conv.final_bias  # [2]
     return float(logits.softmax(0)[1])
 
 
@@ -158,8 +187,8 @@ def histograms(entailment: Tensor) -> Tensor:
     import torch
 
     inner = torch.tensor(EDGES[1:-1], dtype=torch.float64)
-    bins = torch.bucketize(entailment.double().contiguous(), inner, right=True)   # [D, S]
-    return torch.nn.functional.one_hot(bins, len(EDGES) - 1).sum(0)     # [S, bins]
+    bins = torch.bucketize(entailment.double().contiguous(), inner, right=True)  # [D, S]
+    return torch.nn.functional.one_hot(bins, len(EDGES) - 1).sum(0)  # [S, bins]
 
 
 def notes(
@@ -175,8 +204,12 @@ def _sentences(texts: Sequence[str], splitter: str, language: str) -> list[list[
 
 
 def _images(
-    judge: Classifier, sources: Sequence[Sequence[str]], summaries: Sequence[Sequence[str]], metric: str,
-    batch_size: int, progress: Callable[[int], None] | None,
+    judge: Classifier,
+    sources: Sequence[Sequence[str]],
+    summaries: Sequence[Sequence[str]],
+    metric: str,
+    batch_size: int,
+    progress: Callable[[int], None] | None,
 ) -> Iterator[Tensor]:
     """Probabilities of each document's pairs, [document sentences, summary sentences, 3], 0 if there are none."""
     import torch

@@ -35,23 +35,25 @@ if TYPE_CHECKING:
 
 # English function words: articles, pronouns, prepositions, conjunctions, auxiliaries, and the parts of contractions and
 # possessives at their apostrophe. Shorter than the SMART list (571 words) of Kusner et al.
-ENGLISH = frozenset(re.findall(
-    r"\w+",
-    "a about above after again against all also although am an and any are as at be because been before being below "
-    "between both but by can could d did do does doing down during each either few for from further had has have "
-    "having he her here hers herself him himself his how i if in into is it its itself just ll m may me might more "
-    "most must my myself neither no nor not of off on once only or other our ours ourselves out over own re s same "
-    "shall she should so some such t than that the their theirs them themselves then there these they this those "
-    "though through to too under until up upon us ve very was we were what when where whether which while who whom "
-    "whose why will with would you your yours yourself yourselves",
-))
+ENGLISH = frozenset(
+    re.findall(
+        r"\w+",
+        "a about above after again against all also although am an and any are as at be because been before being "
+        "below between both but by can could d did do does doing down during each either few for from further had "
+        "has have having he her here hers herself him himself his how i if in into is it its itself just ll m may "
+        "me might more most must my myself neither no nor not of off on once only or other our ours ourselves out "
+        "over own re s same shall she should so some such t than that the their theirs them themselves then there "
+        "these they this those though through to too under until up upon us ve very was we were what when where "
+        "whether which while who whom whose why will with would you your yours yourself yourselves",
+    )
+)
 STOP_WORDS: Mapping[str, frozenset[str]] = {"none": frozenset(), "english": ENGLISH}
 FORMATS = (".txt", ".vec", ".bin")
-LONGEST_WORD = 1 << 16   # bytes; a longer word means that the file is not a vector file
-LONGEST_LINE = 1 << 24   # bytes, likewise
+LONGEST_WORD = 1 << 16  # bytes; a longer word means that the file is not a vector file
+LONGEST_LINE = 1 << 24  # bytes, likewise
 MOST_DIMENSIONS = 1 << 16
-MOST_PAIRS = 10**8   # of words; a tenth of it took 5 seconds and half a gigabyte
-BACKENDS = {"torch": "PYTORCH", "jax": "JAX", "cupy": "CUPY", "tensorflow": "TENSORFLOW"}   # package → POT's switch
+MOST_PAIRS = 10**8  # of words; a tenth of it took 5 seconds and half a gigabyte
+BACKENDS = {"torch": "PYTORCH", "jax": "JAX", "cupy": "CUPY", "tensorflow": "TENSORFLOW"}  # package → POT's switch
 CHUNK = 1 << 20
 Bag = Mapping[str, int]
 
@@ -65,8 +67,14 @@ class Entry(NamedTuple):
 
 
 def wmd(
-    references: Sequence[Sequence[str]], predictions: Sequence[str], *, vectors: Path, stop_words: str = "none",
-    normalise: bool = True, limit: int = 0, progress: Callable[[int], None] | None = None,
+    references: Sequence[Sequence[str]],
+    predictions: Sequence[str],
+    *,
+    vectors: Path,
+    stop_words: str = "none",
+    normalise: bool = True,
+    limit: int = 0,
+    progress: Callable[[int], None] | None = None,
 ) -> Scores:
     r"""Word Mover's Distance of each document (Kusner et al., 2015, eq. 1). 0 is best, lower is better.
 
@@ -110,8 +118,10 @@ def wmd(
         raise UserError(f"limit must be 0 (read all vectors) or more, got {limit}.")
     ot = _transport()
     stopped = STOP_WORDS[stop_words]
-    documents = [(_bag(prediction, stopped), [_bag(text, stopped) for text in texts])
-                 for prediction, texts in zip(predictions, references, strict=True)]
+    documents = [
+        (_bag(prediction, stopped), [_bag(text, stopped) for text in texts])
+        for prediction, texts in zip(predictions, references, strict=True)
+    ]
     wanted = {word for prediction, golds in documents for bag in (prediction, *golds) for word in bag}
     known, dimensions = read_vectors(Path(vectors), wanted, normalise=normalise, limit=limit)
 
@@ -124,12 +134,22 @@ def wmd(
         values["wmd_known"].append(100 * sum(sum(bag.values()) for bag in bags) / max(1, words))
         if progress:
             progress(1)
-    return Scores(values, signature(
-        "wmd", vectors=Path(vectors).name, files=fingerprint([Path(vectors)]), dimensions=dimensions,
-        words="lower", stop=stop_words, normalised=normalise, limit=limit or "no", **reference_facts(refs, "nearest"),
-        pot=ot.__version__,
-        version=__version__,
-    ))
+    return Scores(
+        values,
+        signature(
+            "wmd",
+            vectors=Path(vectors).name,
+            files=fingerprint([Path(vectors)]),
+            dimensions=dimensions,
+            words="lower",
+            stop=stop_words,
+            normalised=normalise,
+            limit=limit or "no",
+            **reference_facts(refs, "nearest"),
+            pot=ot.__version__,
+            version=__version__,
+        ),
+    )
 
 
 def words(text: str) -> list[str]:
@@ -144,7 +164,7 @@ def words(text: str) -> list[str]:
 @cache
 def _word() -> re.Pattern[str]:
     marks = "".join(sign for sign in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(sign)[0] == "M")
-    return re.compile(rf"[^\W_](?:[^\W_]|[{marks}])*")   # \w alone would cut Hindi at each vowel sign
+    return re.compile(rf"[^\W_](?:[^\W_]|[{marks}])*")  # \w alone would cut Hindi at each vowel sign
 
 
 def _bag(text: str, stopped: frozenset[str]) -> Bag:
@@ -175,22 +195,28 @@ def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot
     from scipy.spatial.distance import cdist
 
     size, other_size = sum(prediction.values()), sum(reference.values())
-    surplus = {word: prediction.get(word, 0) * other_size - reference.get(word, 0) * size
-               for word in sorted({*prediction, *reference})}
+    surplus = {
+        word: prediction.get(word, 0) * other_size - reference.get(word, 0) * size
+        for word in sorted({*prediction, *reference})
+    }
     sources = [word for word, count in surplus.items() if count > 0]
     targets = [word for word, count in surplus.items() if count < 0]
     if not sources:
         return 0.0
     if len(sources) * len(targets) > MOST_PAIRS:
-        raise UserError(f"wmd: {place} would move {len(sources):,} different words to {len(targets):,}, more than "
-                         f"{MOST_PAIRS:,} pairs. Shorten its texts.")
+        raise UserError(
+            f"wmd: {place} would move {len(sources):,} different words to {len(targets):,}, more than "
+            f"{MOST_PAIRS:,} pairs. Shorten its texts."
+        )
     moved = sum(surplus[word] for word in sources)
     costs = cdist(numpy.stack([vectors[word] for word in sources]), numpy.stack([vectors[word] for word in targets]))
     shares = [numpy.array([abs(surplus[word]) / moved for word in side]) for side in (sources, targets)]
     cost, report = ot.emd2(*shares, costs, numItermax=100_000_000, log=True)
     if report["warning"] or not math.isfinite(cost):
-        raise UserError(f"wmd: {place}: optimal transport of {len(sources)} to {len(targets)} words was not solved: "
-                         f"{report['warning'] or cost}.")
+        raise UserError(
+            f"wmd: {place}: optimal transport of {len(sources)} to {len(targets)} words was not solved: "
+            f"{report['warning'] or cost}."
+        )
     return float(cost) * moved / (size * other_size)
 
 
@@ -204,12 +230,16 @@ def read_vectors(
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in FORMATS:
-        raise UserError(f"vectors are read from {', '.join(FORMATS)} files (word2vec, GloVe, fastText), also with "
-                         f".gz, got {path.name!r}. Save them in one of these formats, or rename the file.")
+        raise UserError(
+            f"vectors are read from {', '.join(FORMATS)} files (word2vec, GloVe, fastText), also with "
+            f".gz, got {path.name!r}. Save them in one of these formats, or rename the file."
+        )
     if not path.is_file():
-        raise Absent(f"wmd needs word vectors, and there is no file {path}. Give word2vec, GloVe or fastText "
-                     "vectors, such as GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt, with --set "
-                     "wmd.vectors=FILE (in Python vectors=).")
+        raise Absent(
+            f"wmd needs word vectors, and there is no file {path}. Give word2vec, GloVe or fastText "
+            "vectors, such as GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt, with --set "
+            "wmd.vectors=FILE (in Python vectors=)."
+        )
     import numpy
 
     sought = {word.encode("utf-8", "replace"): word for word in wanted}
@@ -237,10 +267,11 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
         if limit and read == limit:
             return
         if len(line) == LONGEST_LINE:
-            raise UserError(f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is not a text file of "
-                            "vectors.")
+            raise UserError(
+                f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is not a text file of vectors."
+            )
         line = line.removeprefix(BOM_UTF8) if number == 1 else line
-        fields = line.strip()   # fastText ends lines with a space
+        fields = line.strip()  # fastText ends lines with a space
         if number == 1 and re.fullmatch(rb"\d{1,18} \d{1,18}", fields):
             announced, dimensions = map(int, fields.split())
             continue
@@ -250,14 +281,17 @@ def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tu
         gaps = fields.count(b" ")
         dimensions = dimensions or gaps
         if not 0 < dimensions <= gaps:
-            raise UserError(f"{place}: a word and {dimensions or 'its'} numbers expected, with spaces between, got "
-                             f"{gaps} after {_shown(fields.split(b' ')[0])}.")
+            raise UserError(
+                f"{place}: a word and {dimensions or 'its'} numbers expected, with spaces between, got "
+                f"{gaps} after {_shown(fields.split(b' ')[0])}."
+            )
         read += 1
         word, numbers = fields.split(b" ", 1) if gaps == dimensions else _phrase(fields, dimensions, place)
         yield Entry(word, numbers, place), dimensions
     if read < min(announced, limit or announced):
-        raise UserError(f"{path} announces {announced} vectors and contains {read}: it is incomplete. "
-                        "Download it again.")
+        raise UserError(
+            f"{path} announces {announced} vectors and contains {read}: it is incomplete. Download it again."
+        )
 
 
 def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
@@ -271,8 +305,10 @@ def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
 def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
     header = re.fullmatch(rb"(\d+) (\d+)\s*", file.readline(100))
     if header is None or not 0 < int(header[2]) <= MOST_DIMENSIONS:
-        raise UserError(f"{path} does not begin with the line `count dimensions` of word2vec's binary files. For a "
-                         "fastText model use the .vec file instead.")
+        raise UserError(
+            f"{path} does not begin with the line `count dimensions` of word2vec's binary files. For a "
+            "fastText model use the .vec file instead."
+        )
     announced, dimensions = int(header[1]), int(header[2])
     width = 4 * dimensions
     held, start = b"", 0
@@ -281,13 +317,17 @@ def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[
         while space < 0 or len(held) < space + 1 + width:
             more = file.read(CHUNK + width)
             if not more:
-                raise UserError(f"{path} announces {announced} vectors and ends within number {number}: it is "
-                                 "incomplete. Download it again.")
+                raise UserError(
+                    f"{path} announces {announced} vectors and ends within number {number}: it is "
+                    "incomplete. Download it again."
+                )
             held, start = held[start:] + more, 0
             space = held.find(b" ")
             if space > LONGEST_WORD or (space < 0 and len(held) > LONGEST_WORD):
-                raise UserError(f"{path}, vector {number}: a word and {dimensions} numbers of 4 bytes expected, got "
-                                 "no word. It is not a binary file of word2vec.")
+                raise UserError(
+                    f"{path}, vector {number}: a word and {dimensions} numbers of 4 bytes expected, got "
+                    "no word. It is not a binary file of word2vec."
+                )
         end = space + 1 + width
         yield Entry(held[start:space].lstrip(b"\n"), held[space + 1 : end], f"{path}, vector {number}"), dimensions
         start = end
@@ -302,7 +342,7 @@ def _numbers(entry: Entry, dimensions: int, *, binary: bool) -> Vector:
         vector = numpy.array([math.nan])
     vector = vector.astype("f8")
     with numpy.errstate(all="ignore"):
-        squared_length = vector @ vector   # not finite for NaN, infinite and enormous numbers
+        squared_length = vector @ vector  # not finite for NaN, infinite and enormous numbers
     if not numpy.isfinite(squared_length):
         raise UserError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
     return vector

@@ -69,10 +69,14 @@ def encode_scores(systems: Sequence[Sequence[float | None]]) -> Encoded:
     decimals = math.floor(math.log10((NOTHING - 2) / max(most - least, 1.0)))
     step = 10.0**-decimals
     low = math.floor(least / step) * step
-    codes = array("H", (
-        round((value - low) / step) if is_number(value) else NOTHING
-        for case in zip(*systems, strict=True) for value in case
-    ))  # fmt: skip
+    codes = array(
+        "H",
+        (
+            round((value - low) / step) if is_number(value) else NOTHING
+            for case in zip(*systems, strict=True)
+            for value in case
+        ),
+    )
     if sys.byteorder == "big":
         codes.byteswap()
     return Encoded(low, decimals, _base64(codes.tobytes()))
@@ -100,10 +104,17 @@ def pack_documents(sources: Sequence[str | None], room: int) -> Documents:
 
 def pack_forced(cases: Mapping[str, TeacherForced]) -> str:
     """What a system predicted of the references, by id, with probabilities as exact as a shade can show them."""
-    return pack({key: {
-        "tokens": list(case.tokens), "best": list(case.best), "confidence": _shades(case.confidence),
-        "label_probability": _shades(case.label_probability),
-    } for key, case in cases.items()})  # fmt: skip
+    return pack(
+        {
+            key: {
+                "tokens": list(case.tokens),
+                "best": list(case.best),
+                "confidence": _shades(case.confidence),
+                "label_probability": _shades(case.label_probability),
+            }
+            for key, case in cases.items()
+        }
+    )
 
 
 def _shades(probabilities: Sequence[float | None]) -> list[float | None]:

@@ -28,8 +28,13 @@ from ngramloss.version import __version__
 
 
 def build_record(
-    result: Result, texts: Aligned, *, title: str = "ngramloss report", notes: Sequence[str] = (),
-    deviations: Sequence[str] = (), paper_of: str | None = None,
+    result: Result,
+    texts: Aligned,
+    *,
+    title: str = "ngramloss report",
+    notes: Sequence[str] = (),
+    deviations: Sequence[str] = (),
+    paper_of: str | None = None,
 ) -> Report:
     """The record of a report.
 
@@ -46,14 +51,23 @@ def build_record(
     known = {run.generation["data"] for run in result.runs if run is not None and "data" in run.generation}
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
-        title=title, notes=list(notes) or [_first_note(result)], version=__version__, made=date.today().isoformat(),
+        title=title,
+        notes=list(notes) or [_first_note(result)],
+        version=__version__,
+        made=date.today().isoformat(),
         task=_task(result),
-        scores=_scores(result), systems=[_system(result, index, label) for index, label in enumerate(labels)],
-        seeds=[_seed_group(seeds) for seeds in result.seeds], signatures=result.signatures, absent=result.absent,
+        scores=_scores(result),
+        systems=[_system(result, index, label) for index, label in enumerate(labels)],
+        seeds=[_seed_group(seeds) for seeds in result.seeds],
+        signatures=result.signatures,
+        absent=result.absent,
         metric_notes=result.notes,
-        deviations=list(deviations), paper=_paper(beside, result, whole=beside in known) if beside else None,
-        training=_training(result, labels), ablations=_ablations(result), cases=_cases(result, texts),
-    )  # fmt: skip
+        deviations=list(deviations),
+        paper=_paper(beside, result, whole=beside in known) if beside else None,
+        training=_training(result, labels),
+        ablations=_ablations(result),
+        cases=_cases(result, texts),
+    )
 
 
 def flat(value: Any, name: str = "") -> dict[str, str]:
@@ -136,19 +150,33 @@ def _system(result: Result, index: int, label: str) -> System:
         return System(name, label, values, most_tokens=most, audit=result.audit[index])
     settings = {"written by": provenance.written_by(run), "recipe": run.recipe, "generation": run.generation}
     return System(
-        name, label, values, is_baseline=run.is_baseline, objective=run.label if run.recipe else None,
-        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None, most_tokens=most,
+        name,
+        label,
+        values,
+        is_baseline=run.is_baseline,
+        objective=run.label if run.recipe else None,
+        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None,
+        most_tokens=most,
         audit=result.audit[index],
         settings=flat({key: value for key, value in settings.items() if value}),
         forced=_forced(run) if run.recipe else {},
-    )  # fmt: skip
+    )
 
 
 def _value(figure: Figure) -> record.Value:
     low, high, difference = number(figure.low), number(figure.high), number(figure.difference)
-    comparison = None if difference is None else record.Comparison(
-        difference, number(figure.difference_low), number(figure.difference_high), number(figure.p_bootstrap),
-        number(figure.p_randomisation), number(figure.p_holm))
+    comparison = (
+        None
+        if difference is None
+        else record.Comparison(
+            difference,
+            number(figure.difference_low),
+            number(figure.difference_high),
+            number(figure.p_bootstrap),
+            number(figure.p_randomisation),
+            number(figure.p_holm),
+        )
+    )
     return record.Value(number(figure.value), low, high, comparison)
 
 
@@ -158,8 +186,9 @@ def _seed_group(seeds: Seeds) -> record.SeedGroup:
         comparison = None
         if score in seeds.against_first and is_number(seeds.against_first[score]["difference"]):
             test = {name: number(value) for name, value in seeds.against_first[score].items()}
-            comparison = record.SeedComparison(seeds.against_first[score]["difference"], test["low"], test["high"],
-                                               test["p"], test["p_holm"])
+            comparison = record.SeedComparison(
+                seeds.against_first[score]["difference"], test["low"], test["high"], test["p"], test["p_holm"]
+            )
         mean, deviation, low, high = (number(spread[name]) for name in ("mean", "spread", "low", "high"))
         values[score] = record.SeedValue(mean, deviation, low, high, comparison)
     return record.SeedGroup(seeds.label, seeds.names, values)
@@ -191,29 +220,38 @@ def _objectives(result: Result) -> dict[str, list[int]]:
 
 
 def _training(result: Result, labels: Sequence[str]) -> list[TrainingLog]:
-    logs = [(label, provenance.log(run.folder) if run and run.own else [])
-            for label, run in zip(labels, result.runs, strict=True)]
+    logs = [
+        (label, provenance.log(run.folder) if run and run.own else [])
+        for label, run in zip(labels, result.runs, strict=True)
+    ]
     return [TrainingLog(label, curves(rows)) for label, rows in logs if rows]
 
 
 def _ablations(result: Result) -> list[record.Ablation]:
     """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy."""
     trained, names = _objectives(result), paper.figures("cnn_dailymail")[:3]
-    means: dict[str, dict[str, float | None]] = dict.fromkeys(
-        paper.objectives("table3"), dict.fromkeys(result.figures))
+    means: dict[str, dict[str, float | None]] = dict.fromkeys(paper.objectives("table3"), dict.fromkeys(result.figures))
     means |= {objective: _means(result, systems) for objective, systems in trained.items()}
     return [
-        record.Ablation(title, [
-            record.AblationRow("ce" if objective == "ce" else label, means[objective], _printed(result, names, printed))
-            for label, objective, printed in rows
-        ])
-        for title, rows in paper.TABLE3.items() if sum(objective in trained for _, objective, _ in rows) > 2
+        record.Ablation(
+            title,
+            [
+                record.AblationRow(
+                    "ce" if objective == "ce" else label, means[objective], _printed(result, names, printed)
+                )
+                for label, objective, printed in rows
+            ],
+        )
+        for title, rows in paper.TABLE3.items()
+        if sum(objective in trained for _, objective, _ in rows) > 2
     ]
 
 
 def _means(result: Result, systems: Sequence[int]) -> dict[str, float | None]:
-    return {score: number(sum(figures[index].value for index in systems) / len(systems))
-            for score, figures in result.figures.items()}
+    return {
+        score: number(sum(figures[index].value for index in systems) / len(systems))
+        for score, figures in result.figures.items()
+    }
 
 
 def _cases(result: Result, texts: Aligned) -> Cases:
@@ -228,11 +266,20 @@ def _cases(result: Result, texts: Aligned) -> Cases:
         for name in missing:
             described[name] = scores_of("shape")[name]
             columns[name] = [values[name] for values in shapes]
-    scores = {name: [[_rounded(value, described[name].decimals) for value in system] for system in systems]
-              for name, systems in columns.items()}
-    return Cases(texts.task.ids, texts.task.references, texts.texts, described, scores,
-                 [len(words_of(references[0])) for references in texts.task.references], texts.task.documents,
-                 [list(system.documents) for system in result.cut_off])
+    scores = {
+        name: [[_rounded(value, described[name].decimals) for value in system] for system in systems]
+        for name, systems in columns.items()
+    }
+    return Cases(
+        texts.task.ids,
+        texts.task.references,
+        texts.texts,
+        described,
+        scores,
+        [len(words_of(references[0])) for references in texts.task.references],
+        texts.task.documents,
+        [list(system.documents) for system in result.cut_off],
+    )
 
 
 def _rounded(value: float, decimals: int) -> float | None:
@@ -241,5 +288,7 @@ def _rounded(value: float, decimals: int) -> float | None:
 
 
 def _forced(run: Run) -> dict[str, TeacherForced]:
-    return {str(row["id"]): TeacherForced(row["tokens"], row["best"], row["confidence"], row["label_probability"])
-            for row in whole_rows(RunFolder(run.folder).seen)}
+    return {
+        str(row["id"]): TeacherForced(row["tokens"], row["best"], row["confidence"], row["label_probability"])
+        for row in whole_rows(RunFolder(run.folder).seen)
+    }

@@ -31,12 +31,29 @@ _SERIES = {f"#0001{run:02d}": f"var(--series-{run})" for run in range(COLOURS)}
 _PLACES = {_INK: "var(--muted)", _LINE: "var(--line)", **_SERIES}
 """Colours that are drawn with, and what stands for them in the page."""
 _SETTINGS: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "ngramloss", "font.size": 8, "text.color": _INK, "axes.labelcolor": _INK,
-    "axes.edgecolor": _LINE, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
-    "axes.grid": True, "grid.color": _LINE, "grid.linewidth": 0.5, "xtick.color": _LINE, "ytick.color": _LINE,
-    "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "xtick.major.size": 0, "ytick.major.size": 0,
-    "lines.linewidth": 1.4, "path.simplify": True, "figure.facecolor": "none", "axes.facecolor": "none",
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ngramloss",
+    "font.size": 8,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.5,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.4,
+    "path.simplify": True,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
 _TERM = re.compile(r"[a-z_]+\(.*\)(:\w+)?")
 _CLOCKS = ("runtime", "generation_runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
@@ -80,8 +97,10 @@ class Drawings(NamedTuple):
 
 def draw(report: Report) -> Drawings:
     """Draw everything that the record has to draw."""
-    return Drawings(draw_training(report.training), [
-        draw_ablation(part, report.scores, f"a{index}") for index, part in enumerate(report.ablations)])
+    return Drawings(
+        draw_training(report.training),
+        [draw_ablation(part, report.scores, f"a{index}") for index, part in enumerate(report.ablations)],
+    )
 
 
 def draw_training(logs: Sequence[TrainingLog]) -> list[Panel]:
@@ -100,8 +119,10 @@ def draw_ablation(part: Ablation, scores: Mapping[str, Score], name: str) -> str
     Differences, because absolute scores are far apart where the paper had other data.
     """
     columns = {True: [row.here for row in part.rows], False: [row.paper for row in part.rows]}
-    gains = {score: {filled: gains_of([row[score] for row in rows]) for filled, rows in columns.items()}
-             for score in part.scores}
+    gains = {
+        score: {filled: gains_of([row[score] for row in rows]) for filled, rows in columns.items()}
+        for score in part.scores
+    }
     shown = [score for score, points in gains.items() if any(points.values())][:SHOWN]
     if not shown:
         return ""
@@ -133,9 +154,14 @@ def gains_of(values: Sequence[float | None]) -> list[tuple[float, int]]:
 def _draw_gains(ax: Axes, gains: Mapping[bool, Sequence[tuple[float, int]]], title: str, rows: int) -> None:
     for filled, points in gains.items():
         ax.scatter(
-            [value for value, _ in points], [row for _, row in points], s=16, linewidths=1.1, zorder=3,
-            edgecolors=_colour(0), facecolors=_colour(0) if filled else "none",
-        )  # fmt: skip
+            [value for value, _ in points],
+            [row for _, row in points],
+            s=16,
+            linewidths=1.1,
+            zorder=3,
+            edgecolors=_colour(0),
+            facecolors=_colour(0) if filled else "none",
+        )
     ax.axvline(0, color=_INK, linewidth=0.8)
     ax.set_title(_drawable(title), fontsize=8, parse_math=False)
     ax.set_ylim(rows - 0.5, -0.5)
@@ -224,7 +250,7 @@ def _markup(figure: Figure, name: str) -> str:
     """The drawing as an element of a page: no metadata, no style of its own, names that no other drawing has."""
     out = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")   # the reader's fonts draw it
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw it
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(out.getvalue())
     for parent in list(root.iter()):

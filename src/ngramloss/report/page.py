@@ -50,19 +50,24 @@ def check_packages() -> None:
 
 def page_text(report: Report, *, budget: int = BUDGET) -> str:
     """The whole page as text that UTF-8 can hold: half a surrogate pair becomes a question mark."""
-    check_packages()   # so that the error comes before half of the work is done
+    check_packages()  # so that the error comes before half of the work is done
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     template = environment.get_template("page.html")
     drawings = charts.draw(report)
     shown = _shown(report, drawings)
     packed, facts = _case_blocks(report)
-    facts["copies"] = {first: {form: parts._asdict() for form, parts in tables.copies(report, first).items()}
-                       for first in ("", *(head.name for head in shown["table"].heads))}
+    facts["copies"] = {
+        first: {form: parts._asdict() for form, parts in tables.copies(report, first).items()}
+        for first in ("", *(head.name for head in shown["table"].heads))
+    }
     facts["panels"] = [_panel_facts(panel) for panel in drawings.training]
     empty = template.render(**shown, blocks=packed, facts=escaped(facts))
     sources = (report.cases.documents if report.cases else None) or []
@@ -91,40 +96,68 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
     ablations = [tables.ablation(part, report.scores) for part in report.ablations]
     tests = [value.against_first for system in report.systems for value in system.values.values()]
     return {
-        "report": report, "panels": drawings.training, "colours": charts.COLOURS,
+        "report": report,
+        "panels": drawings.training,
+        "colours": charts.COLOURS,
         "ablations": list(zip(ablations, drawings.ablations, strict=True)),
-        "table": tables.results(report, quality), "seeds": tables.seeds(report, quality),
+        "table": tables.results(report, quality),
+        "seeds": tables.seeds(report, quality),
         "marked": tables.marked(report),
         "description": tables.results(report, description, speed=False, paper=False) if description else None,
-        "comparisons": tables.comparisons(report), "settings": tables.settings(report.systems),
+        "comparisons": tables.comparisons(report),
+        "settings": tables.settings(report.systems),
         "randomised": any(test is not None and test.p_randomisation is not None for test in tests),
-        "style": (_HERE / "page.css").read_text(encoding="utf-8"), "script": script, "script_hash": _hash(script),
-    }  # fmt: skip
+        "style": (_HERE / "page.css").read_text(encoding="utf-8"),
+        "script": script,
+        "script_hash": _hash(script),
+    }
 
 
 def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     """Compressed blocks by name, and what the page must know to read them."""
     cases, systems = report.cases, report.systems
     facts: dict[str, Any] = {
-        "systems": [{"name": system.name, "label": system.label, "objective": system.objective,
-                     "mostTokens": system.most_tokens} for system in systems], "pair": _pair(systems),
+        "systems": [
+            {
+                "name": system.name,
+                "label": system.label,
+                "objective": system.objective,
+                "mostTokens": system.most_tokens,
+            }
+            for system in systems
+        ],
+        "pair": _pair(systems),
         "text": WORDS[report.task].text,
-        "block": blocks.BLOCK, "count": len(cases.ids) if cases else 0, "nothing": blocks.NOTHING, "figures": [],
+        "block": blocks.BLOCK,
+        "count": len(cases.ids) if cases else 0,
+        "nothing": blocks.NOTHING,
+        "figures": [],
         "seen": [system.name for system in systems if system.forced],
-    }  # fmt: skip
+    }
     if cases is None or not cases.ids:
         return {}, facts
-    packed = {"ids": blocks.pack(list(cases.ids)), "marks": blocks.pack({
-        "empty": cases.empty, "cutOff": [list(indices) for indices in cases.cut_off or [()] * len(systems)]})}
+    packed = {
+        "ids": blocks.pack(list(cases.ids)),
+        "marks": blocks.pack(
+            {"empty": cases.empty, "cutOff": [list(indices) for indices in cases.cut_off or [()] * len(systems)]}
+        ),
+    }
     packed |= {f"texts-{index}": block for index, block in enumerate(blocks.pack_texts(cases.references, cases.texts))}
     for index, (name, score, values) in enumerate(_case_scores(cases)):
         encoded = blocks.encode_scores(values)
         packed[f"figure-{index}"] = encoded.codes
-        facts["figures"].append({
-            "name": name, "label": score.label, "low": encoded.low, "lower": score.better == "lower",
-            "ranks": score.better != "neither", "digits": score.decimals, "decimals": encoded.decimals,
-            "systems": len(values),
-        })  # fmt: skip
+        facts["figures"].append(
+            {
+                "name": name,
+                "label": score.label,
+                "low": encoded.low,
+                "lower": score.better == "lower",
+                "ranks": score.better != "neither",
+                "digits": score.decimals,
+                "decimals": encoded.decimals,
+                "systems": len(values),
+            }
+        )
     forced = [system.forced for system in systems if system.forced]
     return packed | {f"seen-{index}": blocks.pack_forced(cases) for index, cases in enumerate(forced)}, facts
 

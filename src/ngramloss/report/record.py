@@ -228,8 +228,11 @@ class Report:
                     raise ValueError(f"{system.name!r} has texts that are cut off and no most_tokens.")
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        rows: list[System | SeedGroup | PaperRow] = [*self.systems, *self.seeds,
-                                                     *(self.paper.rows if self.paper else ())]
+        rows: list[System | SeedGroup | PaperRow] = [
+            *self.systems,
+            *self.seeds,
+            *(self.paper.rows if self.paper else ()),
+        ]
         yield from ((row.label, row.values) for row in rows)
         for row in (row for part in self.ablations for row in part.rows):
             yield from ((row.label, row.here), (row.label, row.paper))

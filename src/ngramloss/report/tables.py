@@ -11,8 +11,12 @@ from ngramloss.metrics.registry import Score
 from ngramloss.report.record import Ablation, PaperRow, Report, SeedValue, System, Value
 from ngramloss.tabular import Cell, Head, Parts, Row, Table, chance, fixed, signed
 
-_SPEED = Head("docs_per_second", "Docs/s", tested=False,
-              help="Documents a second in training; in brackets the ratio to the first system that is no baseline")
+_SPEED = Head(
+    "docs_per_second",
+    "Docs/s",
+    tested=False,
+    help="Documents a second in training; in brackets the ratio to the first system that is no baseline",
+)
 
 
 class ComparisonRow(NamedTuple):
@@ -55,9 +59,11 @@ def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: 
     systems = [system for system in report.systems if not system.is_baseline]
     base = systems[0].docs_per_second if systems else None
     printed = report.paper.rows if report.paper and paper else []
-    groups = [[_row(system, scores, base) for system in report.systems if system.is_baseline],
-              _with_best([_row(system, scores, base) for system in systems], scores.values()),
-              _with_best([_paper_row(row, scores) for row in printed], scores.values())]
+    groups = [
+        [_row(system, scores, base) for system in report.systems if system.is_baseline],
+        _with_best([_row(system, scores, base) for system in systems], scores.values()),
+        _with_best([_paper_row(row, scores) for row in printed], scores.values()),
+    ]
     heads = _heads(scores)
     if speed and any(row.cells[-1].value is not None for rows in groups for row in rows):
         heads.append(_SPEED)
@@ -73,17 +79,23 @@ def copies(report: Report, first: str = "") -> dict[str, Parts]:
     """
     names, _ = quality_and_description(report)
     shown = _with_first(results(report, names), first)
-    return {"latex": tabular.as_latex(shown), "markdown": tabular.as_markdown(shown),
-            "csv": tabular.as_csv(_with_first(results(report, list(report.scores)), first))}
+    return {
+        "latex": tabular.as_latex(shown),
+        "markdown": tabular.as_markdown(shown),
+        "csv": tabular.as_csv(_with_first(results(report, list(report.scores)), first)),
+    }
 
 
 def _with_first(table: Table, name: str) -> Table:
     """The table with this column before the others."""
     order = sorted(range(len(table.heads)), key=lambda index: table.heads[index].name != name)
-    systems, baselines, paper = ([replace(row, cells=[row.cells[index] for index in order]) for row in rows]
-                                 for rows in (table.systems, table.baselines, table.paper))
-    return replace(table, heads=[table.heads[index] for index in order], systems=systems, baselines=baselines,
-                   paper=paper)
+    systems, baselines, paper = (
+        [replace(row, cells=[row.cells[index] for index in order]) for row in rows]
+        for rows in (table.systems, table.baselines, table.paper)
+    )
+    return replace(
+        table, heads=[table.heads[index] for index in order], systems=systems, baselines=baselines, paper=paper
+    )
 
 
 def comparisons(report: Report) -> list[ComparisonRow]:
@@ -95,11 +107,17 @@ def comparisons(report: Report) -> list[ComparisonRow]:
             if test is None:
                 continue
             low, high = (signed(end, score.decimals) for end in (test.low, test.high))
-            rows.append(ComparisonRow(
-                system.label, score.label, signed(test.difference, score.decimals) + tabular.mark(test.p_holm),
-                f"{low} to {high}" if test.low is not None else "", chance(test.p_bootstrap),
-                chance(test.p_randomisation), chance(test.p_holm),
-            ))  # fmt: skip
+            rows.append(
+                ComparisonRow(
+                    system.label,
+                    score.label,
+                    signed(test.difference, score.decimals) + tabular.mark(test.p_holm),
+                    f"{low} to {high}" if test.low is not None else "",
+                    chance(test.p_bootstrap),
+                    chance(test.p_randomisation),
+                    chance(test.p_holm),
+                )
+            )
     return rows
 
 
@@ -121,20 +139,34 @@ def marked(report: Report) -> list[tuple[str, str]]:
 def seeds(report: Report, names: Sequence[str]) -> Table:
     """Means over seeds, a row for each system; its name lists the runs."""
     scores = {name: report.scores[name] for name in names}
-    rows = [Row(", ".join(group.runs), group.label, [Cell(str(len(group.runs))), *(
-        _seed_cell(group.values[name], score.decimals) for name, score in scores.items())]) for group in report.seeds]
+    rows = [
+        Row(
+            ", ".join(group.runs),
+            group.label,
+            [
+                Cell(str(len(group.runs))),
+                *(_seed_cell(group.values[name], score.decimals) for name, score in scores.items()),
+            ],
+        )
+        for group in report.seeds
+    ]
     return Table([Head("seeds", "Seeds", tested=False), *_heads(scores)], rows)
 
 
 def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
     """A row's scores here and in the paper, the best of each column marked."""
-    columns = [(name, of_paper) for name in part.scores for of_paper in (False, True)
-               if any((row.paper if of_paper else row.here)[name] is not None for row in part.rows)]
+    columns = [
+        (name, of_paper)
+        for name in part.scores
+        for of_paper in (False, True)
+        if any((row.paper if of_paper else row.here)[name] is not None for row in part.rows)
+    ]
     rows = []
     for row in part.rows:
         values = [(row.paper if of_paper else row.here)[name] for name, of_paper in columns]
-        cells = [Cell(fixed(value, scores[name].decimals), value)
-                 for value, (name, _) in zip(values, columns, strict=True)]
+        cells = [
+            Cell(fixed(value, scores[name].decimals), value) for value, (name, _) in zip(values, columns, strict=True)
+        ]
         rows.append(Row(row.label, row.label, cells))
     heads = [_head(name, scores[name]) for name, _ in columns]
     table = Table(heads, _with_best(rows, [scores[name] for name, _ in columns]))
@@ -144,11 +176,15 @@ def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
 def settings(systems: Sequence[System]) -> Settings:
     """The settings of all systems; a dash stands for one that a system does not have."""
     names = list(dict.fromkeys(name for system in systems for name in system.settings))
-    known = {name: list(dict.fromkeys(system.settings[name] for system in systems if name in system.settings))
-             for name in names}
+    known = {
+        name: list(dict.fromkeys(system.settings[name] for system in systems if name in system.settings))
+        for name in names
+    }
     rows = [dict.fromkeys(names, "–") | dict(system.settings) for system in systems]
-    return Settings([(name, values[0]) for name, values in known.items() if len(values) == 1],
-                    [(name, [row[name] for row in rows]) for name, values in known.items() if len(values) > 1])
+    return Settings(
+        [(name, values[0]) for name, values in known.items() if len(values) == 1],
+        [(name, [row[name] for row in rows]) for name, values in known.items() if len(values) > 1],
+    )
 
 
 def _heads(scores: Mapping[str, Score]) -> list[Head]:
@@ -188,10 +224,13 @@ def _cell(value: Value, score: Score) -> Cell:
         tests = {"bootstrap": test.p_bootstrap, "randomisation": test.p_randomisation, "Holm": test.p_holm}
         title += [f"p {chance(p)} ({name})" for name, p in tests.items() if p is not None]
     return Cell(
-        fixed(value.value, digits), value.value, tabular.mark(test.p_holm) if test else "",
-        tabular.half_width(value.low, value.high, digits), signed(test.difference, digits) if test else "",
+        fixed(value.value, digits),
+        value.value,
+        tabular.mark(test.p_holm) if test else "",
+        tabular.half_width(value.low, value.high, digits),
+        signed(test.difference, digits) if test else "",
         title="; ".join(title),
-    )  # fmt: skip
+    )
 
 
 def _seed_cell(value: SeedValue, digits: int) -> Cell:
@@ -203,10 +242,13 @@ def _seed_cell(value: SeedValue, digits: int) -> Cell:
     if test is not None and test.p is not None:
         title.append(f"p {chance(test.p)}")
     return Cell(
-        fixed(value.mean, digits), value.mean, tabular.mark(test.p_holm) if test else "",
+        fixed(value.mean, digits),
+        value.mean,
+        tabular.mark(test.p_holm) if test else "",
         f"±{value.deviation:.{digits}f}" if value.deviation is not None else "",
-        signed(test.difference, digits) if test else "", title="; ".join(title),
-    )  # fmt: skip
+        signed(test.difference, digits) if test else "",
+        title="; ".join(title),
+    )
 
 
 def _with_best(rows: Sequence[Row], scores: Iterable[Score]) -> list[Row]:
@@ -216,5 +258,13 @@ def _with_best(rows: Sequence[Row], scores: Iterable[Score]) -> list[Row]:
         known = [(cell.value, cell.text) for cell in (row.cells[column] for row in rows) if cell.value is not None]
         ranked = sorted(known, reverse=score.better == "higher")
         best.append(ranked[0][1] if len(ranked) > 1 and score.better != "neither" else None)
-    return [replace(row, cells=[replace(cell, best=True) if index < len(best) and cell.text == best[index] else cell
-                                for index, cell in enumerate(row.cells)]) for row in rows]
+    return [
+        replace(
+            row,
+            cells=[
+                replace(cell, best=True) if index < len(best) and cell.text == best[index] else cell
+                for index, cell in enumerate(row.cells)
+            ],
+        )
+        for row in rows
+    ]

@@ -28,10 +28,10 @@ _BRACKETS = {"lrb": "(", "rrb": ")", "lsb": "[", "rsb": "]", "lcb": "{", "rcb": 
 _BRACKET = re.compile(rf"-({'|'.join(_BRACKETS)})-", re.IGNORECASE)
 _REWRITTEN = [
     (re.compile(r"\s+([,.;:!?%]+)(?!\S)"), r"\1"),
-    (re.compile(r"(?<!\S)``(?:\s+|$)"), '"'),                           # opening: join it to the next word
+    (re.compile(r"(?<!\S)``(?:\s+|$)"), '"'),  # opening: join it to the next word
     (re.compile(r"(?<!\S)`(?:\s+|$)"), "'"),
-    (re.compile(r"(?:\s+|^)''(?![^\s,.;:!?%)\]}])"), '"'),              # closing: join it to the last word
-    (re.compile(r"\s+'(?![^\s,.;:!?%)\]}])"), "'"),                     # closing too, or the players ' union
+    (re.compile(r"(?:\s+|^)''(?![^\s,.;:!?%)\]}])"), '"'),  # closing: join it to the last word
+    (re.compile(r"\s+'(?![^\s,.;:!?%)\]}])"), "'"),  # closing too, or the players ' union
     (re.compile(r"\s+(n't|'(?:s|m|d|re|ve|ll))\b", re.IGNORECASE), r"\1"),
     (re.compile(r"\b(can) (not)\b", re.IGNORECASE), r"\1\2"),
     (re.compile(r"([(\[{])\s+"), r"\1"),
@@ -50,8 +50,13 @@ class Imported(NamedTuple):
 
 
 def read_summaries(
-    path: Path, references: Path, *, marks: Sequence[str] | None = None, ptb: bool = False,
-    order: Path | None = None, gold: Path | None = None,
+    path: Path,
+    references: Path,
+    *,
+    marks: Sequence[str] | None = None,
+    ptb: bool = False,
+    order: Path | None = None,
+    gold: Path | None = None,
 ) -> Imported:
     """Read released summaries and give each the id of its reference.
 

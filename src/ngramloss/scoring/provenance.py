@@ -15,10 +15,27 @@ from ngramloss.recipe import TASKS
 from ngramloss.run_folder import RunFolder
 
 SEARCH = (
-    "num_beams", "length_penalty", "min_length", "max_length", "min_new_tokens", "max_new_tokens", "early_stopping",
-    "no_repeat_ngram_size", "repetition_penalty", "num_beam_groups", "diversity_penalty", "do_sample", "temperature",
-    "top_k", "top_p", "typical_p", "min_p", "renormalize_logits", "num_return_sequences", "rerank",
-)  # fmt: skip
+    "num_beams",
+    "length_penalty",
+    "min_length",
+    "max_length",
+    "min_new_tokens",
+    "max_new_tokens",
+    "early_stopping",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+    "num_beam_groups",
+    "diversity_penalty",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "min_p",
+    "renormalize_logits",
+    "num_return_sequences",
+    "rerank",
+)
 """Settings of a generation_config that change the output."""
 
 
@@ -63,7 +80,7 @@ class Run(NamedTuple):
 def run(folder: Path) -> Run:
     """Read a folder's settings."""
     about = RunFolder(folder)
-    recipe = _toml(about.recipe)   # first: a new training deletes the predictions before it writes its recipe
+    recipe = _toml(about.recipe)  # first: a new training deletes the predictions before it writes its recipe
     generation = _json(about.generation)
     own = not recipe or about.wrote_predictions
     recipe = recipe if own else {}
@@ -71,13 +88,22 @@ def run(folder: Path) -> Run:
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}   # old
-    data = {key: value for key, value in _section(recipe, "data").items() if value}   # earlier versions lack some keys
-    search = {key: value for key, value in _section(recipe, "generation").items()
-              if key != "engine" and (key, value) != ("renormalize", False)}   # as in earlier versions
-    trained = {**recipe, "task": _task(recipe), "data": data, "model": model, "generation": search,
-               "train": {key: value for key, value in train.items() if key != "seed"}}
-    kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""   # default=str for TOML's dates
+    model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}  # old
+    data = {key: value for key, value in _section(recipe, "data").items() if value}  # earlier versions lack some keys
+    search = {
+        key: value
+        for key, value in _section(recipe, "generation").items()
+        if key != "engine" and (key, value) != ("renormalize", False)
+    }  # as in earlier versions
+    trained = {
+        **recipe,
+        "task": _task(recipe),
+        "data": data,
+        "model": model,
+        "generation": search,
+        "train": {key: value for key, value in train.items() if key != "seed"},
+    }
+    kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates
     name = escape.name(str(label))
     return Run(folder, name, seed if isinstance(seed, int) else None, kind, recipe, generation, own)
 
@@ -120,14 +146,23 @@ def written_by(run: Run) -> str:
     known = run.generation
     if not known:
         return ""
-    facts = {"model": known.get("model"), "weights": known.get("weights"), "data": known.get("data"),
-             "split": known.get("split"), "documents": known.get("documents"), "fingerprint": known.get("fingerprint")}
+    facts = {
+        "model": known.get("model"),
+        "weights": known.get("weights"),
+        "data": known.get("data"),
+        "split": known.get("split"),
+        "documents": known.get("documents"),
+        "fingerprint": known.get("fingerprint"),
+    }
     engine = _section(known, "engine")
     facts |= {"engine": engine.get("name"), "precision": engine.get("precision"), "seed": known.get("seed")}
     search = {key: run.search[key] for key in SEARCH if run.search.get(key) is not None}
     versions = _section(known, "versions")
-    fields = {name: value for name, value in facts.items() if value is not None} | search | {
-        name: versions[name] for name in ("ctranslate2", "transformers", "ngramloss") if name in versions}
+    fields = (
+        {name: value for name, value in facts.items() if value is not None}
+        | search
+        | {name: versions[name] for name in ("ctranslate2", "transformers", "ngramloss") if name in versions}
+    )
     return escape.name(signature("generation", **fields))
 
 

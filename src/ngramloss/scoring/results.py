@@ -7,15 +7,7 @@ from math import isfinite, isnan
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.registry import (
-    METRICS,
-    Metric,
-    Score,
-    checked_options,
-    missing_options,
-    score_owners,
-    scores_of,
-)
+from ngramloss.metrics.registry import METRICS, Metric, Score, checked_options, missing_options, score_owners, scores_of
 from ngramloss.metrics.scores import Absent, Pooled, check_scores
 from ngramloss.plugins import source_hash
 from ngramloss.run_folder import Busy
@@ -87,9 +79,15 @@ class Result(NamedTuple):
 
 
 def score_systems(
-    texts: Aligned, metrics: Sequence[str] = ("rouge",), *, options: Mapping[str, Mapping[str, Any]] | None = None,
-    samples: int = significance.SAMPLES, shuffles: int = significance.SHUFFLES, seed: int = significance.SEED,
-    limits: Limits | None = None, count: Callable[[Sequence[str]], list[int]] | None = None,
+    texts: Aligned,
+    metrics: Sequence[str] = ("rouge",),
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    samples: int = significance.SAMPLES,
+    shuffles: int = significance.SHUFFLES,
+    seed: int = significance.SEED,
+    limits: Limits | None = None,
+    count: Callable[[Sequence[str]], list[int]] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Score every system with every metric, and compare each with the first.
@@ -109,18 +107,25 @@ def score_systems(
     """
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
-    score_owners(metrics)   # raises if two metrics use the same name
+    score_owners(metrics)  # raises if two metrics use the same name
     chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     tell = progress or (lambda _: None)
-    saved = [score_cache.read(folder, texts.task.ids, predictions) if folder else Saved({}, {})
-             for folder, predictions in zip(texts.folders, texts.texts, strict=True)]
-    unused = [f"the scores saved in {folder} were not used ({before.damage}); they are computed again."
-              for folder, before in zip(texts.folders, saved, strict=True) if before.damage]
+    saved = [
+        score_cache.read(folder, texts.task.ids, predictions) if folder else Saved({}, {})
+        for folder, predictions in zip(texts.folders, texts.texts, strict=True)
+    ]
+    unused = [
+        f"the scores saved in {folder} were not used ({before.damage}); they are computed again."
+        for folder, before in zip(texts.folders, saved, strict=True)
+        if before.damage
+    ]
     # Read now: another run may have replaced the folder's content by the time the metrics are done.
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
     given: dict[str, Any] = {
-        "ids": texts.task.ids, "references": texts.task.references, "documents": texts.task.documents
+        "ids": texts.task.ids,
+        "references": texts.task.references,
+        "documents": texts.task.documents,
     }
     everyone = given | {"predictions": [text for system in texts.texts for text in system]}
     hashes = score_cache.text_hashes(given)
@@ -160,8 +165,13 @@ def score_systems(
     result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
     lengths = [_lengths(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
     audit = [oddities(texts.texts[index], *known) for index, known in enumerate(lengths)]
-    result = result._replace(absent=absent, audit=audit, seeds=_over_seeds(result), notes=notes,
-                             cut_off=[cut_off(*known) for known in lengths])
+    result = result._replace(
+        absent=absent,
+        audit=audit,
+        seeds=_over_seeds(result),
+        notes=notes,
+        cut_off=[cut_off(*known) for known in lengths],
+    )
     return result._replace(cache_warnings=[*unused, *_write_caches(texts, scores, result, hashes)])
 
 
@@ -188,7 +198,12 @@ def _write_caches(
 
 
 def _comparison(
-    texts: Aligned, by_system: Sequence[Mapping[str, Keyed]], about: list[Run | None], *, samples: int, shuffles: int,
+    texts: Aligned,
+    by_system: Sequence[Mapping[str, Keyed]],
+    about: list[Run | None],
+    *,
+    samples: int,
+    shuffles: int,
     seed: int,
 ) -> Result:
     """The corpus scores with intervals and tests, from the scores of the documents."""
@@ -206,12 +221,28 @@ def _comparison(
         without = sum(not all(map(isfinite, row)) for row in columns)
         if without:
             left_out[name] = without
-    return Result(texts.names, texts.task.ids, corpus, documents, signatures, {}, left_out, [], about, [], [],
-                  {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values}, {})
+    return Result(
+        texts.names,
+        texts.task.ids,
+        corpus,
+        documents,
+        signatures,
+        {},
+        left_out,
+        [],
+        about,
+        [],
+        [],
+        {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values},
+        {},
+    )
 
 
 def _lengths(
-    texts: Aligned, system: int, run: Run | None, limits: Limits | None,
+    texts: Aligned,
+    system: int,
+    run: Run | None,
+    limits: Limits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
 ) -> tuple[list[int] | None, Limits | None]:
     """The number of tokens of each text of a system, and their limits. A run's folder has both."""
@@ -234,10 +265,12 @@ def _over_seeds(result: Result) -> list[Seeds]:
     groups: list[Seeds] = []
     first: dict[str, dict[int, float]] = {}
     for systems in kinds.values():
-        each = {name: {_seed(result, system): scores[system].value for system in systems}
-                for name, scores in result.figures.items()}
+        each = {
+            name: {_seed(result, system): scores[system].value for system in systems}
+            for name, scores in result.figures.items()
+        }
         if len(systems) < 2 or any(len(values) < len(systems) for values in each.values()):
-            continue   # only one run, or two runs with the same seed
+            continue  # only one run, or two runs with the same seed
         spread = {name: significance.over_seeds(list(values.values())) for name, values in each.items()}
         against = {name: significance.between_seeds(values, first[name]) for name, values in each.items() if first}
         first = first or each
@@ -245,7 +278,7 @@ def _over_seeds(result: Result) -> list[Seeds]:
         groups.append(Seeds(label, [result.names[system] for system in systems], spread, against))
     for name in result.figures:
         others = [group.against_first[name] for group in groups[1:]]
-        chances = [1.0 if isnan(test["p"]) else test["p"] for test in others]   # NaN: scores do not vary over seeds
+        chances = [1.0 if isnan(test["p"]) else test["p"] for test in others]  # NaN: scores do not vary over seeds
         for test, chance in zip(others, significance.holm(chances), strict=True):
             test["p_holm"] = chance
     return groups

@@ -79,8 +79,12 @@ def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> Saved:
 
 
 def write(
-    folder: Path, ids: Sequence[str], predictions: Sequence[str], scores: Mapping[str, Keyed],
-    corpus: Mapping[str, float], hashes: Mapping[str, str],
+    folder: Path,
+    ids: Sequence[str],
+    predictions: Sequence[str],
+    scores: Mapping[str, Keyed],
+    corpus: Mapping[str, float],
+    hashes: Mapping[str, str],
 ) -> None:
     """Save the scores of each document, and the corpus scores with their signatures.
 
@@ -99,21 +103,32 @@ def write(
     run = RunFolder(folder)
     texts = _hash([ids, predictions])
     with run.lock(option="folder", patience=PATIENCE):
-        before = _read(run, ids, texts)   # again: another process may have written
-        kept = {metric: keyed for metric, keyed in before.metrics.items()
-                if all(hashes.get(name, known) == known for name, known in keyed.texts.items())}
+        before = _read(run, ids, texts)  # again: another process may have written
+        kept = {
+            metric: keyed
+            for metric, keyed in before.metrics.items()
+            if all(hashes.get(name, known) == known for name, known in keyed.texts.items())
+        }
         by_metric = {**kept, **scores}
-        about = {metric: {"key": keyed.key, "signature": keyed.scores.signature, "figures": list(keyed.scores.values),
-                          "texts": dict(keyed.texts), "pooled": keyed.pooled or bool(keyed.scores.pooled)}
-                 for metric, keyed in by_metric.items()}
+        about = {
+            metric: {
+                "key": keyed.key,
+                "signature": keyed.scores.signature,
+                "figures": list(keyed.scores.values),
+                "texts": dict(keyed.texts),
+                "pooled": keyed.pooled or bool(keyed.scores.pooled),
+            }
+            for metric, keyed in by_metric.items()
+        }
         values = {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
-        rows = ({"id": document, **{name: number(column[index]) for name, column in values.items()}}
-                for index, document in enumerate(ids))
-        run.scores.unlink(missing_ok=True)   # it must never describe other rows
+        rows = (
+            {"id": document, **{name: number(column[index]) for name, column in values.items()}}
+            for index, document in enumerate(ids)
+        )
+        run.scores.unlink(missing_ok=True)  # it must never describe other rows
         write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
         plain = {name: number(corpus[name]) if name in corpus else before.corpus.get(name) for name in values}
-        content = {"scores": plain, "predictions": texts, "metrics": about,
-                   "rows": _rows_hash(run.document_scores)}
+        content = {"scores": plain, "predictions": texts, "metrics": about, "rows": _rows_hash(run.document_scores)}
         write_whole(run.scores, json.dumps({**content, "seal": _hash(content)}, indent=1))
 
 
@@ -133,8 +148,15 @@ def _read(run: RunFolder, ids: Sequence[str], texts: str) -> Saved:
         rows = whole_rows(run.document_scores)
         if about["predictions"] != texts or [row["id"] for row in rows] != list(ids):
             return Saved({}, {})
-        metrics = {metric: Keyed(known["key"], Scores(_columns(rows, known["figures"]), known["signature"]),
-                                 dict(known["texts"]), known["pooled"]) for metric, known in about["metrics"].items()}
+        metrics = {
+            metric: Keyed(
+                known["key"],
+                Scores(_columns(rows, known["figures"]), known["signature"]),
+                dict(known["texts"]),
+                known["pooled"],
+            )
+            for metric, known in about["metrics"].items()
+        }
         return Saved(metrics, dict(about["scores"]))
     except UserError as reason:
         return Saved({}, {}, str(reason).rstrip("."))

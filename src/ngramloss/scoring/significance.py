@@ -50,8 +50,11 @@ class Figure(NamedTuple):
 
 
 def compare(
-    systems: Sequence[Mapping[str, Sequence[float] | Pooled]], *,
-    samples: int = SAMPLES, shuffles: int = SHUFFLES, seed: int = SEED,
+    systems: Sequence[Mapping[str, Sequence[float] | Pooled]],
+    *,
+    samples: int = SAMPLES,
+    shuffles: int = SHUFFLES,
+    seed: int = SEED,
 ) -> dict[str, list[Figure]]:
     """Compare systems in every score that all of them have: name of a score → the corpus score of each system.
 
@@ -79,9 +82,10 @@ def compare(
     sizes = {name: table[0].statistics.shape[1] for name, table in tables.items()}
     if not tables:
         return {}
-    everything = np.concatenate(                                         # [N, columns]
-        [pooled.statistics for table in tables.values() for pooled in table], axis=1)
-    drawn = _bootstrap_sums(everything, samples, seed)                   # [samples, columns]
+    everything = np.concatenate(  # [N, columns]
+        [pooled.statistics for table in tables.values() for pooled in table], axis=1
+    )
+    drawn = _bootstrap_sums(everything, samples, seed)  # [samples, columns]
     differences = [other.statistics - table[0].statistics for table in tables.values() for other in table[1:]]
     moved = None
     if differences and shuffles:
@@ -89,7 +93,7 @@ def compare(
     corpus, at, moved_at = {}, 0, 0
     for name, table in tables.items():
         width = sizes[name]
-        sampled = np.split(drawn[:, at : at + width * len(table)], len(table), axis=1)   # each [samples, k]
+        sampled = np.split(drawn[:, at : at + width * len(table)], len(table), axis=1)  # each [samples, k]
         at += width * len(table)
         swaps: list[Numbers | None] = [None] * len(table)
         if moved is not None:
@@ -109,8 +113,9 @@ def check(*, samples: int, shuffles: int, seed: int) -> None:
 def _with_holm(scores: Sequence[Figure]) -> list[Figure]:
     """The scores with p-values corrected for several comparisons; the first system has none."""
     first, *others = scores
-    larger = [max(chance for chance in (test.p_bootstrap, test.p_randomisation) if chance is not None)
-              for test in others]
+    larger = [
+        max(chance for chance in (test.p_bootstrap, test.p_randomisation) if chance is not None) for test in others
+    ]
     return [first, *(test._replace(p_holm=chance) for test, chance in zip(others, holm(larger), strict=True))]
 
 
@@ -128,12 +133,12 @@ def _corpus_scores(
     import numpy as np
 
     def combine(sums: Numbers) -> Any:
-        with np.errstate(invalid="ignore"):   # 0 / 0 if no document has a score
+        with np.errstate(invalid="ignore"):  # 0 / 0 if no document has a score
             return table[0].combine(sums)
 
-    sums = [pooled.statistics.sum(0) for pooled in table]                # each [k]
+    sums = [pooled.statistics.sum(0) for pooled in table]  # each [k]
     values = [float(combine(system_sums)) for system_sums in sums]
-    resampled = [combine(system_sums) for system_sums in sampled]        # each [samples]
+    resampled = [combine(system_sums) for system_sums in sampled]  # each [samples]
     scores = [Figure(values[0], *_interval(resampled[0]))]
     for system in range(1, len(table)):
         gap, gaps = values[system] - values[0], resampled[system] - resampled[0]
@@ -141,7 +146,7 @@ def _corpus_scores(
         drawn = _chance(gaps - gaps.mean(), gap) if len(gaps) else np.nan
         swapped, moved = None, swaps[system]
         if moved is not None:
-            total = sums[0] + sums[system]                               # [k]
+            total = sums[0] + sums[system]  # [k]
             swapped = _chance(combine((total + moved) / 2) - combine((total - moved) / 2), gap)
         scores.append(Figure(values[system], *_interval(resampled[system]), gap, *_interval(gaps), drawn, swapped))
     return scores
@@ -222,7 +227,7 @@ def _as_pooled(system: Sequence[float] | Pooled) -> Pooled:
 
     if isinstance(system, Pooled):
         return system
-    values = np.asarray(system, dtype=np.float64)                        # [N]
+    values = np.asarray(system, dtype=np.float64)  # [N]
     # A mean as two sums: of the scores, and of ones.
     return Pooled(np.stack([values, np.ones_like(values)], 1), lambda sums: sums[..., 0] / sums[..., 1])
 
@@ -231,7 +236,7 @@ def _zero_unknown(table: Sequence[Pooled]) -> list[Pooled]:
     """The statistics with 0 for documents for which some system has no score, so that they add nothing to sums."""
     import numpy as np
 
-    known = np.isfinite(np.concatenate([pooled.statistics for pooled in table], axis=1)).all(1)   # [N]
+    known = np.isfinite(np.concatenate([pooled.statistics for pooled in table], axis=1)).all(1)  # [N]
     return [Pooled(np.where(known[:, None], pooled.statistics, 0.0), pooled.combine) for pooled in table]
 
 
@@ -242,8 +247,8 @@ def _bootstrap_sums(statistics: Numbers, samples: int, seed: int) -> Numbers:
     rng, count = np.random.default_rng(seed), len(statistics)
     sums = []
     for start in range(0, samples, _CHUNK):
-        drawn = rng.integers(0, count, (min(_CHUNK, samples - start), count))   # [rows, N]
-        times = np.stack([np.bincount(row, minlength=count) for row in drawn]).astype(np.float64)   # [rows, N]
+        drawn = rng.integers(0, count, (min(_CHUNK, samples - start), count))  # [rows, N]
+        times = np.stack([np.bincount(row, minlength=count) for row in drawn]).astype(np.float64)  # [rows, N]
         sums.append(times @ statistics)
     return np.concatenate(sums)
 
@@ -257,7 +262,7 @@ def _randomised_sums(gaps: Numbers, shuffles: int, seed: int) -> Numbers:
     for start in range(0, shuffles, _CHUNK):
         rows = min(_CHUNK, shuffles - start)
         bits = np.unpackbits(rng.integers(0, 256, (rows, -(-len(gaps) // 8)), dtype=np.uint8), axis=1)[:, : len(gaps)]
-        sums.append((bits.astype(np.float64) * 2 - 1) @ gaps)            # [rows, columns]
+        sums.append((bits.astype(np.float64) * 2 - 1) @ gaps)  # [rows, columns]
     return np.concatenate(sums)
 
 

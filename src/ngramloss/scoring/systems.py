@@ -36,7 +36,10 @@ class Aligned(NamedTuple):
 
 
 def align(
-    references: Sequence[Path] | Path | None, predictions: Sequence[Path], documents: Path | None = None, *,
+    references: Sequence[Path] | Path | None,
+    predictions: Sequence[Path],
+    documents: Path | None = None,
+    *,
     named: Named | None = None,
 ) -> Aligned:
     """Read all files and align their texts by id. Missing, extra or repeated ids raise an error that names them.
@@ -85,8 +88,10 @@ def _predictions_in(folder: Path) -> Path:
         run.raise_unless_current()
         return run.predictions
     if not (run.shares() or run.recipe.is_file()):
-        raise MissingFileError(f"no predictions in {folder}, and it is not a run's folder. Give a run's folder after "
-                               "ngramloss generate, or a file of predictions.")
+        raise MissingFileError(
+            f"no predictions in {folder}, and it is not a run's folder. Give a run's folder after "
+            "ngramloss generate, or a file of predictions."
+        )
     what = f"the predictions in {folder} are not finished" if run.shares() else f"no predictions in {folder}"
     raise MissingFileError(f"{what}. Generate them with: ngramloss generate {folder}")
 
@@ -116,7 +121,12 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
 
 
 def _texts(
-    path: Path, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str],
+    path: Path,
+    what: str,
+    ids: list[str],
+    numbered: bool,
+    references: Path,
+    warnings: list[str],
     named: Named | None = None,
 ) -> list[Any]:
     """The texts of a file in the order of the ids."""
@@ -162,9 +172,11 @@ def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
         before = real.index(real[index])
         if before < index:
             raise UserError(f"{paths[before]} and {path} are the same file. Give each system once.")
-    absolute = [Path(os.path.abspath(path)) for path in paths]   # a link keeps its own name
-    stems = ["stdin" if path == STDIN else place.name if place.is_dir() else _bare(place).stem
-             for path, place in zip(paths, absolute, strict=True)]
+    absolute = [Path(os.path.abspath(path)) for path in paths]  # a link keeps its own name
+    stems = [
+        "stdin" if path == STDIN else place.name if place.is_dir() else _bare(place).stem
+        for path, place in zip(paths, absolute, strict=True)
+    ]
     pairs = zip(absolute, stems, strict=True)
     names = [escape.name(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
     for name in names:

@@ -47,10 +47,14 @@ def record(result: Result) -> dict[str, Any]:
             system["against_first"] = {score: _against(figure) for score, figure in scores.items()}
         systems.append(system)
     return {
-        "systems": systems, "documents": len(result.ids), "lower_is_better": _lower(result), "absent": result.absent,
-        "left_out": result.left_out, "notes": result.notes,
+        "systems": systems,
+        "documents": len(result.ids),
+        "lower_is_better": _lower(result),
+        "absent": result.absent,
+        "left_out": result.left_out,
+        "notes": result.notes,
         "over_seeds": [_seeds(seeds._asdict()) for seeds in result.seeds],
-    }  # fmt: skip
+    }
 
 
 def as_json(result: Result) -> str:
@@ -61,9 +65,15 @@ def as_json(result: Result) -> str:
 def table(result: Result) -> Table:
     """A row for each system, a column for each score, with intervals and marks."""
     described = result.described
-    rows = [Row(name, name, [cell(figures[index], described[score].decimals)
-                             for score, figures in result.figures.items()], _kind(result, index))
-            for index, name in enumerate(result.names)]
+    rows = [
+        Row(
+            name,
+            name,
+            [cell(figures[index], described[score].decimals) for score, figures in result.figures.items()],
+            _kind(result, index),
+        )
+        for index, name in enumerate(result.names)
+    ]
     return Table(heads(result), rows, corner="system", intervals=True)
 
 
@@ -92,12 +102,18 @@ def as_text(result: Result) -> str:
         lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}."]
     if _lower(result):
         lines += ["↓: lower is better."]
-    lines += [f"{name}: {count} documents without a score in some system are left out."
-              for name, count in result.left_out.items()]
+    lines += [
+        f"{name}: {count} documents without a score in some system are left out."
+        for name, count in result.left_out.items()
+    ]
     if result.seeds:
-        lines += ["", tabular.as_text(_seed_table(result)), "",
-                  "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; *"
-                  " and **: at 5% and 1% (Student's t over seeds, Holm)."]
+        lines += [
+            "",
+            tabular.as_text(_seed_table(result)),
+            "",
+            "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; *"
+            " and **: at 5% and 1% (Student's t over seeds, Holm).",
+        ]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
     lines += [f"{metric}: {note}" for metric, notes in result.notes.items() for note in notes]
     lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
@@ -129,17 +145,22 @@ def _against(figure: Figure) -> dict[str, Any]:
     return {
         "difference": number(figure.difference),
         "interval": [number(figure.difference_low), number(figure.difference_high)],
-        "p_bootstrap": number(figure.p_bootstrap), "p_randomisation": number(figure.p_randomisation),
+        "p_bootstrap": number(figure.p_bootstrap),
+        "p_randomisation": number(figure.p_randomisation),
         "p_holm": number(figure.p_holm),
-    }  # fmt: skip
+    }
 
 
 def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
     def plain(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
         return {name: {key: number(value) for key, value in values.items()} for name, values in figures.items()}
 
-    return {"label": seeds["label"], "runs": seeds["names"], "scores": plain(seeds["spread"]),
-            "against_first": plain(seeds["against_first"])}
+    return {
+        "label": seeds["label"],
+        "runs": seeds["names"],
+        "scores": plain(seeds["spread"]),
+        "against_first": plain(seeds["against_first"]),
+    }
 
 
 def _seed_table(result: Result) -> Table:
@@ -147,8 +168,10 @@ def _seed_table(result: Result) -> Table:
     described = result.described
     rows = []
     for seeds in result.seeds:
-        cells = [_seed_cell(spread, seeds.against_first.get(score), described[score].decimals)
-                 for score, spread in seeds.spread.items()]
+        cells = [
+            _seed_cell(spread, seeds.against_first.get(score), described[score].decimals)
+            for score, spread in seeds.spread.items()
+        ]
         rows.append(Row(seeds.label, seeds.label, [Cell(str(len(seeds.names))), *cells]))
     return Table([Head("runs"), *heads(result)], rows, corner="over seeds", intervals=True)
 

@@ -85,7 +85,7 @@ def columns_of(path: Path) -> list[str]:
     """The columns of a file, as far as its first rows have them; none if it cannot be read."""
     try:
         return list(dict.fromkeys(name for row in islice(_rows(path, "reference"), LOOKED_AT) for name in row.values))
-    except UserError:   # reported when its texts are read
+    except UserError:  # reported when its texts are read
         return []
 
 
@@ -141,12 +141,14 @@ def _value(row: Row, what: str, columns: Sequence[str]) -> Any:
     found = [row.values[column] for column in columns if column in row.values]
     if not found:
         own = ", ".join(map(escape.name, row.values)) or "nothing"
-        raise UserError(f"{where} has no {what}. Its columns are {own}; {' or '.join(USUAL[what])} is read, or the "
-                        f"column that {OPTIONS[what]} names.")
+        raise UserError(
+            f"{where} has no {what}. Its columns are {own}; {' or '.join(USUAL[what])} is read, or the "
+            f"column that {OPTIONS[what]} names."
+        )
     texts = []
     for index, value in enumerate(found):
         if index and value in (None, ""):
-            continue   # a row may have fewer references than another
+            continue  # a row may have fewer references than another
         values = value if what == "reference" and isinstance(value, list) and value else [value]
         for text in values:
             if not isinstance(text, str):

@@ -84,7 +84,7 @@ def token_stats_from_hidden(
     return head.sweep(
         hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
         kernels=_kernels(name), lean=memory == "lean",
-    )  # fmt: skip
+    )
 
 
 def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "auto") -> Choice:

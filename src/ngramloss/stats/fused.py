@@ -34,7 +34,7 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
         FIRST=block.first, LAST=block.last, BIAS=block.bias is not None, SOFTCAP=block.softcap is not None,
         MEAN=running.mean_logp is not None, ENTROPY=running.entropy is not None,
         LANES=LANES, num_warps=ABSORB[1], sanitize_overflow=False,
-    )  # fmt: skip
+    )
 
 
 def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
@@ -47,7 +47,7 @@ def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) 
         block.logits, block.logits.stride(0), labels, block.bias, lse, cross_logp, T, block.start, block.width,
         block.softcap or 1.0, FIRST=block.first, LAST=block.last, BIAS=block.bias is not None,
         SOFTCAP=block.softcap is not None, BLOCK=BLOCK,
-    )  # fmt: skip
+    )
 
 
 def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
@@ -61,7 +61,7 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) 
         *_steps(slopes), block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0,
         **_given(slopes), BIAS=block.bias is not None, SOFTCAP=block.softcap is not None,
         BLOCK=BLOCK, num_warps=DIFFERENTIATE[1],
-    )  # fmt: skip
+    )
 
 
 def differentiate_cross(
@@ -76,7 +76,7 @@ def differentiate_cross(
         block.logits, block.logits.stride(0), labels, stats.lse, stats.best_token, cross_logp, by_cross, *slopes,
         *_steps(slopes), T, block.start, block.width, block.vocabulary, block.softcap or 1.0,
         **_given(slopes), SOFTCAP=block.softcap is not None, BLOCK=BLOCK,
-    )  # fmt: skip
+    )
 
 
 def _given(slopes: Slopes) -> dict[str, bool]:
@@ -107,7 +107,7 @@ def _take(
     logits, bias, first, end, columns, softcap, tops, totals, places, sums, spreads,
     BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
     MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """Add the next LANES × WIDE logits of a row, lane by lane, so that threads need not synchronise."""
     column = first + tl.arange(0, LANES)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
     # Masked by the padded width, not by the vocabulary size: otherwise loads would not be 16 bytes wide.
@@ -141,7 +141,7 @@ def _absorb(
     logits, stride, labels, bias, lse, best_logp, best_token, label_logp,
     mean_logp, entropy, start, width, columns, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
     BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)   # rows times stride soon exceeds 2³¹
     logits += row * stride
     label = tl.load(labels + row)
@@ -223,7 +223,7 @@ def _differentiate(
     start, width, columns, vocabulary, softcap,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
     BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -266,7 +266,7 @@ def _differentiate(
 def _absorb_cross(
     logits, stride, labels, bias, lse, cross_logp, T, start, width, softcap,
     FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     cross_logp += row * T
@@ -290,7 +290,7 @@ def _differentiate_cross(
     lse_step, best_step, label_step, mean_step, T, start, width, vocabulary, softcap,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
     SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     cross_logp += row * T

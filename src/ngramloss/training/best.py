@@ -55,23 +55,31 @@ def best_of(settings: Recipe) -> Best:
     compared = [term_name for term in parsed if term.reads == "candidates" for term_name in term.names]
     terms = [term for term in dict.fromkeys(["loss", "ce", *check_names(parsed)]) if term not in compared]
     if name in compared:
-        raise UserError(f"train.best: {name} compares candidates, which validation does not have. Choose one of "
-                        f"{', '.join(terms)}, or a score of generated texts such as rouge2.")
+        raise UserError(
+            f"train.best: {name} compares candidates, which validation does not have. Choose one of "
+            f"{', '.join(terms)}, or a score of generated texts such as rouge2."
+        )
     if name == "loss" and compared and not any(term.weight for term in parsed if term.reads != "candidates"):
-        raise UserError("train.best: without the terms that compare candidates, validation has no loss. Choose ce, or "
-                        "a score of generated texts such as rouge2.")
+        raise UserError(
+            "train.best: without the terms that compare candidates, validation has no loss. Choose ce, or "
+            "a score of generated texts such as rouge2."
+        )
     if name in terms:
         if settings.train.best_options:
-            raise UserError(f"train.best_options: {name} is a term and has no options. Leave them out, or set "
-                            "train.best to a score such as rouge2.")
+            raise UserError(
+                f"train.best_options: {name} is a term and has no options. Leave them out, or set "
+                "train.best to a score such as rouge2."
+            )
         return Best(name)
     usable = [metric for metric in METRICS if not METRICS.problem(metric)]
     owners = score_owners(usable)
     choices = _choices(usable)
     if name not in owners:
-        raise UserError(f"train.best: {name!r} is neither a term nor a score. {nearest(name, [*terms, *choices], 0.6)}"
-                        f"Terms of this objective: {', '.join(terms)}. Scores of generated texts: "
-                        f"{', '.join(choices)}.")
+        raise UserError(
+            f"train.best: {name!r} is neither a term nor a score. {nearest(name, [*terms, *choices], 0.6)}"
+            f"Terms of this objective: {', '.join(terms)}. Scores of generated texts: "
+            f"{', '.join(choices)}."
+        )
     metric = owners[name]
     _raise_unless_usable(name, metric, choices)
     better = scores_of(metric)[name].better
@@ -80,8 +88,13 @@ def best_of(settings: Recipe) -> Best:
 
 def _choices(metrics: Iterable[str]) -> list[str]:
     """The scores that can select a checkpoint, without parts of other scores, such as ``rouge2_recall``."""
-    names = [name for metric in metrics if not _has_own_model(metric)
-             for name, score in scores_of(metric).items() if score.better != "neither"]
+    names = [
+        name
+        for metric in metrics
+        if not _has_own_model(metric)
+        for name, score in scores_of(metric).items()
+        if score.better != "neither"
+    ]
     return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
 
 
@@ -94,9 +107,11 @@ def _raise_unless_usable(name: str, metric: str, choices: Sequence[str]) -> None
     if scores_of(metric)[name].better == "neither":
         raise UserError(f"train.best: {name} only describes texts: neither high nor low values are better. {instead}")
     if _has_own_model(metric):
-        raise UserError(f"train.best: {name} needs a model or a file of its own, which is not loaded beside the model "
-                        f"in training. {instead} Score the finished run with {metric}: ngramloss score RUN --metrics "
-                        f"{metric}.")
+        raise UserError(
+            f"train.best: {name} needs a model or a file of its own, which is not loaded beside the model "
+            f"in training. {instead} Score the finished run with {metric}: ngramloss score RUN --metrics "
+            f"{metric}."
+        )
     if needed := METRICS[metric].packages_needed:
         raise UserError(f"train.best: {name} {needed}.")
 
@@ -107,8 +122,10 @@ def _options(metric: str, given: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         owner, _, option = key.strip().partition(".")
         if not equals or owner != metric:
-            raise UserError(f"train.best_options: takes OPTION=VALUE of the metric {metric}, such as "
-                            f"'{metric}.OPTION=VALUE', got {text!r}.")
+            raise UserError(
+                f"train.best_options: takes OPTION=VALUE of the metric {metric}, such as "
+                f"'{metric}.OPTION=VALUE', got {text!r}."
+            )
         described = METRICS[metric].options.get(option)
         options[option] = described.read(value) if described else toml_value(value)
     try:

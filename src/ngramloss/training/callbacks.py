@@ -57,8 +57,9 @@ class Progress(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Draw the line."""
         if state.is_world_process_zero:
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", desc="training",
-                            dynamic_ncols=True)
+            self.bar = tqdm(
+                total=state.max_steps, initial=state.global_step, unit="step", desc="training", dynamic_ncols=True
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Update it."""
@@ -107,7 +108,10 @@ class Sealing(TrainerCallback):
             checkpoint = self.folder / f"checkpoint-{state.global_step}"
             try:
                 checkpoints.seal(
-                    checkpoint, step=state.global_step, best_step=state.best_global_step, best=state.best_metric,
+                    checkpoint,
+                    step=state.global_step,
+                    best_step=state.best_global_step,
+                    best=state.best_metric,
                     finished=state.global_step >= state.max_steps or self.ended(),
                 )
             except OSError as reason:
@@ -181,7 +185,7 @@ class Stopping(TrainerCallback):
         """Stop if a signal was received."""
         # All processes must stop at the same step. On a GPU this check waits for the step, so it runs less often.
         if self.processes > 1 and state.global_step % (1 if args.device.type == "cpu" else 10) == 0:
-            asked = torch.tensor(float(self.asked), device=args.device)   # []
+            asked = torch.tensor(float(self.asked), device=args.device)  # []
             torch.distributed.all_reduce(asked)
             self.agreed = self.asked = bool(asked.item())
         if self.agreed or (self.processes == 1 and self.asked):

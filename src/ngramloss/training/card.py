@@ -37,27 +37,53 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
     """
     step = checkpoints.step(chosen)
     why = best_of(settings).described(facts["best"]) if facts["best_step"] == step else "the last"
-    versions = {"ngramloss": __version__, **{name: installed(name) or 'not installed' for name in PACKAGES}}
+    versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
     differences = deviations(settings, prepared["machine"]["precision"])
     lines = [
-        f"# {in_markdown(settings.slug)}", "",
+        f"# {in_markdown(settings.slug)}",
+        "",
         f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
         f"{as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
-        f"Weights of step {step} ({why}) of {facts['step']}.", "",
-        "## Data", "", "| split | examples | skipped | fingerprint |", "|---|---|---|---|",
-        *(f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
-          for name, split in prepared["splits"].items()),
-        *(["", f"The validation split is {settings.data.validation_fraction:g} of the training split, held out by the "
-               "ids of its rows."] if settings.data.validation_fraction else []),
+        f"Weights of step {step} ({why}) of {facts['step']}.",
+        "",
+        "## Data",
+        "",
+        "| split | examples | skipped | fingerprint |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
+            for name, split in prepared["splits"].items()
+        ),
+        *(
+            [
+                "",
+                f"The validation split is {settings.data.validation_fraction:g} of the training split, held out by the "
+                "ids of its rows.",
+            ]
+            if settings.data.validation_fraction
+            else []
+        ),
         *_candidates(prepared.get("candidates")),
-        "", "## Deviations from the paper", "", *(f"* {line}" for line in differences),
-        "", "## Machine", "", *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
+        "",
+        "## Deviations from the paper",
+        "",
+        *(f"* {line}" for line in differences),
+        "",
+        "## Machine",
+        "",
+        *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
         *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
-        "", "## Versions", "", *(f"* {name} {number}" for name, number in versions.items()),
-        *(f"* {noun} {as_code(name)} of a plugin, source {source or 'unknown'}"
-          for kind, noun in (("plugins", "objective"), ("metrics", "metric"))
-          for name, source in prepared.get(kind, {}).items()), "",
+        "",
+        "## Versions",
+        "",
+        *(f"* {name} {number}" for name, number in versions.items()),
+        *(
+            f"* {noun} {as_code(name)} of a plugin, source {source or 'unknown'}"
+            for kind, noun in (("plugins", "objective"), ("metrics", "metric"))
+            for name, source in prepared.get(kind, {}).items()
+        ),
+        "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"
@@ -69,8 +95,11 @@ def _candidates(described: dict[str, Any] | None) -> list[str]:
         return []
     scored = f", scored with {as_code(described['metric'])}" if described["metric"] else ""
     cut = f" {described['cut']:,} of them were cut." if described["cut"] else ""
-    return ["", f"The objective compares {described['texts']:,} candidates of {described['examples']:,} training "
-            f"examples{scored}, from {as_code(described['file'])}, fingerprint `{described['fingerprint']}`.{cut}"]
+    return [
+        "",
+        f"The objective compares {described['texts']:,} candidates of {described['examples']:,} training "
+        f"examples{scored}, from {as_code(described['file'])}, fingerprint `{described['fingerprint']}`.{cut}",
+    ]
 
 
 def _direction(settings: Recipe) -> str:
@@ -81,22 +110,39 @@ def _direction(settings: Recipe) -> str:
 def deviations(settings: Recipe, precision: str) -> list[str]:
     """Every setting that differs from the paper, and every choice that the paper does not specify."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
-    silent = ("objective", "task", "model", "data.candidates", "train.log_every", "train.keep", "train.report_to",
-              "train.eval_batch_size")
+    silent = (
+        "objective",
+        "task",
+        "model",
+        "data.candidates",
+        "train.log_every",
+        "train.keep",
+        "train.report_to",
+        "train.eval_batch_size",
+    )
     lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(silent)]
     given = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
     model = settings.model
     if model.name != paper.model.name:
         given.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
     if model.name == "scratch":
-        given.insert(1, f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
-                     f"{model.decoder_layers} layers, {model.vocabulary:,} tokens, init_std {model.init_std:g}.")
+        given.insert(
+            1,
+            f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
+            f"{model.decoder_layers} layers, {model.vocabulary:,} tokens, init_std {model.init_std:g}.",
+        )
         if model.copying:
-            given.insert(2, "The model is initialised to copy: the value and output projections of cross-attention "
-                         "start as the identity, positions as sinusoids.")
+            given.insert(
+                2,
+                "The model is initialised to copy: the value and output projections of cross-attention "
+                "start as the identity, positions as sinusoids.",
+            )
     if settings.task != paper.task:
         given.insert(0, f"The task is {settings.task}; the paper's is {paper.task}.")
     if precision == "fp32":
         given.append("Trained in fp32; the paper trains in mixed precision.")
-    return [*given, *ALWAYS, "Gradients are clipped at norm "
-            f"{settings.train.clip:g}; the paper does not say, and its authors' code uses 1."]
+    return [
+        *given,
+        *ALWAYS,
+        f"Gradients are clipped at norm {settings.train.clip:g}; the paper does not say, and its authors' code uses 1.",
+    ]

@@ -46,13 +46,17 @@ def align_start(model: Any, tokenizer: Any, *, name: str, training: bool, say: C
     config = model.generation_config
     begun = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
     if begun != start:
-        say(f"generation will start with {_shown(tokenizer, start)}, as training does, and not with "
-            f"{_shown(tokenizer, begun)}, as the settings of {name} say.")
+        say(
+            f"generation will start with {_shown(tokenizer, start)}, as training does, and not with "
+            f"{_shown(tokenizer, begun)}, as the settings of {name} say."
+        )
     config.decoder_start_token_id = start
     forced = config.forced_bos_token_id
     if forced is not None and forced != first and before is not None:
-        say(f"the first generated token will be {_shown(tokenizer, first)}, as in training, and not "
-            f"{_shown(tokenizer, forced)}, as the settings of {name} say.")
+        say(
+            f"the first generated token will be {_shown(tokenizer, first)}, as in training, and not "
+            f"{_shown(tokenizer, forced)}, as the settings of {name} say."
+        )
     if language is not None or (forced is not None and before is not None):
         config.forced_bos_token_id = first
 
@@ -66,7 +70,7 @@ def _complete_config(model: Any, tokenizer: Any, name: str) -> None:
     if start is None and config.model_type in EOS_STARTS:
         start = tokenizer.eos_token_id
     try:
-        decoder_inputs(model, torch.tensor([_target_start(tokenizer)[1]]))   # mBART needs none
+        decoder_inputs(model, torch.tensor([_target_start(tokenizer)[1]]))  # mBART needs none
     except (TypeError, ValueError):
         if start is None:
             raise UserError(

@@ -35,8 +35,14 @@ class GeneratedScore:
     """
 
     def __init__(
-        self, best: Best, sources: Sequence[Sequence[int]], write: Write, *, examples: Sequence[Example],
-        process: int = 0, processes: int = 1,
+        self,
+        best: Best,
+        sources: Sequence[Sequence[int]],
+        write: Write,
+        *,
+        examples: Sequence[Example],
+        process: int = 0,
+        processes: int = 1,
     ) -> None:
         self.best, self.sources, self.write, self.examples = best, sources, write, examples
         self.process, self.processes = process, processes
@@ -84,7 +90,9 @@ def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> f
     except Absent as reason:
         raise UserError(f"train.best: {reason}") from None
     if best.name not in scores.values:
-        raise UserError(f"train.best: {best.metric} does not compute {best.name} with these options, only "
-                        f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list "
-                        "metrics.")
+        raise UserError(
+            f"train.best: {best.metric} does not compute {best.name} with these options, only "
+            f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list "
+            "metrics."
+        )
     return corpus_score(scores, best.name)

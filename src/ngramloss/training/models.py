@@ -36,7 +36,10 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     config = load_config(settings, trust_remote_code=trust_remote_code)
     with _explained(settings.name, "model"):
         return AutoModelForSeq2SeqLM.from_pretrained(
-            settings.name, config=config, dtype=torch.float32, use_safetensors=True,
+            settings.name,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
             **_loading(settings, trust_remote_code),
         )
 
@@ -68,7 +71,7 @@ def hub_answers() -> bool:
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=3)
-    except Exception:   # a network may fail in many ways
+    except Exception:  # a network may fail in many ways
         return False
     return True
 
@@ -89,7 +92,11 @@ def _refuse_foreign_kernels(config: Any) -> None:
 
 
 def load_tokenizer(
-    settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False,
+    settings: Model,
+    texts: Callable[[], Iterable[str]],
+    fingerprint: str,
+    *,
+    trust_remote_code: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[Any, Path | None]:
     """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
@@ -107,7 +114,7 @@ def load_tokenizer(
         options = _loading(settings, trust_remote_code)
         with _explained(settings.name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
-            if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):   # loaded from a config only
+            if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # loaded from a config only
                 raise UserError("it has only special tokens; its vocabulary is missing")
         return tokenizer, None
     key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
@@ -129,7 +136,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False,
+        vocab_size=vocabulary,
+        special_tokens=SPECIAL,
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     bpe.train_from_iterator(texts, trainer)
@@ -137,7 +146,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         single="<s> $A </s>", special_tokens=[("<s>", SPECIAL.index("<s>")), ("</s>", SPECIAL.index("</s>"))]
     )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>",
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
         clean_up_tokenization_spaces=False,
     )
 
@@ -152,8 +166,13 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     start = tokenizer.pad_token_id if settings.architecture == "t5" else tokenizer.eos_token_id
-    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id,
-           "eos_token_id": tokenizer.eos_token_id, "decoder_start_token_id": start, "vocab_size": len(tokenizer)}
+    ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": start,
+        "vocab_size": len(tokenizer),
+    }
     family = {"m2m100": "m2m_100"}.get(settings.architecture, settings.architecture)
     config = AutoConfig.for_model(family, **ids, **_sizes(settings))
     model = AutoModelForSeq2SeqLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -166,27 +185,43 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
 def prepare_generation(model: Any, settings: Generation) -> None:
     """Set the model's default generation settings, which are saved with it as ``generation_config``."""
     model.generation_config.update(
-        num_beams=settings.num_beams, length_penalty=settings.length_penalty, min_length=settings.min_length,
-        max_length=settings.max_length, no_repeat_ngram_size=settings.no_repeat_ngram_size,
+        num_beams=settings.num_beams,
+        length_penalty=settings.length_penalty,
+        min_length=settings.min_length,
+        max_length=settings.max_length,
+        no_repeat_ngram_size=settings.no_repeat_ngram_size,
         early_stopping=settings.early_stopping and settings.num_beams > 1,
-        renormalize_logits=settings.renormalize or None,   # None: not named in files, as in those of earlier versions
+        renormalize_logits=settings.renormalize or None,  # None: not named in files, as in those of earlier versions
     )
-    model.generation_config._from_model_config = False   # otherwise it may be recreated from the model's config
+    model.generation_config._from_model_config = False  # otherwise it may be recreated from the model's config
 
 
 def _sizes(settings: Model) -> dict[str, Any]:
     if settings.architecture == "t5":
         return {
-            "d_model": settings.width, "num_layers": settings.encoder_layers, "num_heads": settings.heads,
-            "num_decoder_layers": settings.decoder_layers, "d_ff": settings.feed_forward,
-            "d_kv": settings.width // settings.heads, "dropout_rate": settings.dropout,
+            "d_model": settings.width,
+            "num_layers": settings.encoder_layers,
+            "num_heads": settings.heads,
+            "num_decoder_layers": settings.decoder_layers,
+            "d_ff": settings.feed_forward,
+            "d_kv": settings.width // settings.heads,
+            "dropout_rate": settings.dropout,
         }
     return {
-        "d_model": settings.width, "encoder_layers": settings.encoder_layers, "decoder_layers": settings.decoder_layers,
-        "encoder_attention_heads": settings.heads, "decoder_attention_heads": settings.heads,
-        "encoder_ffn_dim": settings.feed_forward, "decoder_ffn_dim": settings.feed_forward,
-        "dropout": settings.dropout, "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": settings.init_std,
-        "max_position_embeddings": 1024, "tie_word_embeddings": True, "forced_eos_token_id": None,
+        "d_model": settings.width,
+        "encoder_layers": settings.encoder_layers,
+        "decoder_layers": settings.decoder_layers,
+        "encoder_attention_heads": settings.heads,
+        "decoder_attention_heads": settings.heads,
+        "encoder_ffn_dim": settings.feed_forward,
+        "decoder_ffn_dim": settings.feed_forward,
+        "dropout": settings.dropout,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "init_std": settings.init_std,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "forced_eos_token_id": None,
     }
 
 
@@ -211,9 +246,9 @@ def _order_positions(model: Any, scale: float) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) and name.endswith("embed_positions") and module.weight.requires_grad:
             rows, width = module.weight.shape
-            rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))   # [D / 2]
-            angles = torch.arange(rows).unsqueeze(1) * rates             # [positions, D / 2]
-            waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]   # [positions, D]
+            rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))  # [D / 2]
+            angles = torch.arange(rows).unsqueeze(1) * rates  # [positions, D / 2]
+            waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]  # [positions, D]
             module.weight.copy_(waves * scale * 2**0.5)
 
 

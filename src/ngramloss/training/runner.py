@@ -70,7 +70,12 @@ class Stopped(Exception):
 
 
 def train(
-    settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False,
+    settings: Recipe,
+    folder: Path,
+    *,
+    fresh: bool = False,
+    say: Say = print,
+    trust_remote_code: bool = False,
     write_texts: WriteTexts | None = None,
 ) -> Outcome:
     """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
@@ -85,13 +90,15 @@ def train(
             because generation builds on training, not the other way round.
     """
     if best_of(settings).metric and settings.train.eval_every and write_texts is None:
-        raise TypeError(f"train.best = {settings.train.best!r} is a score of generated texts: pass write_texts, which "
-                        "is in ngramloss.generation.validation.")
+        raise TypeError(
+            f"train.best = {settings.train.best!r} is a score of generated texts: pass write_texts, which "
+            "is in ngramloss.generation.validation."
+        )
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
     settings = _with_candidates(settings, run, say)
-    if settings.train.max_steps:   # otherwise the data decide how many steps there are
+    if settings.train.max_steps:  # otherwise the data decide how many steps there are
         settings.train.raise_unless_warmup_fits(settings.train.max_steps)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
@@ -104,7 +111,8 @@ def train(
         if rank == 0:
             with heartbeat(run.beat(0)) if processes > 1 else nullcontext():
                 judged = _report_to_others(
-                    run, lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
+                    run,
+                    lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
                     single=processes == 1,
                 )
         prepared = Prepared(_wait_for_prepared(run), judged)
@@ -131,8 +139,10 @@ def _with_candidates(settings: Recipe, run: RunFolder, say: Say) -> Recipe:
         return settings
     path = Path(named).expanduser().resolve()
     if path.is_relative_to(run.path.resolve()):
-        raise UserError(f"data.candidates is in the run's own folder {run.path}, where --fresh would delete it. Choose "
-                        "another --run.")
+        raise UserError(
+            f"data.candidates is in the run's own folder {run.path}, where --fresh would delete it. Choose "
+            "another --run."
+        )
     if not terms:
         say(f"data.candidates is not used: no term of {settings.objective!r} compares candidates.")
     return dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=str(path)))
@@ -170,12 +180,13 @@ def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkp
         say(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
         run.clear()
     saved = checkpoints.find(run.checkpoints)
-    if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):   # else nothing can be lost
+    if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):  # else nothing can be lost
         changed = recipe.differences(recipe.load(str(run.recipe)), settings)
         if changed:
             raise UserError(
-                f"{run.path} was started with other settings:\n" + "\n".join(f"  {line}" for line in changed) +
-                "\nUse the same settings to continue it, choose another --run, or start over with --fresh."
+                f"{run.path} was started with other settings:\n"
+                + "\n".join(f"  {line}" for line in changed)
+                + "\nUse the same settings to continue it, choose another --run, or start over with --fresh."
             )
     if run.finished:
         return saved
@@ -200,8 +211,15 @@ def _prepare(
 
     def read(split: str, limit: int) -> Split:
         with progress_bar(total=limit or None, desc=f"reading {split}") as bar:
-            return load(data.name, split, **columns_of(data, settings.task), on_bad_row=data.on_bad_row, limit=limit,
-                        validation_fraction=data.validation_fraction, progress=bar.update)
+            return load(
+                data.name,
+                split,
+                **columns_of(data, settings.task),
+                on_bad_row=data.on_bad_row,
+                limit=limit,
+                validation_fraction=data.validation_fraction,
+                progress=bar.update,
+            )
 
     train_split = read("train", data.limit)
     splits = {"train": train_split}
@@ -212,8 +230,11 @@ def _prepare(
             say(f"skipped {bad}")
     judged = _judged(settings, splits.get("validation"), say)
     tokenizer, tokenizer_folder = models.load_tokenizer(
-        settings.model, lambda: models.iterate_texts(train_split.examples), train_split.fingerprint,
-        trust_remote_code=trust_remote_code, say=say,
+        settings.model,
+        lambda: models.iterate_texts(train_split.examples),
+        train_split.fingerprint,
+        trust_remote_code=trust_remote_code,
+        say=say,
     )
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     shape = Shape.of(data)
@@ -226,17 +247,30 @@ def _prepare(
         with progress_bar(total=len(split.examples), desc=f"tokenising {name}") as bar:
             tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update, say=say)
         described[name] = {
-            "examples": len(split.examples), "skipped": [str(bad) for bad in split.skipped],
-            "fingerprint": split.fingerprint, "tokens": str(tokens.folder.resolve()),
+            "examples": len(split.examples),
+            "skipped": [str(bad) for bad in split.skipped],
+            "fingerprint": split.fingerprint,
+            "tokens": str(tokens.folder.resolve()),
         }
     compared = None
     if candidates is not None:
         with progress_bar(total=len(train_split.examples), desc="tokenising candidates") as bar:
-            rows = tokenise_candidates(train_split.examples, train_split.fingerprint, candidates, tokenizer, shape,
-                                       progress=bar.update, say=say)
+            rows = tokenise_candidates(
+                train_split.examples,
+                train_split.fingerprint,
+                candidates,
+                tokenizer,
+                shape,
+                progress=bar.update,
+                say=say,
+            )
         compared = {
-            "file": str(path), "fingerprint": candidates.fingerprint, "examples": int((rows.counts > 0).sum()),
-            "texts": int(rows.counts.sum()), "cut": rows.cut, "tokens": str(rows.folder.resolve()),
+            "file": str(path),
+            "fingerprint": candidates.fingerprint,
+            "examples": int((rows.counts > 0).sum()),
+            "texts": int(rows.counts.sum()),
+            "cut": rows.cut,
+            "tokens": str(rows.folder.resolve()),
             "metric": _metric_of_candidates(path),
         }
     code = {"plugins": plugin_sources(parse(settings.objective)), "metrics": _metric_source(settings)}
@@ -247,10 +281,15 @@ def _prepare(
         _raise_unless_same_data(run.path, saved.newest, _fingerprints(described, compared))
         _raise_unless_same_code(run.path, saved.newest, code)
     record = {
-        "splits": described, "candidates": compared, **code, "tokenizer": str(tokenizer_folder or settings.model.name),
-        "continue": str(saved.newest) if saved.newest else None, "trust_remote_code": trust_remote_code,
+        "splits": described,
+        "candidates": compared,
+        **code,
+        "tokenizer": str(tokenizer_folder or settings.model.name),
+        "continue": str(saved.newest) if saved.newest else None,
+        "trust_remote_code": trust_remote_code,
         "machine": {
-            "processes": arguments.world_size, "device": _device_name(arguments.device),
+            "processes": arguments.world_size,
+            "device": _device_name(arguments.device),
             "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
         },
     }
@@ -356,7 +395,12 @@ def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
 
 
 def _run_trainer(
-    settings: Recipe, run: RunFolder, arguments: Any, everything: Prepared, say: Say, trust_remote_code: bool,
+    settings: Recipe,
+    run: RunFolder,
+    arguments: Any,
+    everything: Prepared,
+    say: Say,
+    trust_remote_code: bool,
     write_texts: WriteTexts | None,
 ) -> Outcome:
     from transformers import PrinterCallback, ProgressCallback, set_seed
@@ -387,7 +431,9 @@ def _run_trainer(
         return Outcome(run.path, True, began, began)
 
     tokenizer, _ = models.load_tokenizer(
-        dataclasses.replace(settings.model, name=prepared["tokenizer"]), lambda: (), "",
+        dataclasses.replace(settings.model, name=prepared["tokenizer"]),
+        lambda: (),
+        "",
         trust_remote_code=trust_remote_code,
     )
     data = settings.data
@@ -400,7 +446,9 @@ def _run_trainer(
     stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
     patience = Patience(settings.train.early_stopping)
     sealing = Sealing(
-        run.checkpoints, keep=settings.train.keep, wait=partial(_wait, arguments.world_size),
+        run.checkpoints,
+        keep=settings.train.keep,
+        wait=partial(_wait, arguments.world_size),
         ended=lambda: patience.ended,
     )
     splits = {name: Tokens(_present(Path(split["tokens"]))) for name, split in prepared["splits"].items()}
@@ -409,11 +457,18 @@ def _run_trainer(
     if compared is not None:
         examples = WithCandidates(examples, CandidateTokens(_present(Path(compared["tokens"]))))
     trainer = NgramTrainer(
-        model, arguments, objective=settings.objective, memory=settings.train.memory,
-        train_dataset=examples, eval_dataset=splits.get("validation"), processing_class=tokenizer,
+        model,
+        arguments,
+        objective=settings.objective,
+        memory=settings.train.memory,
+        train_dataset=examples,
+        eval_dataset=splits.get("validation"),
+        processing_class=tokenizer,
         data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=_multiple(arguments)),
-        max_tokens=None if settings.train.fsdp else settings.train.max_tokens, capture=settings.train.capture,
-        compile=settings.train.compile, say=say,
+        max_tokens=None if settings.train.fsdp else settings.train.max_tokens,
+        capture=settings.train.capture,
+        compile=settings.train.compile,
+        say=say,
     )
     trainer.also_evaluated = _generated_score(settings, arguments, splits, tokenizer, judged, write_texts)
     if settings.train.fsdp and settings.train.capture and arguments.device.type == "cuda":
@@ -430,13 +485,13 @@ def _run_trainer(
     code = {kind: prepared[kind] for kind in ("plugins", "metrics")}
     trainer.also_saved = {"data.json": json.dumps({**fingerprints, **code})}
     if newest is not None:
-        _saved_with(newest, "trainer_state.json")   # raises if it is damaged
+        _saved_with(newest, "trainer_state.json")  # raises if it is damaged
         say(f"continuing {run.path} from step {began}.")
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     except FloatingPointError as reason:
         raise Diverged(str(reason)) from reason
-    except pickle.UnpicklingError as reason:   # torch refuses to unpickle anything but tensors and plain numbers
+    except pickle.UnpicklingError as reason:  # torch refuses to unpickle anything but tensors and plain numbers
         raise UserError(
             f"the optimiser, schedule or random state in {newest} contains more than tensors and plain numbers, so it "
             "was not loaded. Delete the checkpoint to continue from the previous one, or start over with --fresh."
@@ -457,7 +512,11 @@ def _run_trainer(
 
 
 def _generated_score(
-    settings: Recipe, arguments: Any, splits: dict[str, Tokens], tokenizer: Any, judged: Sequence[Example],
+    settings: Recipe,
+    arguments: Any,
+    splits: dict[str, Tokens],
+    tokenizer: Any,
+    judged: Sequence[Example],
     write_texts: WriteTexts | None,
 ) -> Any:
     """What validation computes from generated texts; None if the best checkpoint is selected by a term."""
@@ -468,10 +527,16 @@ def _generated_score(
         return None
     rows = splits["validation"]
     sources = [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))]
-    write = partial(write_texts, settings=settings, tokenizer=tokenizer,
-                    batch_size=arguments.per_device_eval_batch_size, shows_progress=arguments.should_save)
-    return GeneratedScore(best, sources, write, examples=judged, process=arguments.process_index,
-                          processes=arguments.world_size)
+    write = partial(
+        write_texts,
+        settings=settings,
+        tokenizer=tokenizer,
+        batch_size=arguments.per_device_eval_batch_size,
+        shows_progress=arguments.should_save,
+    )
+    return GeneratedScore(
+        best, sources, write, examples=judged, process=arguments.process_index, processes=arguments.world_size
+    )
 
 
 def _present(folder: Path) -> Path:
@@ -493,11 +558,9 @@ def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
             "data.max_source, data.max_target and generation.max_length."
         )
     rows = model.get_input_embeddings().num_embeddings
-    tokens = max(len(tokenizer), *(token + 1 for token in (0, *codes(tokenizer).values())))   # M2M100 leaves them out
+    tokens = max(len(tokenizer), *(token + 1 for token in (0, *codes(tokenizer).values())))  # M2M100 leaves them out
     if tokens > rows:
-        raise UserError(
-            f"the tokenizer has {tokens} tokens but the model has {rows} embeddings: they do not match."
-        )
+        raise UserError(f"the tokenizer has {tokens} tokens but the model has {rows} embeddings: they do not match.")
 
 
 def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
@@ -523,21 +586,43 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
         per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
         per_device_eval_batch_size=_each("train.eval_batch_size", train.eval_batch_size or train.batch_size, processes),
         gradient_accumulation_steps=train.accumulate,
-        num_train_epochs=train.epochs, max_steps=train.max_steps or -1,
-        learning_rate=train.learning_rate, warmup_steps=train.warmup_steps, lr_scheduler_type=train.schedule,
-        weight_decay=train.weight_decay, adam_beta1=train.beta1, adam_beta2=train.beta2, adam_epsilon=train.epsilon,
-        max_grad_norm=train.clip, bf16=precision == "bf16", fp16=precision == "fp16",
-        gradient_checkpointing=train.gradient_checkpointing, torch_compile=train.compile and train.fsdp,
-        logging_steps=train.log_every, logging_nan_inf_filter=False, logging_first_step=True,
-        save_strategy="steps", save_steps=train.save_every, save_total_limit=None,
-        eval_strategy="steps" if train.eval_every else "no", eval_steps=train.eval_every or None,
-        metric_for_best_model=train.best if train.eval_every else None, greater_is_better=best_of(settings).higher,
-        seed=train.seed, data_seed=train.seed, report_to=train.report_to, run_name=settings.slug,
+        num_train_epochs=train.epochs,
+        max_steps=train.max_steps or -1,
+        learning_rate=train.learning_rate,
+        warmup_steps=train.warmup_steps,
+        lr_scheduler_type=train.schedule,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.beta1,
+        adam_beta2=train.beta2,
+        adam_epsilon=train.epsilon,
+        max_grad_norm=train.clip,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        gradient_checkpointing=train.gradient_checkpointing,
+        torch_compile=train.compile and train.fsdp,
+        logging_steps=train.log_every,
+        logging_nan_inf_filter=False,
+        logging_first_step=True,
+        save_strategy="steps",
+        save_steps=train.save_every,
+        save_total_limit=None,
+        eval_strategy="steps" if train.eval_every else "no",
+        eval_steps=train.eval_every or None,
+        metric_for_best_model=train.best if train.eval_every else None,
+        greater_is_better=best_of(settings).higher,
+        seed=train.seed,
+        data_seed=train.seed,
+        report_to=train.report_to,
+        run_name=settings.slug,
         train_sampling_strategy="group_by_length" if train.group_by_length else "random",
-        remove_unused_columns=False, disable_tqdm=True, use_cpu=not has_gpu, dataloader_pin_memory=has_gpu,
-        ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None, **sharded,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        use_cpu=not has_gpu,
+        dataloader_pin_memory=has_gpu,
+        ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None,
+        **sharded,
     )
-    _ = arguments.device   # starts the process group
+    _ = arguments.device  # starts the process group
     return arguments
 
 
@@ -591,4 +676,3 @@ def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say
     if checkpoints.step(chosen) != facts["best_step"]:
         return ""
     return f", the weights of step {facts['best_step']} ({best_of(settings).described(facts['best'])})"
-

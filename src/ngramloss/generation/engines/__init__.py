@@ -65,17 +65,24 @@ ENGINES = {
     "hf": Engine("the model's own generate, by Hugging Face: the specification", "hf", "transformers"),
     "graph": Engine(
         "a beam search wholly on the GPU: several times faster there, the same texts as hf; also groups of beams",
-        "graph", "torch", automatic="cuda",
+        "graph",
+        "torch",
+        automatic="cuda",
     ),
     "ctranslate2": Engine(
-        "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings", "ct2", "ctranslate2",
-        precision="fp32", automatic="cpu",
+        "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings",
+        "ct2",
+        "ctranslate2",
+        precision="fp32",
+        automatic="cpu",
     ),
     "ctranslate2-int8": Engine(
-        "CTranslate2 with weights in 8 bits: faster still, texts differ slightly", "ct2", "ctranslate2",
+        "CTranslate2 with weights in 8 bits: faster still, texts differ slightly",
+        "ct2",
+        "ctranslate2",
         precision="int8",
     ),
-}  # fmt: skip
+}
 """All engines by name. ``auto`` tries those that are ``automatic``, in this order."""
 
 
@@ -141,8 +148,10 @@ def _automatic(model: Any, search: Search, say: Callable[[str], None]) -> Loaded
                 reasons = [str(problem).rstrip(".")]
             else:
                 same = "with these settings" if precision == "fp32" else f"but for rounding in {precision}"
-                say(f"engine {name} {engine.version}, {precision}: on {DEVICES[engine.automatic]} it is faster than "
-                    f"hf, and its texts are the same {same}.")
+                say(
+                    f"engine {name} {engine.version}, {precision}: on {DEVICES[engine.automatic]} it is faster than "
+                    f"hf, and its texts are the same {same}."
+                )
                 return Loaded(name, precision, write)
         problems.append(f"{name} is not used: {_joined(reasons)}")
     if problems:

@@ -42,10 +42,15 @@ class Norms(NamedTuple):
 
 
 FAMILIES = {
-    "bart": Norms(before=False, embeddings=True), "mbart": Norms(before=True, embeddings=True),
-    "pegasus": Norms(before=True, embeddings=False), "marian": Norms(before=False, embeddings=False),
-    "m2m_100": Norms(before=True, embeddings=False), "t5": None, "mt5": None, "umt5": None,
-}  # fmt: skip
+    "bart": Norms(before=False, embeddings=True),
+    "mbart": Norms(before=True, embeddings=True),
+    "pegasus": Norms(before=True, embeddings=False),
+    "marian": Norms(before=False, embeddings=False),
+    "m2m_100": Norms(before=True, embeddings=False),
+    "t5": None,
+    "mt5": None,
+    "umt5": None,
+}
 """The kinds of models that can be converted."""
 
 
@@ -63,14 +68,19 @@ def converted(model: Any, *, say: Callable[[str], None]) -> Path:
     try:
         return cached_folder(folder, partial(_convert, model, say), what="converted model", say=say)
     except OSError as reason:
-        raise UserError(f"cannot write the converted model to {folder.parent}: {reason.strerror or reason}. Make room "
-                        "there, or name another folder with NGRAMLOSS_CACHE.") from reason
+        raise UserError(
+            f"cannot write the converted model to {folder.parent}: {reason.strerror or reason}. Make room "
+            "there, or name another folder with NGRAMLOSS_CACHE."
+        ) from reason
 
 
 def _key(model: Any) -> str:
     """A hash of everything on which the converted model depends."""
-    config = {name: value for name, value in model.config.to_dict().items()
-              if name not in ("_name_or_path", "transformers_version")}
+    config = {
+        name: value
+        for name, value in model.config.to_dict().items()
+        if name not in ("_name_or_path", "transformers_version")
+    }
     described = json.dumps([FORMAT, installed("ctranslate2"), config], sort_keys=True, default=str)
     digest = hashlib.sha256(described.encode())
     for name, tensor in sorted(model.state_dict().items()):
@@ -87,8 +97,10 @@ def _convert(model: Any, say: Callable[[str], None], folder: Path) -> None:
             spec.validate()
             spec.optimize()
         except (ValueError, KeyError, AttributeError, TypeError, NotImplementedError, RuntimeError) as reason:
-            raise UserError(f"{type(model).__name__} cannot be converted for ctranslate2: {type(reason).__name__}: "
-                            f"{' '.join(str(reason).split())[:200]}") from reason
+            raise UserError(
+                f"{type(model).__name__} cannot be converted for ctranslate2: {type(reason).__name__}: "
+                f"{' '.join(str(reason).split())[:200]}"
+            ) from reason
         spec.save(str(folder))
         _raise_if_different(model, folder)
 
@@ -104,16 +116,17 @@ def _specification(model: Any) -> Any:
     # Its loader for Marian takes the last token for padding, and the embedding of the start token for zero.
     kind = "BartConfig" if config.model_type == "marian" else type(config).__name__
     loader = loaders._MODEL_LOADERS[kind]
-    with _attributes(config, {} if norms is None else
-                     {"normalize_before": norms.before, "normalize_embedding": norms.embeddings}):
+    with _attributes(
+        config, {} if norms is None else {"normalize_before": norms.before, "normalize_embedding": norms.embeddings}
+    ):
         spec = loader.get_model_spec(model)
-    if config.model_type in ("t5", "mt5"):   # transformers has a setting of its own for this, and none for mT5
+    if config.model_type in ("t5", "mt5"):  # transformers has a setting of its own for this, and none for mT5
         scaled = getattr(config, "scale_decoder_outputs", False)
         spec.decoder.scale_outputs = config.d_model**-0.5 if scaled else OPTIONAL
     loader.set_vocabulary(spec, [str(token) for token in range(spec.decoder.embeddings.weight.shape[0])])
     spec.config.bos_token = spec.config.eos_token = _word(config.eos_token_id)
     spec.config.unk_token = "none"
-    spec.config.decoder_start_token = None   # it is the first token of each target
+    spec.config.decoder_start_token = None  # it is the first token of each target
     return spec
 
 
@@ -151,23 +164,25 @@ def _raise_if_different(model: Any, folder: Path) -> None:
     """
     import ctranslate2
 
-    source, target = random_ids(model, 1, 48, 16)                        # [1, S], [1, T]
-    expected = _log_probabilities(model, source, target)                 # [T - 1]
+    source, target = random_ids(model, 1, 48, 16)  # [1, S], [1, T]
+    expected = _log_probabilities(model, source, target)  # [T - 1]
     translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=torch.get_num_threads())
     words = [[[str(token) for token in row] for row in ids.tolist()] for ids in (source, target)]
     (scored,) = translator.score_batch(*words, max_input_length=0)
     found = torch.tensor(scored.log_probs[: target.shape[1] - 1])
     if not torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
         difference = float((found - expected).abs().max())
-        raise UserError(f"{type(model).__name__} cannot be converted for ctranslate2: the converted model has other "
-                        f"probabilities (a log-probability differs by {difference:.2g}).")
+        raise UserError(
+            f"{type(model).__name__} cannot be converted for ctranslate2: the converted model has other "
+            f"probabilities (a log-probability differs by {difference:.2g})."
+        )
 
 
 @torch.no_grad()
 def _log_probabilities(model: Any, source: Tensor, target: Tensor) -> Tensor:
     """The log-probability of each target token but the first, [T - 1]."""
     training = model.training
-    logits = model.eval()(input_ids=source, decoder_input_ids=target[:, :-1]).logits      # [1, T - 1, V]
+    logits = model.eval()(input_ids=source, decoder_input_ids=target[:, :-1]).logits  # [1, T - 1, V]
     model.train(training)
-    chosen: Tensor = logits.float().log_softmax(-1).gather(-1, target[:, 1:, None])       # [1, T - 1, 1]
+    chosen: Tensor = logits.float().log_softmax(-1).gather(-1, target[:, 1:, None])  # [1, T - 1, 1]
     return chosen.flatten()

@@ -71,8 +71,10 @@ def load(
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
         words = [[str(token) for token in source] for source in sources]
-        return [[[search.start, *map(int, hypothesis)] for hypothesis in hypotheses]
-                for hypotheses in best_of(translator, search, words)]
+        return [
+            [[search.start, *map(int, hypothesis)] for hypothesis in hypotheses]
+            for hypotheses in best_of(translator, search, words)
+        ]
 
     return write
 
@@ -81,15 +83,19 @@ def _translator(model: Any, search: Search, precision: str, say: Callable[[str],
     import ctranslate2
 
     folder = converted(model, say=say)
-    ctranslate2.set_random_seed(search.seed or 0)   # read by each thread when it first draws
+    ctranslate2.set_random_seed(search.seed or 0)  # read by each thread when it first draws
     device = model.device
-    streams = torch.get_num_threads() if device.type == "cpu" else 1   # faster than all threads on one batch
+    streams = torch.get_num_threads() if device.type == "cpu" else 1  # faster than all threads on one batch
     try:
         translator = ctranslate2.Translator(
-            str(folder), device=device.type, device_index=device.index or 0, compute_type=COMPUTE_TYPES[precision],
-            inter_threads=streams, intra_threads=1,
+            str(folder),
+            device=device.type,
+            device_index=device.index or 0,
+            compute_type=COMPUTE_TYPES[precision],
+            inter_threads=streams,
+            intra_threads=1,
         )
-        if device.type == "cuda":   # a missing library is noticed only now
+        if device.type == "cuda":  # a missing library is noticed only now
             translator.translate_batch([["0"]], target_prefix=[["0"]], max_decoding_length=1)
     except (RuntimeError, ValueError) as reason:
         raise UserError(f"ctranslate2 cannot run here: {' '.join(str(reason).split())[:200].rstrip('.')}.") from reason
@@ -109,25 +115,39 @@ def _least_steps(search: Search) -> int:
 def _translate(translator: Any, search: Search, words: list[list[str]], *, hypotheses: int, steps: int) -> list[Any]:
     """Search. Hypotheses have their end token if they have one."""
     prefix = [str(token) for token in (search.start, search.first) if token is not None]
-    sampling = {"sampling_topk": search.top_k, "sampling_topp": search.top_p,
-                "sampling_temperature": search.temperature} if search.sample else {}
+    sampling = (
+        {"sampling_topk": search.top_k, "sampling_topp": search.top_p, "sampling_temperature": search.temperature}
+        if search.sample
+        else {}
+    )
     results: list[Any] = translator.translate_batch(
-        words, target_prefix=[prefix] * len(words), beam_size=search.num_beams, num_hypotheses=hypotheses,
-        length_penalty=search.length_penalty or NO_PENALTY, no_repeat_ngram_size=search.no_repeat_ngram_size,
-        suppress_sequences=[[str(token)] for token in search.banned] or None, end_token=[str(search.end)],
-        return_end_token=True, return_scores=True, max_input_length=0, max_decoding_length=steps,
+        words,
+        target_prefix=[prefix] * len(words),
+        beam_size=search.num_beams,
+        num_hypotheses=hypotheses,
+        length_penalty=search.length_penalty or NO_PENALTY,
+        no_repeat_ngram_size=search.no_repeat_ngram_size,
+        suppress_sequences=[[str(token)] for token in search.banned] or None,
+        end_token=[str(search.end)],
+        return_end_token=True,
+        return_scores=True,
+        max_input_length=0,
+        max_decoding_length=steps,
         max_batch_size=-(-len(words) // translator.num_translators),
-        min_decoding_length=_least_steps(search), **sampling,
-    )  # fmt: skip
+        min_decoding_length=_least_steps(search),
+        **sampling,
+    )
     return results
 
 
 def _best(translator: Any, search: Search, words: list[list[str]]) -> list[list[list[str]]]:
     results = _translate(translator, search, words, hypotheses=search.texts, steps=_steps(search))
     chosen = [[_closed(hypothesis, search) for hypothesis in result.hypotheses] for result in results]
-    if search.sample:   # they come sorted by probability, but the first must be a sample like any other
-        chosen = [Random(f"{search.seed} {source}").sample(texts, len(texts))
-                  for source, texts in zip(words, chosen, strict=True)]
+    if search.sample:  # they come sorted by probability, but the first must be a sample like any other
+        chosen = [
+            Random(f"{search.seed} {source}").sample(texts, len(texts))
+            for source, texts in zip(words, chosen, strict=True)
+        ]
     return chosen
 
 
@@ -157,8 +177,9 @@ def _best_with_forced_end(translator: Any, search: Search, words: list[list[str]
             doubtful.append(len(chosen))
         chosen.append([_closed(result.hypotheses[index], search) for index in order[: search.texts]])
     if doubtful:
-        again = _translate(translator, search, [words[index] for index in doubtful], hypotheses=search.num_beams,
-                           steps=steps + 1)
+        again = _translate(
+            translator, search, [words[index] for index in doubtful], hypotheses=search.num_beams, steps=steps + 1
+        )
         for index, result in zip(doubtful, again, strict=True):
             if max(map(len, result.hypotheses)) <= steps:
                 chosen[index] = result.hypotheses[: search.texts]

@@ -62,9 +62,11 @@ def load(
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
     apart = difference(model)
-    if not apart <= TOLERANCES.get(model.dtype, 1e-3):   # also if it is NaN
-        raise UserError(f"{type(model).__name__} computes its logits in a way that this engine does not know (a "
-                        f"log-probability differs by {apart:.2g}).")
+    if not apart <= TOLERANCES.get(model.dtype, 1e-3):  # also if it is NaN
+        raise UserError(
+            f"{type(model).__name__} computes its logits in a way that this engine does not know (a "
+            f"log-probability differs by {apart:.2g})."
+        )
 
     made: OrderedDict[tuple[int, int], Searcher] = OrderedDict()
     on_gpu = model.device.type == "cuda"
@@ -94,7 +96,9 @@ def _room_on_gpu(sources: int, length: int) -> tuple[int, int]:
 
 
 def _searcher(
-    made: OrderedDict[tuple[int, int], Searcher], new: Callable[[int, int], Searcher], shape: tuple[int, int],
+    made: OrderedDict[tuple[int, int], Searcher],
+    new: Callable[[int, int], Searcher],
+    shape: tuple[int, int],
     most_bytes: float,
 ) -> Searcher:
     """A search of this shape. Of those kept, the ones that were used least recently make room for a new one."""
@@ -131,13 +135,17 @@ class Searcher:
         self.alone = search.sample or search.num_beams == 1
         K = search.texts if self.alone else search.num_beams
         self.decoder = DECODERS[model.config.model_type](
-            model, sources=sources, beams=K, source_length=length, text_length=search.max_length,
+            model,
+            sources=sources,
+            beams=K,
+            source_length=length,
+            text_length=search.max_length,
             head=head or padded_head(model),
         )
         self.groups = [beams.Beams.begin(sources, K // search.groups, search, device) for _ in range(search.groups)]
         self.limits = beams.limits(search, device)
-        self.seeds = torch.zeros(sources, K, dtype=torch.long, device=device)        # [B, K]
-        self.is_blank = torch.zeros(sources, dtype=torch.bool, device=device)        # [B]
+        self.seeds = torch.zeros(sources, K, dtype=torch.long, device=device)  # [B, K]
+        self.is_blank = torch.zeros(sources, dtype=torch.bool, device=device)  # [B]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @property
@@ -151,7 +159,7 @@ class Searcher:
         B, S = self.decoder.source_keys.shape[1], self.decoder.source_keys.shape[3]
         pad, more = self.search.pad, B - len(sources)
         rows = [*sources, *[[pad]] * more]
-        batch = map(torch.from_numpy, padded(rows, B, S, pad))           # [B, S] each
+        batch = map(torch.from_numpy, padded(rows, B, S, pad))  # [B, S] each
         texts, device = range(self.seeds.shape[1]), self.seeds.device
         if self.search.sample:
             self.seeds.copy_(torch.tensor([[_seed(self.search, row, text) for text in texts] for row in rows]))
@@ -182,7 +190,7 @@ class Searcher:
     @property
     def is_done(self) -> Tensor:
         """Which sources are done, [B]."""
-        done = torch.stack([beams.is_done(group, self.search) for group in self.groups])     # [G, B]
+        done = torch.stack([beams.is_done(group, self.search) for group in self.groups])  # [G, B]
         return done.all(0) | self.is_blank
 
     @property
@@ -191,19 +199,19 @@ class Searcher:
         return self.groups[0].ids if self.alone else beams.best_ended(self.groups, self.search.texts)[0]
 
     def _token(self) -> None:
-        newest = torch.cat([group.newest for group in self.groups], 1)   # [B, K]
-        position = self.groups[0].length - 1                             # []
-        logits = self.decoder.logits(newest, position)                   # [B, K, V]
+        newest = torch.cat([group.newest for group in self.groups], 1)  # [B, K]
+        position = self.groups[0].length - 1  # []
+        logits = self.decoder.logits(newest, position)  # [B, K, V]
         if not self.alone:
             self.decoder.reorder(beams.advance_groups(self.groups, logits, self.limits), position)
             return
         (state,) = self.groups
-        rows = logits.flatten(0, 1)                                      # [B · K, V]
+        rows = logits.flatten(0, 1)  # [B · K, V]
         beams.rule_out(rows, state.ids.flatten(0, 1), state.length, self.limits)
         if self.search.sample:
-            tokens = beams.sampled(rows.float(), self.seeds.flatten(), state.length, self.search)    # [B · K]
+            tokens = beams.sampled(rows.float(), self.seeds.flatten(), state.length, self.search)  # [B · K]
         else:
-            tokens = beams.greedy(rows)                                  # [B · K]
+            tokens = beams.greedy(rows)  # [B · K]
         beams.write_on(state, tokens.view_as(newest), self.limits)
 
     def _capture(self) -> None:
@@ -253,7 +261,7 @@ def found(searcher_of: Callable[[int], Searcher], sources: Sequence[Ids]) -> lis
 
 def _keep(texts: list[list[list[int]]], rows: Sequence[int], searcher: Searcher) -> None:
     """Put the texts of a search where they belong."""
-    for row, found_here in zip(rows, searcher.texts.tolist(), strict=False):   # blank sources come last
+    for row, found_here in zip(rows, searcher.texts.tolist(), strict=False):  # blank sources come last
         texts[row] = found_here
 
 

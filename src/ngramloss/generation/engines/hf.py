@@ -22,7 +22,7 @@ def load(
     model.eval()
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
-        own = not search.sample or search.seed is None   # also if the model's own settings sample
+        own = not search.sample or search.seed is None  # also if the model's own settings sample
         rows = generated(model, sources, search.pad) if own else _sampled(model, search, sources)
         texts = [ended(row, search.ends) for row in rows]
         return [texts[start : start + search.texts] for start in range(0, len(texts), search.texts)]
@@ -44,7 +44,7 @@ def differences(model: Any, search: Search, *, precision: str) -> list[str]:
 def generated(model: Any, sources: Sequence[Ids], pad: int, **options: Any) -> list[list[int]]:
     """What ``generate`` returns for a batch, in lists."""
     # On the right: on the left, padding would shift the encoder's positions.
-    batch = map(torch.from_numpy, padded(sources, len(sources), max(map(len, sources)), pad))    # [B, S] each
+    batch = map(torch.from_numpy, padded(sources, len(sources), max(map(len, sources)), pad))  # [B, S] each
     ids, mask = (each.to(model.device) for each in batch)
     rows: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options).tolist()
     return rows
@@ -73,8 +73,16 @@ def _sampled(model: Any, search: Search, sources: Sequence[Ids]) -> list[list[in
     noise = GumbelNoise([(search.seed, number, *source) for source in sources for number in range(search.texts)])
     warpers: list[Any] = [TemperatureLogitsWarper(search.temperature)] if search.temperature != 1 else []
     warpers += [TopPLogitsWarper(search.top_p)] if search.top_p < 1 else []
-    return generated(model, copies, search.pad, do_sample=False, num_beams=1, early_stopping=False,
-                     num_return_sequences=1, logits_processor=LogitsProcessorList([*warpers, noise]))
+    return generated(
+        model,
+        copies,
+        search.pad,
+        do_sample=False,
+        num_beams=1,
+        early_stopping=False,
+        num_return_sequences=1,
+        logits_processor=LogitsProcessorList([*warpers, noise]),
+    )
 
 
 class GumbelNoise:
@@ -92,5 +100,5 @@ class GumbelNoise:
         """The scores with noise, [B, V]."""
         columns = scores.shape[-1]
         uniform = torch.stack([torch.rand(columns, generator=each, dtype=torch.float64) for each in self._generators])
-        gumbel = -(-uniform.clamp_min(1e-300).log()).log()               # [B, V]
+        gumbel = -(-uniform.clamp_min(1e-300).log()).log()  # [B, V]
         return scores + gumbel.to(scores)

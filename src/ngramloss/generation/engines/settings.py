@@ -6,13 +6,37 @@ from dataclasses import dataclass
 from typing import Any
 
 KNOWN = {
-    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "early_stopping", "length_penalty",
-    "no_repeat_ngram_size", "renormalize_logits", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids",
-    "num_return_sequences", "do_sample", "temperature", "top_p", "top_k", "pad_token_id", "bos_token_id",
-    "eos_token_id", "decoder_start_token_id", "use_cache", "cache_implementation", "return_dict_in_generate",
-    "output_scores", "output_logits", "output_attentions", "output_hidden_states", "transformers_version",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "num_beams",
+    "early_stopping",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "renormalize_logits",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "bad_words_ids",
+    "num_return_sequences",
+    "do_sample",
+    "temperature",
+    "top_p",
+    "top_k",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "use_cache",
+    "cache_implementation",
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "transformers_version",
     "_from_model_config",
-}  # fmt: skip
+}
 """Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
 
 
@@ -85,21 +109,36 @@ def search_of(model: Any, *, seed: int | None = None) -> Search:
     pads = [token for token in (config.pad_token_id, model.config.pad_token_id, 0) if token is not None]
     words = config.bad_words_ids or []
     banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in ends)
-    others = [name for name, chosen in given.items()
-              if name not in KNOWN and chosen not in (None, False) and chosen != defaults.get(name, 0)]
+    others = [
+        name
+        for name, chosen in given.items()
+        if name not in KNOWN and chosen not in (None, False) and chosen != defaults.get(name, 0)
+    ]
     others += ["eos_token_id"] * (len(ends) != 1)
     others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
     others += ["decoder_start_token_id"] * (not isinstance(start, int))
     return Search(
-        num_beams=value("num_beams"), max_length=_max_length(model, value("max_length")),
+        num_beams=value("num_beams"),
+        max_length=_max_length(model, value("max_length")),
         min_length=(config.min_new_tokens + 1 if config.min_new_tokens is not None else value("min_length")),
-        length_penalty=float(value("length_penalty")), early_stopping=value("early_stopping"),
-        no_repeat_ngram_size=value("no_repeat_ngram_size"), renormalize=bool(config.renormalize_logits),
-        start=start, ends=ends, pad=pads[0], first=config.forced_bos_token_id,
-        last=config.forced_eos_token_id, banned=banned,
-        texts=value("num_return_sequences"), sample=value("do_sample"), temperature=float(value("temperature")),
-        top_p=float(value("top_p")), top_k=value("top_k"), seed=seed, others=tuple(sorted(others)),
-    )  # fmt: skip
+        length_penalty=float(value("length_penalty")),
+        early_stopping=value("early_stopping"),
+        no_repeat_ngram_size=value("no_repeat_ngram_size"),
+        renormalize=bool(config.renormalize_logits),
+        start=start,
+        ends=ends,
+        pad=pads[0],
+        first=config.forced_bos_token_id,
+        last=config.forced_eos_token_id,
+        banned=banned,
+        texts=value("num_return_sequences"),
+        sample=value("do_sample"),
+        temperature=float(value("temperature")),
+        top_p=float(value("top_p")),
+        top_k=value("top_k"),
+        seed=seed,
+        others=tuple(sorted(others)),
+    )
 
 
 def _max_length(model: Any, otherwise: int) -> int:
