@@ -11,14 +11,16 @@ from torch import Tensor
 from ngramloss.objectives import ngrams
 from ngramloss.objectives.matches import matched
 from ngramloss.objectives.rewards import placed
-from ngramloss.stats import IGNORE_INDEX, TokenStats, token_stats
+from ngramloss.stats import IGNORE_INDEX, Packing, TokenStats, token_stats, unpack
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
     from ngramloss.objectives.term import Part
 
 
-def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def diagnose(
+    loss_fn: JointLoss, logits: Tensor, labels: Tensor, packed: Packing | None = None
+) -> dict[str, Tensor]:
     """Numbers to log with the loss, as detached 0-d tensors.
 
     For each n of the objective:
@@ -34,7 +36,8 @@ def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Te
     For each part, ``gradient/part``: the norm of its weighted gradient with respect to the logits, as a share of the
     sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
-    Parts that read candidates are left out: their gradient does not pass through these logits.
+    Parts that read candidates are left out: their gradient does not pass through these logits. In packed rows the
+    windows are those of the texts.
 
     Example:
         >>> from ngramloss import JointLoss
@@ -48,10 +51,12 @@ def diagnose(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Te
         loss_fn = loss_fn.without_candidates()
     labels = labels.long()                                               # [B, T]
     with torch.no_grad():
-        stats = token_stats(logits, labels)
+        stats, own = token_stats(logits, labels), labels
+        if packed is not None:
+            stats, own = unpack(stats, packed), packed.labels            # [S, U]
         lengths = dict.fromkeys(n for term in loss_fn.terms for n in term.n)
-        shares = {name: value for n in lengths for name, value in match_shares(stats, labels, n=n).items()}
-        return shares | floors(loss_fn, labels) | gradient_shares(loss_fn, logits, labels)
+        shares = {name: value for n in lengths for name, value in match_shares(stats, own, n=n).items()}
+        return shares | floors(loss_fn, own) | gradient_shares(loss_fn, logits, labels, packed)
 
 
 def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tensor]:
@@ -84,12 +89,15 @@ def certain(labels: Tensor, *, cross: bool) -> TokenStats:
     return TokenStats(sure, labels, sure, sure, cross_logp, **others)
 
 
-def gradient_shares(loss_fn: JointLoss, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def gradient_shares(
+    loss_fn: JointLoss, logits: Tensor, labels: Tensor, packed: Packing | None = None
+) -> dict[str, Tensor]:
     """``gradient/part`` of each part."""
     norms = {}
     with torch.inference_mode(False), torch.enable_grad():
         leaf = (logits.clone() if logits.is_inference() else logits.detach()).requires_grad_()   # [B, T, V]
-        values = loss_fn.values(token_stats(leaf, labels, needs=loss_fn.needs), labels)   # [parts]
+        stats = token_stats(leaf, labels, needs=loss_fn.needs, texts=packed and packed.texts)
+        values = loss_fn.values(stats, labels, packed=packed)            # [parts]
         for part, weight, value in zip(loss_fn.parts, loss_fn.weights, values.unbind(), strict=True):
             (gradient,) = torch.autograd.grad(weight * value, leaf, retain_graph=True)   # [B, T, V]
             norms[part.name] = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(leaf.dtype, torch.float32))

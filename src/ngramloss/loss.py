@@ -18,13 +18,19 @@ from ngramloss.stats import (
     IGNORE_INDEX,
     LOGITS_ONLY,
     CandidateStats,
+    Packing,
     TokenStats,
+    check_segments,
     checked_candidates,
+    packing,
     token_stats,
     token_stats_from_hidden,
+    unpack,
 )
 
 Count = int | float | Tensor
+Segments = Tensor | Packing | None
+"""The text of each position of packed rows, [B, T], or where the texts are."""
 _sent: WeakKeyDictionary[JointLoss, dict[tuple[torch.dtype, torch.device], tuple[tuple[float, ...], Tensor]]]
 _sent = WeakKeyDictionary()
 """The weights of a loss on each device, and their values when they were sent."""
@@ -41,6 +47,9 @@ class JointLoss(torch.nn.Module):
 
     ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``.
 
+    If a row contains several texts, as trainers of decoder-only models pack them, ``segments`` says which position
+    belongs to which. Then every text is a sequence of its own, as if it had a row to itself.
+
     Args:
         objective: the written form, such as ``"ce + 0.5*matches(2,3,4)"``, or :class:`Term` objects.
         check: raise if a logit is NaN or infinite or a label is out of range. This works on any device but
@@ -49,7 +58,7 @@ class JointLoss(torch.nn.Module):
         memory: ``"fast"``, or ``"lean"`` for less memory and one more matrix product; used by :meth:`from_hidden`.
         reduction: ``"mean"`` returns the loss, []. ``"none"`` returns each row's share of it, [B]: the row's value of
             each term, divided by the same denominator and weighted. The shares add up to the loss; parts are shares
-            too. A row that contains only padding has 0.
+            too. A row that contains only padding has 0, a packed row the sum over its texts.
 
     Example:
         >>> loss_fn = JointLoss("ce + matches(2,3,4)")
@@ -87,18 +96,18 @@ class JointLoss(torch.nn.Module):
     def forward(
         self, logits: Tensor, labels: Tensor, *,
         num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        return_parts: Literal[False] = ...,
+        segments: Segments = ..., return_parts: Literal[False] = ...,
     ) -> Tensor: ...
     @overload
     def forward(
         self, logits: Tensor, labels: Tensor, *,
         num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        return_parts: Literal[True],
+        segments: Segments = ..., return_parts: Literal[True],
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def forward(
         self, logits: Tensor, labels: Tensor, *,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        return_parts: bool = False,
+        segments: Segments = None, return_parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
@@ -106,13 +115,20 @@ class JointLoss(torch.nn.Module):
             logits: scores before the softmax.
             labels: reference ids, −100 where they do not count. They are not shifted here.
             num_tokens: the denominator of ``ce`` and other terms per token; by default the number of labels that count.
-            num_sequences: the denominator of the other terms; by default the number of rows with such a label.
+            num_sequences: the denominator of the other terms; by default the number of rows, or of texts in packed
+                rows, with such a label.
             candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
+            segments: the text of each label in packed rows: integers [B, T], equal neighbours belong together. Labels
+                with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
+                ``dft``, ``tailr``, ``mixce``, ``eaft``) count them. Finding the texts reads two numbers on the host;
+                compiled or captured code takes them ready made, from ``ngramloss.stats.packing(labels, segments)``.
             return_parts: also return each part by name, unweighted and detached.
         """
-        stats = token_stats(logits, labels, needs=self.needs, check=self.check)
+        packed = packing_of(labels, segments)
+        texts = packed and packed.texts
+        stats = token_stats(logits, labels, needs=self.needs, check=self.check, texts=texts)
         loss, parts = self.from_stats(
-            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates
+            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
         return (loss, parts) if return_parts else loss
 
@@ -121,20 +137,20 @@ class JointLoss(torch.nn.Module):
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
         num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        return_parts: Literal[False] = ...,
+        segments: Segments = ..., return_parts: Literal[False] = ...,
     ) -> Tensor: ...
     @overload
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
         num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        return_parts: Literal[True],
+        segments: Segments = ..., return_parts: Literal[True],
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        return_parts: bool = False,
+        segments: Segments = None, return_parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -148,25 +164,28 @@ class JointLoss(torch.nn.Module):
             num_tokens: as in :meth:`forward`.
             num_sequences: as in :meth:`forward`.
             candidates: as in :meth:`forward`.
+            segments: as in :meth:`forward`.
             return_parts: as in :meth:`forward`.
         """
         self.refuse_terms_of_logits("from_hidden")
+        packed = packing_of(labels, segments)
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
-            backend=self.backend, memory=self.memory,
+            backend=self.backend, memory=self.memory, texts=packed and packed.texts,
         )
         loss, parts = self.from_stats(
-            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates
+            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
         return (loss, parts) if return_parts else loss
 
     def from_stats(
         self, stats: TokenStats, labels: Tensor, *,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
+        packed: Packing | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss from existing statistics. Also returns the parts, unweighted and detached.
 
-        Both are [], or [B] with ``reduction="none"``.
+        Both are [], or [B] with ``reduction="none"``. Statistics of packed rows have the ``cross_logp`` of their texts.
         """
         labels = labels.long()                                           # [B, T]
         if not torch.compiler.is_compiling():
@@ -176,47 +195,70 @@ class JointLoss(torch.nn.Module):
             "num_sequences": _count("num_sequences", num_sequences, stats.lse),
         }
         if self.reduction == "none":
-            values = self.row_values(stats, labels, candidates=candidates, **counts)   # [parts, B]
+            values = self.row_values(stats, labels, candidates=candidates, packed=packed, **counts)   # [parts, B]
         elif not self.check and not self.needs_candidates and candidates is None and replay.suits(stats):
-            return replay.replayed(self, stats, labels, counts)
+            return replay.replayed(self, stats, labels, counts, packed)
         else:
-            values = self.values(stats, labels, candidates=candidates, **counts)   # [parts]
+            values = self.values(stats, labels, candidates=candidates, packed=packed, **counts)   # [parts]
         parts = zip(self.parts, values.detach().unbind(), strict=True)
         return self.weighted(values), {part.name: value for part, value in parts}
 
     def values(
         self, stats: TokenStats, labels: Tensor, *,
         num_tokens: Tensor | None = None, num_sequences: Tensor | None = None, candidates: CandidateStats | None = None,
+        packed: Packing | None = None,
     ) -> Tensor:
         """Each part's value, unweighted, with its gradient, [parts]. Counts are tensors on the same device, []."""
-        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences, candidates)
-        return self._checked(each.sum(-1) / divisor + zero.sum(), stats, labels)   # [parts]
+        each, divisor = self._each_row(stats, labels, num_tokens, num_sequences, candidates, packed)
+        summed = torch.stack([value.sum() for value in each])            # [parts]
+        return self._checked(summed / divisor + _nothing(stats, labels).sum(), stats, labels)   # [parts]
 
     def row_values(
         self, stats: TokenStats, labels: Tensor, *,
         num_tokens: Tensor | None = None, num_sequences: Tensor | None = None, candidates: CandidateStats | None = None,
+        packed: Packing | None = None,
     ) -> Tensor:
         """Each row's share of each part's value, unweighted, with its gradient, [parts, B]: :meth:`values` in rows."""
-        each, divisor, zero = self._each_row(stats, labels, num_tokens, num_sequences, candidates)
-        return self._checked(each / divisor.unsqueeze(-1) + zero.sum(-1), stats, labels)   # [parts, B]
+        each, divisor = self._each_row(stats, labels, num_tokens, num_sequences, candidates, packed)
+        if packed is not None:
+            each = [value if part.by_position else value.new_zeros(len(labels)).index_add(0, packed.row, value)
+                    for part, value in zip(self.parts, each, strict=True)]   # [B] each
+        shares = torch.stack(each) / divisor.unsqueeze(-1) + _nothing(stats, labels).sum(-1)   # [parts, B]
+        return self._checked(shares, stats, labels)
 
     def _each_row(
         self, stats: TokenStats, labels: Tensor, num_tokens: Tensor | None, num_sequences: Tensor | None,
-        candidates: CandidateStats | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What each part is of each row, [parts, B]; each part's denominator, [parts]; and zeros that carry NaN."""
-        real = labels != IGNORE_INDEX                                    # [B, T]
-        sequence = real.any(-1)                                          # [B]
-        divisors = {
-            "token": _divisor(num_tokens, real, stats.lse.dtype),
-            "sequence": _divisor(num_sequences, sequence, stats.lse.dtype),
-        }
+        candidates: CandidateStats | None, packed: Packing | None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """What each part is of each row, [B], or of each text of packed rows, [S]; each part's denominator, [parts]."""
         candidates = self._checked_candidates(candidates, labels)
-        each = torch.stack([_of_rows(part, stats, labels, candidates) for part in self.parts])   # [parts, B]
-        divisor = torch.stack([divisors[part.per] for part in self.parts])   # [parts]
-        # An objective that reads only matched windows would hide a NaN elsewhere, and a gradient scaler must see it.
-        zero = (stats.lse.detach() * 0).where(real, 0.0)                 # [B, T]
-        return each.where(sequence, 0.0), divisor, zero
+        if packed is not None and candidates is not None:
+            raise UserError(f"{str(self)!r} compares candidates of a row, and packed rows have several texts. Leave "
+                            "segments out, with one text in each row, or leave out the terms that compare candidates.")
+        own = stats if packed is None else unpack(stats, packed)
+        own_labels = labels if packed is None else packed.labels         # [S, U]
+        each = []
+        for part in self.parts:
+            given = (stats, labels) if part.by_position else (own, own_labels)
+            value = _of_rows(part, *given, candidates)                   # [B] or [S]
+            each.append(value.where((given[1] != IGNORE_INDEX).any(-1), 0.0))
+        divisor = self.counts(labels, packed, num_tokens=num_tokens, num_sequences=num_sequences)   # [parts]
+        return each, divisor.to(stats.lse.dtype).where(divisor != 0, 1.0)
+
+    def counts(
+        self, labels: Tensor, packed: Packing | None = None, *,
+        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
+    ) -> Tensor:
+        """What each part is divided by: the given denominator, or the tokens or sequences that it counts, [parts]."""
+        given = {"token": num_tokens, "sequence": num_sequences}
+        counts: dict[tuple[str, bool], Tensor] = {}
+        for part in self.parts:
+            key = part.per, part.by_position or packed is None
+            if key not in counts:
+                count = given[part.per]
+                own = labels if packed is None or part.by_position else packed.labels   # [B, T] or [S, U]
+                counts[key] = _count_labels(own, part.per) if count is None else count
+        return torch.stack([counts[part.per, part.by_position or packed is None] for part in self.parts])
 
     def _checked(self, values: Tensor, stats: TokenStats, labels: Tensor) -> Tensor:
         """The values, with a graph for ``backward()`` even if no position was read; raises if ``check`` finds NaN."""
@@ -311,9 +353,31 @@ class JointLoss(torch.nn.Module):
             f"labels) or compute_loss_func(...), or write {term.name} without its variant."
         )
 
-    def diagnose(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def diagnose(self, logits: Tensor, labels: Tensor, *, segments: Segments = None) -> dict[str, Tensor]:
         """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""
-        return diagnostics.diagnose(self, logits, labels)
+        return diagnostics.diagnose(self, logits, labels, packing_of(labels, segments))
+
+
+def packing_of(labels: Tensor, segments: Segments) -> Packing | None:
+    """Where the texts of packed rows are; None without segments, or without positions."""
+    if segments is None or isinstance(segments, Packing):
+        return segments
+    check_segments(segments, labels)
+    return packing(labels, segments) if labels.numel() else None
+
+
+def _count_labels(labels: Tensor, per: str) -> Tensor:
+    """The number of labels that count, or of rows that have one, []."""
+    real = labels != IGNORE_INDEX                                        # [S, U]
+    return (real if per == "token" else real.any(-1)).sum()              # []
+
+
+def _nothing(stats: TokenStats, labels: Tensor) -> Tensor:
+    """0 everywhere, or NaN where a real position has it, [B, T].
+
+    An objective that reads only matched windows would hide a NaN elsewhere, and a gradient scaler must see it.
+    """
+    return (stats.lse.detach() * 0).where(labels != IGNORE_INDEX, 0.0)   # [B, T]
 
 
 def _of_rows(part: Part, stats: TokenStats, labels: Tensor, candidates: CandidateStats | None) -> Tensor:
@@ -354,10 +418,3 @@ def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
         raise ValueError(f"{name} must be a count of 0 or more, got {given.item()!r}.")
     to_gpu = like.device.type != "cpu"   # a copy to a CPU must be waited for
     return given.detach().reshape(()).to(like.device, like.dtype, non_blocking=to_gpu)
-
-
-def _divisor(count: Tensor | None, counted: Tensor, dtype: torch.dtype) -> Tensor:
-    """The count, by default this batch's own, []; 1 if it is 0."""
-    if count is None:
-        count = counted.sum().to(dtype)                                  # []
-    return count.where(count != 0, 1.0)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ngramloss.stats import TokenStats, triton_is_installed
+from ngramloss.stats import Packing, TokenStats, triton_is_installed
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
@@ -64,12 +64,13 @@ def _kernel(path: str) -> Any:
 
 
 def replayed(
-    loss_fn: JointLoss, stats: TokenStats, labels: Tensor, counts: dict[str, Tensor | None]
+    loss_fn: JointLoss, stats: TokenStats, labels: Tensor, counts: dict[str, Tensor | None], packed: Packing | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its parts, as :meth:`JointLoss.from_stats` returns them."""
     floats = {name: value for name, value in stats._asdict().items() if value is not None and name != "best_token"}
     given = {"best_token": stats.best_token, "labels": labels}
     given |= {name: count for name, count in counts.items() if count is not None}
+    given |= {} if packed is None else {f"packed.{name}": value for name, value in packed._asdict().items()}
     loss, values = _Replayed.apply(loss_fn, given, tuple(floats), *floats.values())  # type: ignore[no-untyped-call]
     return loss, {part.name: value for part, value in zip(loss_fn.parts, values.unbind(), strict=True)}
 
@@ -120,8 +121,10 @@ class _Program:
         with torch.enable_grad():
             floats = {name: inputs[name].detach().requires_grad_() for name in names}
             stats = TokenStats(best_token=inputs["best_token"], **floats)
+            packed = {name.removeprefix("packed."): x for name, x in inputs.items() if name.startswith("packed.")}
             values = loss_fn.values(
-                stats, inputs["labels"], num_tokens=inputs.get("num_tokens"), num_sequences=inputs.get("num_sequences")
+                stats, inputs["labels"], num_tokens=inputs.get("num_tokens"), num_sequences=inputs.get("num_sequences"),
+                packed=Packing(**packed) if packed else None,
             )                                                            # [parts]
             loss = loss_fn.weighted(values)                              # []
             slopes = torch.autograd.grad(loss, list(floats.values()), materialize_grads=True)

@@ -42,6 +42,9 @@ class Objective:
     """Variant → the optional statistics that it reads instead, where they differ."""
     per: Literal["sequence", "token"] = "sequence"
     """Whether the joint loss divides the sum over the batch by the number of sequences or of tokens."""
+    by_position: bool = False
+    """Whether the value is a plain sum over positions, so that it does not matter which text a position belongs to. All
+    other formulas get one text a row, also where rows are packed."""
     reads: Literal["tokens", "candidates"] = "tokens"
     """Whether the formula reads TokenStats and labels, or CandidateStats. Candidates have no n."""
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -53,6 +56,8 @@ class Objective:
     def __post_init__(self) -> None:
         if self.reads not in ("tokens", "candidates"):
             raise UserError(f"an objective reads 'tokens' or 'candidates', got {self.reads!r}.")
+        if self.by_position and self.per != "token":
+            raise UserError("an objective that is a sum over positions is averaged over tokens: give per='token'.")
         if self.reads == "candidates" and (self.least_n is not None or self.per != "sequence" or self.needs):
             raise UserError("an objective that reads candidates has no n, no statistics of tokens, and one value a "
                             "sequence: give least_n=None, and neither `needs` nor per='token'.")
@@ -86,7 +91,7 @@ _FORMULAS, _KERNELS = "ngramloss.objectives", "ngramloss.gpu.kernels"
 
 _BUILTIN = {
     "ce": Objective(
-        f"{_FORMULAS}.ce:ce", least_n=None, per="token",
+        f"{_FORMULAS}.ce:ce", least_n=None, per="token", by_position=True,
         options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
         option_needs={"smoothing": "mean_logp"},
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
@@ -157,11 +162,11 @@ _BUILTIN = {
         about={"": "Convex learning: minus a power of the sequence's mean probability, weighted by length."},
     ),
     "dft": Objective(
-        f"{_FORMULAS}.dft:dft", least_n=None, per="token",
+        f"{_FORMULAS}.dft:dft", least_n=None, per="token", by_position=True,
         about={"": "Dynamic fine-tuning: cross-entropy with each token weighted by its probability."},
     ),
     "tailr": Objective(
-        f"{_FORMULAS}.tailr:tailr", least_n=None, per="token",
+        f"{_FORMULAS}.tailr:tailr", least_n=None, per="token", by_position=True,
         options={
             "gamma": Setting(0.8, least=0, most=1, help="discount of unlikely tokens; 0 is cross-entropy"),
             "min_weight": Setting(0.2, least=0, most=1, help="smallest weight of a token"),
@@ -169,7 +174,7 @@ _BUILTIN = {
         about={"": "TaiLr: cross-entropy with unlikely tokens discounted, after the total variation distance."},
     ),
     "mixce": Objective(
-        f"{_FORMULAS}.mixce:mixce", least_n=None, per="token",
+        f"{_FORMULAS}.mixce:mixce", least_n=None, per="token", by_position=True,
         options={"eta": Setting(0.5, least=0, most=1, help="share of cross-entropy; the rest is its reverse")},
         about={"": "MixCE: a mixture of cross-entropy and approximate reverse cross-entropy."},
     ),
@@ -179,6 +184,7 @@ _BUILTIN = {
     ),
     "eaft": Objective(
         f"{_FORMULAS}.eaft:eaft", {"released": f"{_FORMULAS}.eaft:eaft_released"}, least_n=None, per="token",
+        by_position=True,
         options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
         needs=("entropy",), variant_needs={"released": ("top_entropy",)},
         about={

@@ -35,6 +35,8 @@ class Part:
     """How the weight depends on the progress of training, if it does."""
     reads: Literal["tokens", "candidates"] = "tokens"
     """Whether the function takes TokenStats and labels, or CandidateStats."""
+    by_position: bool = False
+    """Whether it is a plain sum over positions, also of packed rows. Other functions get one text a row."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Term:
         function = partial(spec.formula(self.variant), **self.options)
         if spec.least_n is None:
             name = self._unweighted(())
-            return [Part(name, function, self.weight, spec.per, schedule=self.schedule, reads=spec.reads)]
+            return [Part(name, function, self.weight, spec.per, schedule=self.schedule, reads=spec.reads,
+                         by_position=spec.by_position)]
         if spec.joint:
             joint = partial(function, n=self.n)
             return [Part(self._unweighted(self.n), joint, self.weight, spec.per, schedule=self.schedule)]

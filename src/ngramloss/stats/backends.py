@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ngramloss.stats import head
 from ngramloss.stats.labels import legal_labels
-from ngramloss.stats.token_stats import LOGITS_ONLY, TokenStats, head_logits, token_stats
+from ngramloss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, token_stats
 
 BACKENDS = {
     "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
@@ -46,6 +46,7 @@ def token_stats_from_hidden(
     check: bool = False,
     backend: str = "auto",
     memory: str = "fast",
+    texts: Texts | None = None,
 ) -> TokenStats:
     """Summarise the logits of a head: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
@@ -62,6 +63,7 @@ def token_stats_from_hidden(
         check: as in :func:`token_stats`.
         backend: ``"plain"``, ``"chunked"``, ``"fused"``, or ``"auto"`` for :func:`chosen_backend`.
         memory: ``"fast"`` or ``"lean"``; plain ignores it.
+        texts: as in :func:`token_stats`.
 
     Example:
         >>> hidden, weight, labels = torch.eye(2).unsqueeze(0), torch.eye(3, 2), torch.tensor([[0, 1]])
@@ -80,10 +82,11 @@ def token_stats_from_hidden(
     if memory not in MEMORY:
         raise ValueError(f"memory must be one of {', '.join(MEMORY)}, got {memory!r}.")
     if name == "plain":
-        return token_stats(head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap), labels, needs=needs)
+        logits = head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap)   # [B, T, V]
+        return token_stats(logits, labels, needs=needs, texts=texts)
     return head.sweep(
         hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
-        kernels=_kernels(name), lean=memory == "lean",
+        kernels=_kernels(name), lean=memory == "lean", texts=texts,
     )
 
 

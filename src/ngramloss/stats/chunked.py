@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
-from ngramloss.stats.token_stats import FAR_BELOW, pairs
+from ngramloss.stats.token_stats import FAR_BELOW, Texts, cross_labels
 
 SLICE_NUMBERS = {"cpu": 2**18}
 """Approximate number of logits in a slice: on a CPU few enough to stay in its cache, elsewhere 2²⁴."""
@@ -55,17 +55,18 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
             mean_logp.div_(block.vocabulary).sub_(lse).masked_fill_(ignored, 0.0)
 
 
-def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
+def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
     """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, turn them into logs."""
-    column = _cross_column(block, labels)                                # [B, T, T]
-    picked = block.space.view(*labels.shape, block.space.shape[1]).gather(-1, column).to(lse.dtype)   # [B, T, T]
+    reference = cross_labels(labels, texts)                              # [N, U]
+    column = _cross_column(block, reference)                             # [N, U]
+    picked = block.space.gather(-1, column).to(lse.dtype)                # [N, U]
     if block.bias is not None:
-        picked = picked + block.bias[column.clamp_max(block.width - 1)]  # [B, T, T]
+        picked = picked + block.bias[column.clamp_max(block.width - 1)]  # [N, U]
     if block.softcap is not None:
-        picked = (picked / block.softcap).tanh() * block.softcap         # [B, T, T]
+        picked = (picked / block.softcap).tanh() * block.softcap         # [N, U]
     cross_logp.copy_(picked.where(column < block.width, 0.0 if block.first else cross_logp))
     if block.last:
-        cross_logp.sub_(lse.view(*labels.shape, 1)).masked_fill_(~pairs(labels != IGNORE_INDEX), 0.0)
+        cross_logp.sub_(lse.unsqueeze(-1)).masked_fill_(reference == IGNORE_INDEX, 0.0)
 
 
 def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
@@ -91,25 +92,26 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) 
 
 
 def differentiate_cross(
-    block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
+    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
-    shape = *labels.shape, 1
-    same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
-    total = by_cross @ same.to(by_cross.dtype)                           # [B, T, T]
+    if by_cross.numel() == 0:
+        return
+    reference = cross_labels(labels, texts)                              # [N, U]
+    same = texts.labels.unsqueeze(2) == texts.labels.unsqueeze(1)        # [S, U, U]
+    first = same.long().argmax(-1)[texts.owner.clamp_min(0)]             # [N, U], all copies of a token share one logit
+    total = torch.zeros_like(by_cross).scatter_add(-1, first, by_cross).gather(-1, first)   # [N, U]
     if slopes.best_logp is not None:
-        at_best = stats.best_token.view(shape) == labels.unsqueeze(1)    # [B, T, T]
-        total = total + at_best * slopes.best_logp.view(shape)           # [B, T, T]
+        at_best = stats.best_token.unsqueeze(-1) == reference            # [N, U]
+        total = total + at_best * slopes.best_logp.unsqueeze(-1)         # [N, U]
     if slopes.label_logp is not None:
-        total = total + same * slopes.label_logp.view(shape)             # [B, T, T]
+        total = total + (labels.unsqueeze(-1) == reference) * slopes.label_logp.unsqueeze(-1)   # [N, U]
     if slopes.mean_logp is not None:
-        total = total + slopes.mean_logp.view(shape) / block.vocabulary  # [B, T, T]
-    total = total + cross_logp.exp() * _soft(stats, slopes).view(shape)  # [B, T, T]
+        total = total + slopes.mean_logp.unsqueeze(-1) / block.vocabulary   # [N, U]
+    total = total + cross_logp.exp() * _soft(stats, slopes).unsqueeze(-1)   # [N, U]
     if block.softcap is not None:
-        total = total * (1 - ((cross_logp + stats.lse.view(shape)) / block.softcap) ** 2)   # [B, T, T]
-    total = total.where((labels != IGNORE_INDEX).unsqueeze(2), 0.0)      # [B, T, T]
-    space = block.space.view(*labels.shape, block.space.shape[1])        # [B, T, columns + SPARE]
-    space.scatter_(-1, _cross_column(block, labels), total.to(space.dtype))
+        total = total * (1 - ((cross_logp + stats.lse.unsqueeze(-1)) / block.softcap) ** 2)   # [N, U]
+    block.space.scatter_(-1, _cross_column(block, reference), total.to(block.space.dtype))
 
 
 def _soft(stats: Running, slopes: Slopes) -> Tensor:
@@ -120,11 +122,10 @@ def _soft(stats: Running, slopes: Slopes) -> Tensor:
     return soft
 
 
-def _cross_column(block: Block, labels: Tensor) -> Tensor:
-    """The column of each reference token in the block's memory, the last column if it is not there, [B, T, T]."""
-    here, column = _label_column(block, labels)                          # [B, T] each
-    column = column.where(here, block.space.shape[1] - 1)                # [B, T]
-    return column.unsqueeze(1).expand(-1, labels.shape[1], -1)           # [B, T, T]
+def _cross_column(block: Block, reference: Tensor) -> Tensor:
+    """The column of each reference token in the block's memory, the last column if it is not there, [N, U]."""
+    here, column = _label_column(block, reference)                       # [N, U] each
+    return column.where(here, block.space.shape[1] - 1)                  # [N, U]
 
 
 def _slices(block: Block) -> Iterator[slice]:

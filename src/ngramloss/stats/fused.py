@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
-from ngramloss.stats.token_stats import FAR_BELOW
+from ngramloss.stats.token_stats import FAR_BELOW, Texts
 
 IGNORE = tl.constexpr(IGNORE_INDEX)
 FAR = tl.constexpr(FAR_BELOW)
@@ -37,14 +37,14 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
     )
 
 
-def absorb_cross(block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
+def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
     """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, turn them into logs."""
-    N, T = labels.numel(), labels.shape[1]
-    if N == 0:
+    N, U = cross_logp.shape
+    if cross_logp.numel() == 0:
         return
-    BLOCK = min(triton.next_power_of_2(T), 256)
-    _absorb_cross[(N, triton.cdiv(T, BLOCK))](
-        block.logits, block.logits.stride(0), labels, block.bias, lse, cross_logp, T, block.start, block.width,
+    BLOCK = min(triton.next_power_of_2(U), 256)
+    _absorb_cross[(N, triton.cdiv(U, BLOCK))](
+        block.logits, block.logits.stride(0), labels, *texts, block.bias, lse, cross_logp, U, block.start, block.width,
         block.softcap or 1.0, FIRST=block.first, LAST=block.last, BIAS=block.bias is not None,
         SOFTCAP=block.softcap is not None, BLOCK=BLOCK,
     )
@@ -65,16 +65,16 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) 
 
 
 def differentiate_cross(
-    block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
+    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
-    N, T = labels.numel(), labels.shape[1]
-    if N == 0:
+    N, U = cross_logp.shape
+    if cross_logp.numel() == 0:
         return
-    BLOCK = min(triton.next_power_of_2(T), 256)
-    _differentiate_cross[(N, triton.cdiv(T, BLOCK))](
-        block.logits, block.logits.stride(0), labels, stats.lse, stats.best_token, cross_logp, by_cross, *slopes,
-        *_steps(slopes), T, block.start, block.width, block.vocabulary, block.softcap or 1.0,
+    BLOCK = min(triton.next_power_of_2(U), 256)
+    _differentiate_cross[(N, triton.cdiv(U, BLOCK))](
+        block.logits, block.logits.stride(0), labels, *texts, stats.lse, stats.best_token, cross_logp, by_cross,
+        *slopes, *_steps(slopes), U, block.start, block.width, block.vocabulary, block.softcap or 1.0,
         **_given(slopes), SOFTCAP=block.softcap is not None, BLOCK=BLOCK,
     )
 
@@ -264,44 +264,46 @@ def _differentiate(
 
 @triton.jit
 def _absorb_cross(
-    logits, stride, labels, bias, lse, cross_logp, T, start, width, softcap,
+    logits, stride, labels, texts, owner, bias, lse, cross_logp, U, start, width, softcap,
     FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    cross_logp += row * T
-    own = tl.load(labels + row)
+    cross_logp += row * U
+    text = tl.load(owner + row)
+    own = tl.where(text < 0, IGNORE, tl.load(labels + row))
     u = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    label = tl.load(labels + row // T * T + u, mask=u < T, other=IGNORE)
+    label = tl.load(texts + tl.maximum(text, 0) * U + u, mask=u < U, other=IGNORE)
     column = label - start
     here = (column >= 0) & (column < width)
     picked = _real_logit(tl.load(logits + column, mask=here, other=0.0), bias, column, here, softcap, BIAS, SOFTCAP)
     if not FIRST:
-        picked = tl.where(here, picked, tl.load(cross_logp + u, mask=u < T, other=0.0))
+        picked = tl.where(here, picked, tl.load(cross_logp + u, mask=u < U, other=0.0))
     if LAST:
         logp = tl.where(label == IGNORE, 0.0, picked - tl.load(lse + row))
         picked = tl.where(own == IGNORE, 0.0, logp)
-    tl.store(cross_logp + u, picked, mask=u < T)
+    tl.store(cross_logp + u, picked, mask=u < U)
 
 
 @triton.jit
 def _differentiate_cross(
-    logits, stride, labels, lse, best_token, cross_logp, by_cross, by_lse, by_best, by_label, by_mean,
-    lse_step, best_step, label_step, mean_step, T, start, width, vocabulary, softcap,
+    logits, stride, labels, texts, owner, lse, best_token, cross_logp, by_cross, by_lse, by_best, by_label, by_mean,
+    lse_step, best_step, label_step, mean_step, U, start, width, vocabulary, softcap,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
     SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    cross_logp += row * T
-    by_cross += row * T
-    reference = labels + row // T * T
-    own = tl.load(labels + row)
+    cross_logp += row * U
+    by_cross += row * U
+    text = tl.load(owner + row)
+    reference = texts + tl.maximum(text, 0) * U
+    own = tl.where(text < 0, IGNORE, tl.load(labels + row))
     u = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    label = tl.load(reference + u, mask=u < T, other=IGNORE)
+    label = tl.load(reference + u, mask=u < U, other=IGNORE)
     column = label - start
     total = tl.zeros((BLOCK,), tl.float32)
-    for w in range(0, T):   # all copies of a token share one logit
+    for w in range(0, U):   # all copies of a token share one logit
         total += tl.where(label == tl.load(reference + w), tl.load(by_cross + w), 0.0)
     soft = 0.0
     if BY_LSE:
@@ -318,7 +320,7 @@ def _differentiate_cross(
         slope = tl.load(by_mean + row * mean_step)
         soft -= slope
         total += slope / vocabulary
-    logp = tl.load(cross_logp + u, mask=u < T, other=0.0)
+    logp = tl.load(cross_logp + u, mask=u < U, other=0.0)
     total += tl.exp(logp) * soft
     if SOFTCAP:
         capped = (logp + tl.load(lse + row)) / softcap

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ngramloss.stats.token_stats import TokenStats
+from ngramloss.stats.token_stats import Texts, TokenStats, rows_as_texts
 
 ALIGNMENT = 128
 """Columns of a block are rounded up to a multiple of this: matrix units are several times slower on odd lengths."""
@@ -83,19 +83,20 @@ class Block(NamedTuple):
 
 
 class Kernels(Protocol):
-    """The operations on a block. Labels are [N], or [B, T] in operations on pairs of positions."""
+    """The operations on a block. Labels and the texts' owner are [N]; ``cross_logp`` is [N, U]."""
 
     def absorb(self, block: Block, labels: Tensor, running: Running) -> None:
         """Add the block to the running statistics."""
 
-    def absorb_cross(self, block: Block, labels: Tensor, lse: Tensor, cross_logp: Tensor) -> None:
+    def absorb_cross(self, block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
         """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, take logs."""
 
     def differentiate(self, block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
         """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
 
     def differentiate_cross(
-        self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
+        self, block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor,
+        by_cross: Tensor,
     ) -> None:
         """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
 
@@ -116,20 +117,24 @@ class Plan(NamedTuple):
 
 def sweep(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
-    needs: Collection[str], kernels: Kernels, lean: bool,
+    needs: Collection[str], kernels: Kernels, lean: bool, texts: Texts | None = None,
 ) -> TokenStats:
     """Compute the statistics, with their gradient, in one pass over the vocabulary."""
     # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
     plan = Plan(kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap)
     flat_bias = None if bias is None else bias.reshape(-1)               # [V]
     labels = labels.contiguous()                                         # [B, T]
-    return TokenStats(*_Sweep.apply(hidden, weight, flat_bias, labels, plan))  # type: ignore[no-untyped-call]
+    if "cross_logp" in needs:
+        texts = texts or rows_as_texts(labels)
+        texts = Texts(texts.labels.contiguous(), texts.owner.reshape(-1).contiguous())   # [S, U], [N]
+    return TokenStats(*_Sweep.apply(hidden, weight, flat_bias, labels, plan, texts))  # type: ignore[no-untyped-call]
 
 
 class _Sweep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, plan: Plan
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, plan: Plan,
+        texts: Texts | None,
     ) -> tuple[Tensor | None, ...]:
         device = hidden.device.type
         casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast does not cast fp64
@@ -138,7 +143,8 @@ class _Sweep(torch.autograd.Function):
         rows = _rows(hidden, plan.scale, dtype)                          # [N, D]
         flat = labels.reshape(-1)                                        # [N]
         running = _fresh(flat, dtype, plan.needs)
-        cross = running.lse.new_empty(B, T, T) if "cross_logp" in plan.needs else None   # [B, T, T]
+        texts = texts if "cross_logp" in plan.needs else None
+        cross = None if texts is None else running.lse.new_empty(B * T, texts.labels.shape[1])   # [N, U]
         differentiable = plan.differentiable and any(ctx.needs_input_grad)
         keep = differentiable and not plan.lean
         # Triton launches on the current device, which may not be the tensors' device.
@@ -146,22 +152,24 @@ class _Sweep(torch.autograd.Function):
         with here:
             for made in _blocks(rows, weight, bias, plan, whole=keep):
                 plan.kernels.absorb(made[0], flat, running)
-                if cross is not None:
-                    plan.kernels.absorb_cross(made[0], labels, running.lse, cross)
+                if texts is not None and cross is not None:
+                    plan.kernels.absorb_cross(made[0], flat, texts, running.lse, cross)
         if differentiable:
-            ctx.save_for_backward(hidden, weight, bias, labels, cross, *running._replace(entropy=None))
+            own = (None, None) if texts is None else texts
+            ctx.save_for_backward(hidden, weight, bias, flat, cross, *own, *running._replace(entropy=None))
             ctx.plan, ctx.dtype, ctx.kept = plan, dtype, made if keep else None
         ctx.set_materialize_grads(False)
         lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
         mean_logp, entropy = (None if x is None else x.view(B, T) for x in running[4:])
         ctx.mark_non_differentiable(best_token, *(() if entropy is None else (entropy,)))
-        return lse, best_token, best_logp, label_logp, cross, mean_logp, entropy
+        pairs = None if cross is None else cross.view(B, T, cross.shape[-1])   # [B, T, U]
+        return lse, best_token, best_logp, label_logp, pairs, mean_logp, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, cross, *saved = ctx.saved_tensors
-        plan, stats = ctx.plan, Running(*saved)
+        hidden, weight, bias, flat, cross, reference, owner, *saved = ctx.saved_tensors
+        plan, stats, texts = ctx.plan, Running(*saved), Texts(reference, owner)
         if not plan.lean and ctx.kept is None:
             raise RuntimeError(
                 "cannot run backward twice through the same loss: the first one overwrote the logits with their "
@@ -169,9 +177,8 @@ class _Sweep(torch.autograd.Function):
             )
         by_lse, _, by_best, by_label, by_cross, by_mean, _ = slopes
         if by_cross is not None:
-            by_cross = by_cross.contiguous()                             # [B, T, T]
             by_lse = -by_cross.sum(-1) if by_lse is None else by_lse - by_cross.sum(-1)   # [B, T]
-        flat = labels.reshape(-1)                                        # [N]
+            by_cross = by_cross.flatten(0, 1).contiguous()               # [N, U]
         by_row = (None if x is None else x.reshape(-1) for x in (by_lse, by_best, by_label, by_mean))
         rowwise = Slopes(*by_row)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -183,7 +190,7 @@ class _Sweep(torch.autograd.Function):
             for block, part in _blocks(rows, weight, bias, plan, whole=False) if plan.lean else [ctx.kept]:
                 plan.kernels.differentiate(block, flat, stats, rowwise)
                 if by_cross is not None:
-                    plan.kernels.differentiate_cross(block, labels, stats, rowwise, cross, by_cross)
+                    plan.kernels.differentiate_cross(block, flat, texts, stats, rowwise, cross, by_cross)
                 gradient = block.logits                                  # [N, columns]
                 if wants_hidden:
                     product = gradient @ part                            # [N, D]
@@ -199,7 +206,7 @@ class _Sweep(torch.autograd.Function):
         if d_rows is not None:
             d_rows = d_rows if plan.scale == 1.0 else d_rows * plan.scale   # [N, D]
             d_rows = d_rows.to(hidden.dtype).view_as(hidden)             # [B, T, D]
-        return d_rows, d_weight, d_bias, None, None
+        return d_rows, d_weight, d_bias, None, None, None
 
 
 def _rows(hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

@@ -25,6 +25,15 @@ LOGITS_ONLY = frozenset({"top_entropy"})
 """Statistics that need all logits of a position at once, so that a sweep in blocks cannot compute them."""
 
 
+class Texts(NamedTuple):
+    """The texts of a packed batch, for ``cross_logp``. Without packing every row is a text."""
+
+    labels: Tensor
+    """The reference ids of each text, [S, U]."""
+    owner: Tensor
+    """The text of each position, −1 where there is none, [B, T]."""
+
+
 class TokenStats(NamedTuple):
     """Everything that an objective may know about a model's predictions.
 
@@ -42,7 +51,8 @@ class TokenStats(NamedTuple):
     label_logp: Tensor
     """Log-probability of the reference token, [B, T]."""
     cross_logp: Tensor | None = None
-    """Log-probability at position t of the reference token of position u, [B, T, T]."""
+    """Log-probability at position t of the u-th reference token of its text, [B, T, U]. A text is the row, so that U is
+    T, unless rows are packed."""
     mean_logp: Tensor | None = None
     """Mean log-probability over the vocabulary, [B, T]."""
     entropy: Tensor | None = None
@@ -51,7 +61,9 @@ class TokenStats(NamedTuple):
     """Entropy of the 20 most probable tokens, renormalised, without gradient, [B, T]. Only from logits."""
 
 
-def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False) -> TokenStats:
+def token_stats(
+    logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False, texts: Texts | None = None
+) -> TokenStats:
     """Summarise logits, in fp32 or better.
 
     Args:
@@ -60,6 +72,7 @@ def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), 
         needs: the optional statistics to compute: ``"cross_logp"`` (T² numbers per row), ``"mean_logp"``,
             ``"entropy"`` and ``"top_entropy"``.
         check: check the labels' range on any device, see :func:`legal_labels`.
+        texts: the texts of packed rows, which ``cross_logp`` stays within.
 
     Example:
         >>> stats = token_stats(torch.tensor([[[0.0, 2.0, 1.0]]]), torch.tensor([[2]]))
@@ -84,9 +97,9 @@ def token_stats(logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), 
     best_logp, label_logp = picked.where(real.unsqueeze(-1), 0.0).unbind(-1)   # [B, T] each
     cross_logp = mean_logp = entropy = top_entropy = None
     if "cross_logp" in needs:
-        everywhere = ids.unsqueeze(1).expand(-1, ids.shape[1], -1)       # [B, T, T]
-        cross_logp = logits.gather(-1, everywhere) - lse.unsqueeze(-1)   # [B, T, T]
-        cross_logp = cross_logp.where(pairs(real), 0.0)                  # [B, T, T]
+        reference = cross_labels(labels, texts or rows_as_texts(labels))   # [B, T, U]
+        cross_logp = logits.gather(-1, reference.clamp_min(0)) - lse.unsqueeze(-1)   # [B, T, U]
+        cross_logp = cross_logp.where(reference != IGNORE_INDEX, 0.0)    # [B, T, U]
     if "mean_logp" in needs:
         mean_logp = (logits.mean(-1) - lse).where(real, 0.0)             # [B, T]
     if "entropy" in needs:
@@ -109,9 +122,24 @@ def _entropy(logits: Tensor) -> Tensor:
     return total.log() - (powers * below.clamp_min(FAR_BELOW)).sum(-1) / total   # [B, T]
 
 
-def pairs(real: Tensor) -> Tensor:
-    """Whether both positions of a pair count, [B, T, T]."""
-    return real.unsqueeze(2) & real.unsqueeze(1)
+def rows_as_texts(labels: Tensor) -> Texts:
+    """Every row is a text."""
+    row = torch.arange(len(labels), device=labels.device)                # [B]
+    return Texts(labels, row.unsqueeze(-1).expand(labels.shape))
+
+
+def cross_labels(labels: Tensor, texts: Texts) -> Tensor:
+    """The reference ids of each position's text, ``IGNORE_INDEX`` if either position does not count.
+
+    Args:
+        labels: [N], or in any other shape.
+        texts: with the owner in the same shape.
+
+    Returns:
+        [N, U].
+    """
+    counts = (labels != IGNORE_INDEX) & (texts.owner >= 0)               # [N]
+    return texts.labels[texts.owner.clamp_min(0)].where(counts.unsqueeze(-1), IGNORE_INDEX)   # [N, U]
 
 
 def head_logits(

@@ -1,0 +1,131 @@
+"""labels and segments of packed rows → where the tokens of each text are, and statistics with one text a row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ngramloss.stats.labels import IGNORE_INDEX
+from ngramloss.stats.token_stats import Texts, TokenStats
+
+TEXTS, LENGTH = 8, 32
+"""The number of texts and the longest length are rounded up to multiples of these, so that few shapes occur."""
+
+
+class Packing(NamedTuple):
+    """Where the labels of each text of a packed batch are: S texts of at most U labels and gaps."""
+
+    position: Tensor
+    """Index into the B·T positions of the batch, 0 where there is none, [S, U]."""
+    labels: Tensor
+    """The text's labels, ``IGNORE_INDEX`` in gaps and after its end, [S, U]."""
+    owner: Tensor
+    """The text that each label of the batch belongs to, −1 where there is none, [B, T]."""
+
+    @property
+    def texts(self) -> Texts:
+        """What ``cross_logp`` needs: the tokens of each text, and the text of each position."""
+        return Texts(self.labels, self.owner)
+
+    @property
+    def row(self) -> Tensor:
+        """The row of the batch that each text is in; any row if it has no labels, [S]."""
+        return self.position[:, 0] // self.owner.shape[1]                # [S]
+
+
+def packing(labels: Tensor, segments: Tensor) -> Packing:
+    """Find the texts of packed rows. Reads two numbers on the host, because shapes depend on them.
+
+    A text is a run of equal segments with at least one label. Only its labels are kept, so a text is as long as it has
+    labels, with one gap where unlabelled positions separate two of them: no n-gram spans it. Labels with a negative
+    segment belong to no text.
+
+    Args:
+        labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count; at least one position.
+        segments: integers, [B, T]; equal neighbours belong together.
+
+    Example:
+        >>> labels, segments = torch.tensor([[5, 6, 7, -100, 8]]), torch.tensor([[0, 0, 1, 1, 1]])
+        >>> packing(labels, segments).labels[:2, :4]
+        tensor([[   5,    6, -100, -100],
+                [   7, -100,    8, -100]])
+    """
+    check_segments(segments, labels)
+    segments = segments.to(labels.device)                                # [B, T]
+    label = (labels != IGNORE_INDEX) & (segments >= 0)                   # [B, T]
+    fresh = boundaries(segments)                                         # [B, T]
+    begins = label & (fresh | ~_before(label))                           # [B, T], a label after a gap takes two slots
+    label, fresh = label.flatten(), fresh.flatten()                      # [B·T] each
+    taken = label.long() + begins.flatten().long()                       # [B·T]
+    until = taken.cumsum(0)                                              # [B·T]
+    base = (until - taken).where(fresh, 0)                               # [B·T], slots taken before the segment
+    slot = until - 2 - base.cummax(0).values                         # [B·T]
+    text = (label & (slot == 0)).long().cumsum(0) - 1                    # [B·T]
+    sizes = torch.stack([text.max() + 1, slot.where(label, 0).max() + 1])   # [2]
+    S, U = (-(-max(size, 1) // step) * step for size, step in zip(sizes.tolist(), (TEXTS, LENGTH), strict=True))
+    place = (text * U + slot).where(label, S * U)                        # [B·T], the last one is thrown away
+    flat = torch.arange(len(place), device=labels.device)                # [B·T]
+    position = flat.new_full((S * U + 1,), -1).scatter(0, place, flat)[:-1].view(S, U)   # [S, U]
+    filled = position >= 0                                               # [S, U]
+    position = position.clamp_min(0)                                     # [S, U]
+    own = labels.long().flatten()[position].where(filled, IGNORE_INDEX)  # [S, U]
+    return Packing(position, own, text.where(label, -1).view_as(labels))
+
+
+def unpack(stats: TokenStats, packed: Packing) -> TokenStats:
+    """The statistics with one text a row: [S, U] each, ``cross_logp`` [S, U, U]; 0 at positions without a label."""
+    filled = packed.labels != IGNORE_INDEX                               # [S, U]
+
+    def of_texts(statistic: Tensor | None) -> Tensor | None:
+        if statistic is None:
+            return None
+        picked = statistic.flatten(0, 1)[packed.position]                # [S, U, …]
+        return picked.where(filled if picked.ndim == 2 else filled.unsqueeze(-1), 0)   # [S, U, …]
+
+    return TokenStats(*map(of_texts, stats))
+
+
+def boundaries(segments: Tensor) -> Tensor:
+    """Whether a segment begins at each position; one always does at the first position of a row, [B, T]."""
+    return F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)[:, : segments.shape[1]]   # [B, T]
+
+
+def turns(labels: Tensor, segments: Tensor | None = None) -> Tensor:
+    """Segments in which every run of labels is a text of its own, such as the turns of an assistant, [B, T].
+
+    Args:
+        labels: aligned with the predictions, [B, T].
+        segments: also begin a text where these do; a negative one stays negative, [B, T].
+
+    Example:
+        >>> turns(torch.tensor([[-100, 5, 6, -100, 7]]))
+        tensor([[0, 1, 1, 1, 2]])
+    """
+    label = labels != IGNORE_INDEX                                       # [B, T]
+    begins = label & ~_before(label)                                     # [B, T]
+    if segments is None:
+        return begins.long().cumsum(-1)                                  # [B, T]
+    refined = (begins | boundaries(segments)).long().cumsum(-1)          # [B, T]
+    return refined.where(segments >= 0, -1)                              # [B, T]
+
+
+def check_segments(segments: Tensor, labels: Tensor) -> None:
+    """Raise unless the segments are integers in the shape of the labels."""
+    if segments.dtype.is_floating_point or segments.dtype.is_complex or segments.dtype == torch.bool:
+        raise TypeError(
+            f"segments must be integers, the number of each position's text, got {segments.dtype}. Convert them with "
+            "segments.long()."
+        )
+    if segments.shape != labels.shape:
+        raise ValueError(
+            f"segments must have the shape of the labels, [B, T] = {list(labels.shape)}, got {list(segments.shape)}. "
+            "Give one number for each position; equal neighbours belong to the same text."
+        )
+
+
+def _before(flags: Tensor) -> Tensor:
+    """The flag of the position before; False at the first position of a row, [B, T]."""
+    return F.pad(flags[:, :-1], (1, 0), value=False)[:, : flags.shape[1]]   # [B, T]
