@@ -165,7 +165,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import trl
 from datasets import Dataset
-from test_adopt import OBJECTIVE, batch, tiny, truth, word_tokenizer
+from test_adopt import OBJECTIVE, batch, packed_truth, tiny, truth, word_tokenizer
 import ngramloss as ng
 
 def rows():
@@ -180,13 +180,15 @@ def loss(model, options=None, **settings):
     trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(list(rows())), processing_class=word_tokenizer(), **(options or dict()))
     inputs = trainer.data_collator(list(trainer.train_dataset))
     trainer.train()
-    return trainer.state.log_history[0]["loss"], truth("llama", inputs)
+    packs = arguments.packing or arguments.padding_free
+    return trainer.state.log_history[0]["loss"], (packed_truth if packs else truth)("llama", inputs)
 
 def attached(**settings):
     return loss(ng.attach(tiny("llama"), OBJECTIVE), **settings)
 
 def by_function(**settings):
-    return loss(tiny("llama"), options=dict(compute_loss_func=ng.compute_loss_func(OBJECTIVE)), **settings)
+    model = tiny("llama")
+    return loss(model, options=dict(compute_loss_func=ng.compute_loss_func(OBJECTIVE, model=model)), **settings)
 
 print("version", trl.__version__)
 for way in ({ways}):
@@ -195,6 +197,20 @@ for way in ({ways}):
     except ng.UserError as mistake:
         print("error", mistake)
 """
+
+
+def packed_truth(family, inputs):
+    """The loss of a packed row, from the model's own logits and each document by itself."""
+    logits = tiny(family)(**{name: value for name, value in inputs.items() if name != "labels"}, use_cache=False).logits
+    (starts,) = (inputs["position_ids"][0] == 0).nonzero(as_tuple=True)
+    documents = [
+        (logits[0, first:end], inputs["labels"][0, first:end])
+        for first, end in zip(starts.tolist(), [*starts.tolist()[1:], logits.shape[1]], strict=True)
+    ]
+    rows, labels = zip(*documents, strict=True)
+    padded = torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100)
+    rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return ng.JointLoss(OBJECTIVE)(rows, shifted(padded)).item()
 
 
 def word_tokenizer():
@@ -240,6 +256,33 @@ def test_trl_of_today_never_asks_the_model_for_a_loss(tmp_path):
     assert function[0] == "loss"
     found, expected = map(float, function[1].split())
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+PACKED = """lambda: {way}(padding_free=True, max_length=None{more}), lambda: {way}(packing=True, packing_strategy="bfd", max_length=64{more}),
+lambda: {way}(packing=True, packing_strategy="wrapped", max_length=64{more}),"""
+
+
+def check_packed(padding_free, bfd, wrapped):
+    for kind, told in (padding_free, bfd):
+        assert kind == "loss", told
+        found, expected = map(float, told.split())
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert wrapped[0] == "error"
+    assert "packing_strategy='wrapped' puts documents into rows without saying where they begin" in wrapped[1]
+
+
+def test_packed_rows_of_trl_are_unpacked_and_those_without_a_trace_refused(tmp_path):
+    pytest.importorskip("trl")
+    _, results = trl(tmp_path, PACKED.format(way="by_function", more=""))
+    check_packed(*results)
+
+
+def test_packed_rows_of_an_older_trl_are_unpacked_by_attach(tmp_path):
+    older = Path(sys.prefix) / "older"
+    if not (older / "trl").is_dir():
+        pytest.skip("no older TRL is installed: make setup does")
+    _, results = trl(tmp_path, PACKED.format(way="attached", more=', loss_type="nll"'), [str(older)])
+    check_packed(*results)
 
 
 def test_trl_before_1_15_is_served_by_attach_with_nll_and_refused_with_its_chunked_default(tmp_path):

@@ -273,3 +273,27 @@ def test_the_comparison_is_drawn(tmp_path, capsys):
     ]:
         assert main([*pair, *wrong]) != 0
         assert sentence in capsys.readouterr().err
+
+
+def test_documents_of_a_packed_row_are_explained_one_by_one_and_the_row_has_their_loss():
+    text = explain(["a b c", "b c d e"], ["b c c", "b c d d"], "ce + matches(2)", [0.9])
+    assert text.count("document ") == 2
+    first, second = (explain(*pair, "matches(2)", [0.9]) for pair in (("a b c", "b c c"), ("b c d e", "b c d d")))
+    values = [float(own.rsplit(" = ", 1)[1]) for own in (first, second)]
+    assert text.rstrip().rsplit(" + ", 1)[1].split(" = ")[0] == f"{sum(values) / 2:.4f}"
+    assert "the row: 2 documents, 7 words" in text
+    # "b c" of the first candidate is in both references, and earns in its own only
+    assert "×2" not in text
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "objective", "message"),
+    [
+        (["a b", "c"], ["a b"], "ce", "a candidate for each reference: got 2 references and 1 candidates"),
+        (["a b", "c"], ["a b", "c d"], "ce", "document 2: the reference has 1 words and the candidate 2"),
+        (["a b", "c"], ["a b", "c"], "ce + rank", "compares outputs for one reference"),
+    ],
+)
+def test_documents_that_cannot_be_explained_together_are_refused(reference, candidate, objective, message):
+    with pytest.raises(ValueError, match=message):
+        explain(reference, candidate, objective)

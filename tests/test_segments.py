@@ -96,6 +96,9 @@ def test_every_backend_agrees_with_texts_apart(backend, memory, head, monkeypatc
 @settings(max_examples=60, deadline=None)
 def test_the_packing_holds_the_labels_of_each_text_in_order_with_one_gap_where_some_do_not_count(batch):
     packed = packing(batch.labels, batch.segments)
+    if packed is None:
+        assert all(len(set(row)) == 1 and row[0] >= 0 for row in batch.segments.tolist())
+        return
     texts = texts_apart(batch.labels, batch.segments)
     for text, own, position in zip(texts, packed.labels.tolist(), packed.position.tolist(), strict=False):
         expected, places, gap = [], [], False
@@ -210,7 +213,9 @@ def test_candidates_are_refused_beside_segments():
     candidates = CandidateStats(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([[0.0, 1.0]]))
     labels = torch.zeros(1, 4).long()
     with pytest.raises(ValueError, match="compares candidates of a row, and packed rows have several texts"):
-        JointLoss("ce + rank")(torch.zeros(1, 4, V), labels, segments=labels, candidates=candidates)
+        JointLoss("ce + rank")(
+            torch.zeros(1, 4, V), labels, segments=torch.tensor([[0, 0, 1, 1]]), candidates=candidates
+        )
 
 
 def test_compiled_code_takes_a_packing_made_before():

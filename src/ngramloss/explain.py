@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from ngramloss.objectives import (
     soft,
     unlikelihood,
 )
-from ngramloss.stats import CandidateStats, TokenStats, token_stats
+from ngramloss.stats import CandidateStats, TokenStats, packing, token_stats
 from ngramloss.tabular import aligned
 
 FILLER = "_"
@@ -64,6 +64,12 @@ class Sentence(NamedTuple):
         """The reference's words from position u."""
         return " ".join(self.reference[u : u + n])
 
+    def part(self, first: int, end: int) -> Sentence:
+        """The words from ``first`` to ``end`` by themselves."""
+        labels, logits = self.labels[:, first:end], self.logits[:, first:end]  # [1, T'], [1, T', V]
+        words = self.reference[first:end], self.candidate[first:end], self.confidence[first:end]
+        return Sentence(*words, labels, _all_stats(logits, labels), logits, self.best[:, first:end], [words[1]], [])
+
     def candidates(self, loss_fn: JointLoss, logits: Tensor) -> CandidateStats | None:
         """The outputs under a model with these logits, if the objective reads them.
 
@@ -83,7 +89,11 @@ class Sentence(NamedTuple):
 
 
 def explain(
-    reference: str, candidate: str, objective: str, confidence: Sequence[float] = (0.9,), others: Sequence[str] = ()
+    reference: str | Sequence[str],
+    candidate: str | Sequence[str],
+    objective: str,
+    confidence: Sequence[float] = (0.9,),
+    others: Sequence[str] = (),
 ) -> str:
     """Show what an objective computes for a sentence pair, window by window.
 
@@ -93,6 +103,9 @@ def explain(
 
     Objectives that compare candidates (``rank``, ``risk``, ``prefer``) read the candidate and ``others``, which are
     more outputs of the same model, with at most as many words as the reference.
+
+    Several references, with a candidate for each, are documents that a trainer packs into one row. Each is shown by
+    itself; the last line has the loss of the row. A confidence for each word is given in the order of the row.
 
     Example:
         >>> print(explain("a b c", "a b d", "matches(2)", [0.5]))
@@ -112,10 +125,53 @@ def explain(
     loss_fn = JointLoss(objective)
     loss_fn.progress = 1.0  # what a schedule leads to
     raise_if_not_compared(others, [loss_fn])
-    sentence, notes = read(reference, candidate, confidence, others)
+    references, given = ([text] if isinstance(text, str) else list(text) for text in (reference, candidate))
+    if len(references) > 1 or len(given) > 1:
+        return _explain_packed(references, given, loss_fn, confidence)
+    sentence, notes = read(references[0], given[0], confidence, others)
     candidates = sentence.candidates(loss_fn, sentence.logits)
     loss, parts = loss_fn.from_stats(sentence.stats, sentence.labels, candidates=candidates)
-    blocks = [_header(sentence)]
+    blocks = [_header(sentence), *_term_blocks(sentence, loss_fn, parts, candidates)]
+    blocks += [notes] if notes else []
+    return "\n\n".join("\n".join(block) for block in [*blocks, [_total(loss_fn, loss, parts)]])
+
+
+def _explain_packed(
+    references: Sequence[str], candidates: Sequence[str], loss_fn: JointLoss, confidence: Sequence[float]
+) -> str:
+    """As :func:`explain`, for documents packed into one row."""
+    if len(references) != len(candidates):
+        raise UserError(
+            f"give a candidate for each reference: got {len(references)} references and {len(candidates)} candidates."
+        )
+    if loss_fn.needs_candidates:
+        raise UserError(f"{str(loss_fn)!r} compares outputs for one reference. Give one reference.")
+    lengths = [len(text.split()) for text in references]
+    for number, (length, candidate) in enumerate(zip(lengths, candidates, strict=True), 1):
+        if length != len(candidate.split()):
+            raise UserError(
+                f"document {number}: the reference has {length} words and the candidate {len(candidate.split())}. In a "
+                "packed row give as many, or explain the documents one by one."
+            )
+    sentence, _ = read(" ".join(references), " ".join(candidates), confidence)
+    ends = list(accumulate(lengths))
+    segments = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]  # [1, T]
+    packed = packing(sentence.labels, segments)
+    loss, parts = loss_fn(sentence.logits, sentence.labels, segments=packed, return_parts=True)
+    blocks = []
+    for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
+        document = sentence.part(first, end)
+        _, own = loss_fn.from_stats(document.stats, document.labels)
+        blocks += [[f"document {number} of {len(ends)}"], _header(document), *_term_blocks(document, loss_fn, own)]
+    blocks += [[f"the row: {len(ends)} documents, {len(sentence.reference)} words"]]
+    return "\n\n".join("\n".join(block) for block in [*blocks, [_total(loss_fn, loss, parts)]])
+
+
+def _term_blocks(
+    sentence: Sentence, loss_fn: JointLoss, parts: Mapping[str, Tensor], candidates: CandidateStats | None = None
+) -> list[list[str]]:
+    """The lines of each term."""
+    blocks = []
     for term in loss_fn.terms:
         if term.reads == "candidates" and candidates is not None:
             shown = _CANDIDATE_BLOCKS.get(term.name, _plain_candidates)(sentence, term, candidates)
@@ -125,13 +181,17 @@ def explain(
             value = _figure(parts[part.name].item())
             tables = [*_columns(rows.table), *(_columns(list(rows.sums)) if rows.sums else [])]
             blocks.append([f"{part.name} = {rows.title}", *tables, f"  value {value}"])
+    return blocks
+
+
+def _total(loss_fn: JointLoss, loss: Tensor, parts: Mapping[str, Tensor]) -> str:
+    """The joint loss as the sum of its terms."""
     weighted = " + ".join(
         _figure(value.item()) if part.weight == 1 else f"{part.weight:g}·{_figure(value.item())}"
         for part, value in zip(loss_fn.parts, parts.values(), strict=True)
     )
     whole = _figure(loss.item())
-    total = f"{loss_fn} = {weighted}" + (f" = {whole}" if weighted != whole else "")
-    return "\n\n".join("\n".join(block) for block in [*blocks, *([notes] if notes else []), [total]])
+    return f"{loss_fn} = {weighted}" + (f" = {whole}" if weighted != whole else "")
 
 
 def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]) -> None:
@@ -178,9 +238,13 @@ def read(
     share = torch.tensor([sure], dtype=torch.float64).unsqueeze(-1)  # [1, T, 1]
     chosen = torch.nn.functional.one_hot(best, V).bool()  # [1, T, V]
     logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()  # [1, T, V]
-    stats = token_stats(logits, labels, needs=("cross_logp", "mean_logp", "entropy", "top_entropy"))
+    stats = _all_stats(logits, labels)
     output_ids = [torch.tensor([vocabulary[word] for word in words]) for words in outputs]
     return Sentence(wanted, predicted, sure, labels, stats, logits, best, outputs, output_ids), notes
+
+
+def _all_stats(logits: Tensor, labels: Tensor) -> TokenStats:
+    return token_stats(logits, labels, needs=("cross_logp", "mean_logp", "entropy", "top_entropy"))
 
 
 class _Block(NamedTuple):

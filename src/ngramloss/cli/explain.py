@@ -19,6 +19,7 @@ examples:
   ngramloss explain --reference "a b a b" --candidate "a b a c" --confidence 0.9 0.8 0.7 0.6
   ngramloss explain --reference "a b c" --candidate "b c a" --objective "ce + 0.5*matches(2) + bag(2):original"
   ngramloss explain --reference "we met in may" --candidate "we met on may" --others "we met" "in june" --objective rank
+  ngramloss explain --reference "a b c" "b c d" --candidate "b c c" "b c d" --objective "ce + matches(2)"
   ngramloss explain --reference "the cat sat" --candidate "the cat lay" --compare "ce" "ce + matches(2)" --plot push.png
 """
 
@@ -26,9 +27,19 @@ examples:
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     explain = verb(verbs, "explain", "show how an objective scores a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES)
-    explain.add_argument("--reference", required=True, metavar="TEXT", help="reference sentence")
     explain.add_argument(
-        "--candidate", required=True, metavar="TEXT", help="predicted sentence: the most probable word at each position"
+        "--reference",
+        required=True,
+        nargs="+",
+        metavar="TEXT",
+        help="reference sentence; several are documents that a trainer packs into one row",
+    )
+    explain.add_argument(
+        "--candidate",
+        required=True,
+        nargs="+",
+        metavar="TEXT",
+        help="predicted sentence, one for each reference: the most probable word at each position",
     )
     explain.add_argument(
         "--others",
@@ -75,10 +86,12 @@ def _compare(options: argparse.Namespace) -> int:
     from ngramloss import compare_gradients
     from ngramloss.bench.chart import raise_unless_drawable
 
+    if len(options.reference) > 1 or len(options.candidate) > 1:
+        raise UserError("--compare takes one reference and one candidate. Quote each of them.")
     plot = output_file(options.plot, [])
     raise_unless_drawable(plot)
     found, notes = compare_gradients.pushes(
-        options.reference, options.candidate, options.compare, options.confidence, options.others
+        options.reference[0], options.candidate[0], options.compare, options.confidence, options.others
     )
     if plot is not None:
         compare_gradients.plot(found, options.compare, plot)

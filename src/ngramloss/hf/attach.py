@@ -32,10 +32,11 @@ from ngramloss.hf.candidates import (
     without_candidates,
 )
 from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
+from ngramloss.hf.segments import KEY, Texts, check_texts, packing_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
-from ngramloss.stats import IGNORE_INDEX, CandidateStats, token_stats, token_stats_from_hidden
+from ngramloss.stats import IGNORE_INDEX, CandidateStats, Packing, token_stats, token_stats_from_hidden
 
 ModelT = TypeVar("ModelT", bound=Module)
 
@@ -46,6 +47,7 @@ def attach(
     *,
     logits: bool = False,
     shift: bool | None = None,
+    segments: Texts = "documents",
     **options: Any,
 ) -> ModelT:
     """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
@@ -54,6 +56,12 @@ def attach(
     head's whole input. So with labels, ``outputs.logits`` is ``None``, unless a Hugging Face trainer reads it. If the
     objective cannot run, because a library replaced ``model.forward`` or a trainer computes the loss itself, the call
     raises an error. Attaching again replaces the objective.
+
+    Rows in which a trainer packs several documents are unpacked for the objective: each document counts as a text of
+    its own. They are found by ``segments`` in the batch (a number for each label; equal neighbours belong together), or
+    by what trainers of decoder-only models pass: ``position_ids``, ``cu_seq_lens_q``, ``seq_idx``,
+    ``packed_seq_lengths``, or an ``attention_mask`` with numbers of documents. Finding them reads three numbers on the
+    host for each batch.
 
     An objective with a term that compares candidates, such as ``rank``, needs an encoder-decoder and two more inputs in
     training: ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
@@ -70,6 +78,8 @@ def attach(
             ``compute_metrics``, or its ``predict``, gets them in any case.
         shift: whether position t predicts label t + 1. By default it is derived from the model: no for an
             encoder-decoder, yes for a decoder-only model.
+        segments: what is a text: ``"documents"``, or ``"turns"``, every run of labels by itself, such as the turns of
+            an assistant in one conversation.
         options: of :class:`JointLoss`.
 
     Returns:
@@ -85,7 +95,8 @@ def attach(
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
     decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates else None
-    state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift)
+    check_texts(segments)
+    state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
             raise UserError(
@@ -142,9 +153,14 @@ def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
     return _known_state(model).aligned(inputs["labels"]) if given is None else given
 
 
+def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
+    """Where the texts of a batch with packed rows are; None if every row is one text."""
+    return _known_state(model).packing(bare(model), inputs, aligned_labels(model, inputs))
+
+
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
-    inputs = {name: value for name, value in without_candidates(inputs).items() if name != "shift_labels"}
+    inputs = {name: value for name, value in without_candidates(inputs).items() if name not in ("shift_labels", KEY)}
     labels = inputs.pop("labels")  # [B, T]
     if getattr(bare(model).config, "is_encoder_decoder", False):
         _add_decoder_inputs(bare(model), inputs, labels)
@@ -155,8 +171,9 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
 class _State:
     """The state of an attached model, in one attribute that is not a module, parameter or buffer."""
 
-    def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool) -> None:
+    def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool, texts: Texts) -> None:
         self.loss = StepLoss(loss_fn)
+        self.texts = texts
         self.rest = loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn
         self.logits = logits
         self.shift = shift
@@ -169,6 +186,13 @@ class _State:
     def aligned(self, labels: Tensor) -> Tensor:
         """The labels, aligned with the positions that predict them, [B, T]."""
         return shifted(labels) if self.shift else labels
+
+    def packing(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Packing | None:
+        """Where the texts of packed rows are. Labels are aligned with the positions that predict them, [B, T]."""
+        if all(part.by_position for part in self.loss.loss_fn.parts):
+            return None  # it would not matter
+        causal = not getattr(model.config, "is_encoder_decoder", False)
+        return packing_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
 
     def watch(self, head: Module | None) -> None:
         """Hook this head instead of the previous one. Our hook runs last, so it captures what the head really gets."""
@@ -207,6 +231,7 @@ class _State:
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """Run the model's own forward, with the joint loss instead of its own."""
         _refuse_loss_made_elsewhere(self, labels=True)
+        self.loss.refuse_untraced_packing()
         _refuse_cut_logits(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)  # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
@@ -216,6 +241,8 @@ class _State:
         _refuse_router_loss(model, inputs)
         if aligned is None:
             aligned = self.aligned(labels)  # [B, T]
+        packed = self.packing(model, inputs, aligned)
+        inputs.pop(KEY, None)
         if getattr(model.config, "is_encoder_decoder", False):
             _add_decoder_inputs(model, inputs, labels, candidates)
         if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
@@ -233,7 +260,9 @@ class _State:
             score: Any = functools.partial(loss_fn, made, candidates=compared)
         else:
             score = functools.partial(loss_fn.from_hidden, made, **head._asdict(), candidates=compared)
-        loss = self.loss(score, aligned.to(made.device), **counts)
+        if packed is not None:
+            packed = Packing(*(part.to(made.device) for part in packed))
+        loss = self.loss(score, aligned.to(made.device), packed, **counts)
         self.ran.note(loss)
         replaced = type(outputs)(**{**fields, "loss": loss})
         if wants_dict is None:

@@ -262,6 +262,20 @@ def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], bool]
     return smoothing or ("compute_loss_func" if custom and not is_ours(custom) else "")
 
 
+def ignored_smoothing() -> float:
+    """The ``label_smoothing_factor`` of the calling Hugging Face trainer, which a ``compute_loss_func`` replaces."""
+    frame = next(_trainer_frames(), None)
+    arguments = None if frame is None else getattr(frame.f_locals["self"], "args", None)
+    return float(getattr(arguments, "label_smoothing_factor", 0.0) or 0.0)
+
+
+def packs_without_trace() -> bool:
+    """Whether the calling trainer packs rows in a way that no input of the model shows: TRL's ``wrapped``."""
+    frame = next(_trainer_frames(), None)
+    arguments = None if frame is None else getattr(frame.f_locals["self"], "args", None)
+    return bool(getattr(arguments, "packing", False)) and getattr(arguments, "packing_strategy", "") == "wrapped"
+
+
 def _token(model: Any) -> str | None:
     state = getattr(model, "_ngramloss", None)
     return getattr(getattr(state, "ran", None), "token", None)
@@ -305,7 +319,7 @@ def _argument(frame: FrameType, name: str, position: int) -> Any:
 
 # While torch.compile traces, these run as plain Python and their result is a constant of the graph. This is what
 # torch.compiler.assume_constant_result does, but that would import the whole compiler here.
-for _constant in (loss_made_elsewhere, outputs_are_read):
+for _constant in (loss_made_elsewhere, outputs_are_read, ignored_smoothing, packs_without_trace):
     setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010
 
 

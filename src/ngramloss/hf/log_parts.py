@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 
 from ngramloss.hf.attach import attached_loss, last_call
 from ngramloss.hf.step_loss import LastCall
-from ngramloss.stats import IGNORE_INDEX
 
 
 class LogParts(TrainerCallback):
@@ -31,7 +30,7 @@ class LogParts(TrainerCallback):
         self._steps = 0
         self._trained: dict[str, Tensor] = {}
         self._step: list[LastCall] = []
-        self._evaluated: dict[str, Tensor] = {}
+        self._evaluated: dict[str, Tensor] = {}  # a term → its sum over the data set, and what that is divided by, [2]
         self._evaluates: Any = None
         self._last: LastCall | None = None
 
@@ -75,14 +74,15 @@ class LogParts(TrainerCallback):
         if call.labels is None or call is self._last:  # a batch without labels computes no loss
             return
         self._last = call
-        real = call.labels != IGNORE_INDEX  # [B, T]
-        counts = {"token": real.sum().float(), "sequence": real.any(-1).sum().float()}  # [] each
+        loss_fn = attached_loss(model)
+        if call.parts.keys() != {part.name for part in loss_fn.parts}:
+            loss_fn = loss_fn.without_candidates()
+        counts = loss_fn.counts(call.labels, call.packed).float()  # [parts]
         given = {"token": call.num_tokens, "sequence": call.num_sequences}
-        divisors = {per: count if given[per] is None else given[per] for per, count in counts.items()}
-        parts = [part for part in attached_loss(model).parts if part.name in call.parts]  # others need candidates
-        sums = {part.name: call.parts[part.name] * divisors[part.per] for part in parts}
-        for name, value in (sums | counts).items():
-            self._evaluated[name] = self._evaluated.get(name, 0) + value
+        for part, count in zip(loss_fn.parts, counts.unbind(), strict=True):
+            divisor = count if given[part.per] is None else given[part.per]
+            value = torch.stack([call.parts[part.name] * divisor, count])  # [2]
+            self._evaluated[part.name] = self._evaluated.get(part.name, 0) + value
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the terms to the logs and to ``state.log_history``."""
@@ -90,30 +90,29 @@ class LogParts(TrainerCallback):
         if "loss" in logs and self._steps:
             terms = {name: value / _processes() / self._steps for name, value in _over_processes(self._trained).items()}
             self._steps, self._trained = 0, {}
-        terms |= self._evaluation(logs, kwargs["model"])
+        terms |= self._evaluation(logs)
         logs |= terms
         if state.log_history:
             state.log_history[-1] |= terms
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Add the terms to the metrics of ``predict``."""
-        metrics |= self._evaluation(metrics, kwargs["model"])
+        metrics |= self._evaluation(metrics)
 
-    def _evaluation(self, metrics: Any, model: Any) -> dict[str, float]:
+    def _evaluation(self, metrics: Any) -> dict[str, float]:
         """The terms of the evaluation, with the prefix of these metrics."""
         prefix = next((key.removesuffix("_loss") for key in metrics if key.endswith("_loss")), None)
         if prefix in (None, "train") or not self._evaluated:
             return {}
         sums, self._evaluated = _over_processes(self._evaluated), {}
-        parts = [part for part in attached_loss(model).parts if part.name in sums]
-        return {f"{prefix}_{part.name}": sums[part.name] / max(sums[part.per], 1) for part in parts}
+        return {f"{prefix}_{name}": value / max(count, 1) for name, (value, count) in sums.items()}
 
 
 def _processes() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def _over_processes(sums: dict[str, Tensor]) -> dict[str, float]:
+def _over_processes(sums: dict[str, Tensor]) -> dict[str, Any]:
     values = torch.stack(list(sums.values()))  # [sums]
     if _processes() > 1:
         torch.distributed.all_reduce(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,35 +14,47 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.errors import UserError
+from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
+from ngramloss.hf.heads import bare
+from ngramloss.hf.segments import KEY, Texts, check_texts, packing_of_batch
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
-from ngramloss.stats import IGNORE_INDEX
+from ngramloss.stats import IGNORE_INDEX, Packing
 
 Outputs = Any
 """A ``transformers.utils.ModelOutput``, a dictionary with attributes. This module does not import transformers."""
 
 
 def compute_loss_func(
-    objective: str | Iterable[Term] | Term, *, shift: bool | None = None, **options: Any
+    objective: str | Iterable[Term] | Term,
+    *,
+    model: Any = None,
+    shift: bool | None = None,
+    segments: Texts = "documents",
+    **options: Any,
 ) -> Callable[..., Tensor]:
     """A ``compute_loss_func=`` for a stock Trainer, which computes the joint loss from the model's logits.
 
     Args:
         objective: as in :class:`JointLoss`.
+        model: the model that is trained. A hook on its forward sees how the documents of packed rows are told apart,
+            which the trainer does not pass on. Without it rows must not be packed.
         shift: whether position t predicts label t + 1. By default it is derived from the type of the outputs: no for
             an encoder-decoder, yes for a causal model.
+        segments: as in :func:`attach`; ``"turns"`` needs no model.
         options: of :class:`JointLoss`.
 
     Returns:
-        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``.
+        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``. The copy has no model.
     """
     loss_fn = JointLoss(objective, **options)
+    check_texts(segments)
     if loss_fn.needs_candidates:
         raise UserError(
             f"{str(loss_fn)!r} compares candidates, but a compute_loss_func gets only the logits of the "
             "reference. Use attach(model, ...) or NgramTrainer, and batches with candidates."
         )
-    return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift)
+    return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift, segments, _Inputs(model))
 
 
 def is_compute_loss_func(function: Any) -> bool:
@@ -54,18 +67,51 @@ def shifted(labels: Tensor) -> Tensor:
     return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
 
 
+class _Inputs:
+    """What a hook on a model's forward saw in the last call of each thread. A copy sees nothing."""
+
+    def __init__(self, model: Any = None) -> None:
+        self._thread = threading.local()
+        self.hooked = model is not None
+        if model is not None:
+            inner = bare(model)
+            self._names = tuple(inspect.signature(inner.forward).parameters)
+            inner.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Inputs, ())
+
+    def _see(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._thread.seen = dict(zip(self._names, args, strict=False)) | kwargs
+        return args, {name: value for name, value in kwargs.items() if name != KEY}
+
+    def take(self) -> dict[str, Any]:
+        """The arguments of the last call in this thread. Raises if there was none."""
+        seen: dict[str, Any] | None = vars(self._thread).pop("seen", None)
+        if seen is None:
+            raise UserError(
+                "the model given to compute_loss_func(..., model=...) did not make these outputs, so packed rows "
+                "cannot be seen. Give it the model that the trainer trains."
+            )
+        return seen
+
+
 class LastCall(NamedTuple):
     """The record of one loss.
 
     Attributes:
         parts: each term, unweighted and detached.
         labels: its labels, aligned with the positions that predict them, [B, T].
+        packed: where the texts of packed rows are.
         num_tokens: the denominator of token terms, if it was passed; then parts add up over a step's micro-batches.
         num_sequences: the denominator of the other terms, if it was passed.
     """
 
     parts: dict[str, Tensor]
     labels: Tensor | None = None
+    packed: Packing | None = None
     num_tokens: Any = None
     num_sequences: Any = None
 
@@ -90,6 +136,7 @@ class StepLoss:
             )
         self.loss_fn = loss_fn
         self.warned = all(part.per == "token" for part in loss_fn.parts)
+        self.warned_of_packing = all(part.by_position for part in loss_fn.parts)
         self._thread = _ThreadsCall()
         self._newest, self._newest_was_traced = LastCall({}), False
 
@@ -107,12 +154,13 @@ class StepLoss:
         self,
         score: Callable[..., tuple[Tensor, dict[str, Tensor]]],
         labels: Tensor,
+        packed: Packing | None = None,
         *,
         num_items_in_batch: Any = None,
         num_tokens: Any = None,
         num_sequences: Any = None,
     ) -> Tensor:
-        """Compute the loss with the step's denominators, and record its parts.
+        """Compute the loss with the step's denominators, and record its parts. Every text of packed rows is a sequence.
 
         Denominators that are passed are used unchanged. Otherwise, with N tokens in the step, ``ce`` is divided by N,
         and the other terms by (sequences in this micro-batch · N / tokens in this micro-batch): they are scaled by the
@@ -120,14 +168,38 @@ class StepLoss:
         """
         if num_items_in_batch is not None and num_sequences is None:
             self._warn()
-            real = labels != IGNORE_INDEX  # [B, T]
+            real = (labels if packed is None else packed.labels) != IGNORE_INDEX  # [B, T] or [S, U]
+            tokens = (labels != IGNORE_INDEX).sum().clamp_min(1)  # []
             step = num_items_in_batch
             items = step.to(labels.device) if isinstance(step, Tensor) else step  # []
-            num_sequences = real.any(-1).sum() * items / real.sum().clamp_min(1)  # []
+            num_sequences = real.any(-1).sum() * items / tokens  # []
         num_tokens = num_items_in_batch if num_tokens is None else num_tokens
-        loss, parts = score(labels=labels, num_tokens=num_tokens, num_sequences=num_sequences, return_parts=True)
-        self._remember(LastCall(parts, labels, num_tokens, num_sequences))
+        counts = {"num_tokens": num_tokens, "num_sequences": num_sequences}
+        loss, parts = score(labels=labels, segments=packed, return_parts=True, **counts)
+        self._remember(LastCall(parts, labels, packed, **counts))
         return loss
+
+    def refuse_untraced_packing(self) -> None:
+        """Raise if the calling trainer packs rows without a trace, and a term reads whole texts."""
+        whole = next((part.name for part in self.loss_fn.parts if not part.by_position), "")
+        if whole and packs_without_trace():
+            raise UserError(
+                "the trainer's packing_strategy='wrapped' puts documents into rows without saying where they begin, "
+                f"and {whole} reads whole texts. Use packing_strategy='bfd', or only terms per token such as ce."
+            )
+
+    def warn_of_unseen_packing(self) -> None:
+        """Warn once that packed rows would not be noticed, if a term reads whole texts."""
+        if self.warned_of_packing or torch.compiler.is_compiling():
+            return
+        self.warned_of_packing = True
+        warnings.warn(
+            "compute_loss_func sees only logits and labels. If the trainer packs several documents into a row, the "
+            f"terms of {str(self.loss_fn)!r} would take them for one text. Pass the model, "
+            "compute_loss_func(..., model=model), and packed rows are found. Silence this warning with "
+            "warnings.filterwarnings('ignore', message='compute_loss_func sees').",
+            stacklevel=2,
+        )
 
     def _warn(self) -> None:
         if self.warned or torch.compiler.is_compiling():
@@ -136,7 +208,7 @@ class StepLoss:
         warnings.warn(
             "a stock Trainer counts the tokens of a step but not its sequences, so the sequence terms of "
             f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens. This is exact only if all "
-            "micro-batches have the same mean length. NgramTrainer counts both and is always exact; your own loop "
+            "micro-batches have the same mean length. NgramTrainer counts both and is exact; your own loop "
             "can pass num_tokens and num_sequences to the model. Silence this warning with "
             "warnings.filterwarnings('ignore', message='a stock Trainer').",
             stacklevel=2,
@@ -144,8 +216,20 @@ class StepLoss:
 
 
 def _loss_of_outputs(
-    loss: StepLoss, shift: bool | None, outputs: Outputs, labels: Tensor | None, num_items_in_batch: Any = None
+    loss: StepLoss,
+    shift: bool | None,
+    texts: Texts,
+    inputs: _Inputs,
+    outputs: Outputs,
+    labels: Tensor | None,
+    num_items_in_batch: Any = None,
 ) -> Tensor:
+    if factor := ignored_smoothing():
+        raise UserError(
+            f"label_smoothing_factor={factor} has no effect beside compute_loss_func. Remove it, and write it in the "
+            f"objective: ce(smoothing={factor})."
+        )
+    loss.refuse_untraced_packing()
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits  # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
         actual = "no labels" if labels is None else f"labels {list(labels.shape)}"
@@ -160,6 +244,14 @@ def _loss_of_outputs(
             f"cannot tell from outputs of type {output_type} whether position t predicts label t or t + 1. "
             "Use compute_loss_func(..., shift=False) or shift=True."
         )
-    aligned = shifted(labels) if shift or (shift is None and "Causal" in output_type) else labels  # [B, T]
+    causal = "Seq2Seq" not in output_type
+    shift = causal if shift is None else shift
+    aligned = (shifted(labels) if shift else labels).to(logits.device)  # [B, T]
+    given = inputs.take() if inputs.hooked else {}
+    if causal and not inputs.hooked:
+        loss.warn_of_unseen_packing()
+    packed = None
+    if any(not part.by_position for part in loss.loss_fn.parts):
+        packed = packing_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)
     score: Any = functools.partial(loss.loss_fn, logits)
-    return loss(score, aligned.to(logits.device), num_items_in_batch=num_items_in_batch)
+    return loss(score, aligned, packed, num_items_in_batch=num_items_in_batch)

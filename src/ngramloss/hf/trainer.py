@@ -17,10 +17,11 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 
 from ngramloss.errors import UserError
 from ngramloss.hf import candidates, reduction
-from ngramloss.hf.attach import aligned_labels, attach, attached_loss, last_parts, logits_of
+from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attached_loss, last_parts, logits_of
 from ngramloss.hf.batches import Batch, Step
 from ngramloss.hf.plan import LengthGrouped
 from ngramloss.hf.planned import PlannedSteps, one_batch_a_step
+from ngramloss.hf.segments import KEY, Texts
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
@@ -51,6 +52,7 @@ class NgramTrainer(Seq2SeqTrainer):
         args: ``Seq2SeqTrainingArguments``, or ``TrainingArguments``.
         objective: as in :class:`JointLoss`.
         memory: as in :class:`JointLoss`.
+        segments: as in :func:`attach`.
         max_tokens: None reads batches as the arguments and the collator say. A number plans the steps instead: each has
             ``per_device_train_batch_size × gradient_accumulation_steps`` sequences a process, cut into micro-batches of
             at most so many tokens, padding included; 0 takes as many as the GPU's memory allows. The collator is not
@@ -68,13 +70,14 @@ class NgramTrainer(Seq2SeqTrainer):
         *,
         objective: str | Iterable[Term] | Term,
         memory: str = "fast",
+        segments: Texts = "documents",
         max_tokens: int | None = None,
         capture: bool = True,
         compile: bool = False,
         say: Callable[[str], object] = LOG.info,
         **kwargs: Any,
     ) -> None:
-        self.loss_fn = JointLoss(objective, memory=memory)
+        self.loss_fn, self._texts = JointLoss(objective, memory=memory), segments
         args = _seq2seq(args)
         rows = args.per_device_train_batch_size
         if max_tokens is not None:
@@ -190,7 +193,7 @@ class NgramTrainer(Seq2SeqTrainer):
             self._blank_repeated_rows(batches[-1], self.train_dataset)
         counts = torch.zeros(2, device=device)  # [2]
         for batch in batches:
-            counts += _counts(self._labels(batch)).to(device)
+            counts += self._counts(batch).to(device)
         counts = self.accelerator.reduce(counts, "sum")  # [2]
         self._trained.counts = self._trained.counts + counts
         return batches, counts
@@ -219,10 +222,10 @@ class NgramTrainer(Seq2SeqTrainer):
         return outputs
 
     def _set_signature_columns_if_needed(self) -> None:
-        """As stock; the candidates of a data set's rows are not unused columns."""
+        """As stock; the candidates and segments of a data set's rows are not unused columns."""
         super()._set_signature_columns_if_needed()
         columns: Any = self._signature_columns
-        columns += [name for name in candidates.KEYS if name not in columns]
+        columns += [name for name in (*candidates.KEYS, KEY) if name not in columns]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -267,8 +270,6 @@ class NgramTrainer(Seq2SeqTrainer):
             model, inputs, prediction_loss_only, ignore_keys, **settings
         )
         if inputs.get("labels") is not None:
-            counts = _counts(self._labels(inputs)).to(self.args.device)  # [2]
-            weight = dict(zip(("token", "sequence"), counts.unbind(), strict=True))
             parts = last_parts(model)
             whole = compares or not self._watched.needs_candidates
             before = self._evaluated.loss_fn
@@ -278,8 +279,12 @@ class NgramTrainer(Seq2SeqTrainer):
                     "compare them have no mean. Give all rows candidates, or none."
                 )
             self._evaluated.loss_fn = self._watched if whole else self._watched.without_candidates()
-            terms = self._evaluated.loss_fn.parts
-            self._evaluated.add(torch.stack([parts[part.name] * weight[part.per] for part in terms]))
+            packed = aligned_packing(model, inputs)
+            counts = (
+                self._evaluated.loss_fn.counts(self._labels(inputs), packed).to(self.args.device).float()
+            )  # [parts]
+            values = torch.stack([parts[part.name] for part in self._evaluated.loss_fn.parts])  # [parts]
+            self._evaluated.add(values * counts)
             self._evaluated.counts = self._evaluated.counts + counts
         return result
 
@@ -299,9 +304,8 @@ class NgramTrainer(Seq2SeqTrainer):
         )
         if self._evaluated.parts is not None and self._evaluated.loss_fn is not None:
             terms = self._evaluated.loss_fn.parts
-            sums, (tokens, sequences) = self._evaluated.totals(self.accelerator, self._evaluated.loss_fn)
-            per = {"token": max(tokens, 1), "sequence": max(sequences, 1)}
-            means = {part.name: sums[part.name] / per[part.per] for part in terms}
+            sums, counts = self._evaluated.totals(self.accelerator, self._evaluated.loss_fn)
+            means = {part.name: sums[part.name] / max(count, 1) for part, count in zip(terms, counts, strict=True)}
             loss = sum(part.weight * means[part.name] for part in terms)
             exact = {"loss": loss, **means}
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
@@ -353,16 +357,14 @@ class NgramTrainer(Seq2SeqTrainer):
 
     def _diagnostics(self) -> dict[str, float]:
         """``JointLoss.diagnose`` on a few rows of the last micro-batch, without dropout."""
-        rows = {
-            name: value[:DIAGNOSED_ROWS] if isinstance(value, Tensor) else value
-            for name, value in self._last_batch.items()
-        }
+        rows = _first_rows(self._last_batch, DIAGNOSED_ROWS)
         model: Any = self.model
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad(), self.compute_loss_context_manager():
-                watched = self.loss_fn.diagnose(logits_of(model, rows).float(), aligned_labels(model, rows))
+                labels, packed = aligned_labels(model, rows), aligned_packing(model, rows)
+                watched = self.loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed)
         finally:
             model.train(was_training)
         return {name: value.item() for name, value in watched.items()}
@@ -377,6 +379,13 @@ class NgramTrainer(Seq2SeqTrainer):
         self._trained = _Sums(since=step)
         self._logged_at, self._paused = time.perf_counter(), 0.0
 
+    def _counts(self, batch: Any) -> Tensor:
+        """The number of labels that count, and of texts that have one, [2]."""
+        model: Any = self.model
+        labels, packed = self._labels(batch), aligned_packing(model, batch)  # [B, T]
+        texts = labels if packed is None else packed.labels  # [B, T] or [S, U]
+        return torch.stack([(labels != IGNORE_INDEX).sum(), (texts != IGNORE_INDEX).any(-1).sum()]).float()
+
     def _labels(self, batch: Any) -> Tensor:
         model: Any = self.model
         return aligned_labels(model, batch)
@@ -386,7 +395,7 @@ class NgramTrainer(Seq2SeqTrainer):
         self._watched = self.loss_fn
         if all(part.name != "ce" for part in self.loss_fn.parts):
             self._watched = JointLoss(f"{self.loss_fn} + 0*ce")
-        attach(model, self._watched.terms, memory=self.loss_fn.memory)
+        attach(model, self._watched.terms, memory=self.loss_fn.memory, segments=self._texts)
         for loss_fn in (attached_loss(model), self.loss_fn, self._watched):
             loss_fn.progress = 1.0  # an evaluation without training
         return model
@@ -466,10 +475,15 @@ def _shard(model: Any, plugin: Any) -> None:
     plugin.auto_wrap_policy = None  # Accelerate must not shard again: it would look for the layers by name
 
 
-def _counts(labels: Tensor) -> Tensor:
-    """The number of labels that count, and of rows that have one, [2]."""
-    real = labels != IGNORE_INDEX  # [B, T]
-    return torch.stack([real.sum(), real.any(-1).sum()]).float()
+def _first_rows(batch: dict[str, Any], rows: int) -> dict[str, Any]:
+    """The first rows of a batch. What has no row for each row of the labels, such as lengths of documents, stays."""
+    if not batch or len(batch["labels"]) <= rows:
+        return batch
+    size = len(batch["labels"])
+    return {
+        name: value[:rows] if isinstance(value, Tensor) and len(value) == size else value
+        for name, value in batch.items()
+    }
 
 
 def _memory(device: torch.device) -> float:

@@ -36,8 +36,8 @@ class Packing(NamedTuple):
         return self.position[:, 0] // self.owner.shape[1]                # [S]
 
 
-def packing(labels: Tensor, segments: Tensor) -> Packing:
-    """Find the texts of packed rows. Reads two numbers on the host, because shapes depend on them.
+def packing(labels: Tensor, segments: Tensor) -> Packing | None:
+    """Find the texts of packed rows; None if every row is one text. Shapes depend on it, so the host reads it, once.
 
     A text is a run of equal segments with at least one label. Only its labels are kept, so a text is as long as it has
     labels, with one gap where unlabelled positions separate two of them: no n-gram spans it. Labels with a negative
@@ -49,12 +49,35 @@ def packing(labels: Tensor, segments: Tensor) -> Packing:
 
     Example:
         >>> labels, segments = torch.tensor([[5, 6, 7, -100, 8]]), torch.tensor([[0, 0, 1, 1, 1]])
-        >>> packing(labels, segments).labels[:2, :4]
+        >>> packed = packing(labels, segments)
+        >>> packed.labels[:2, :4]
         tensor([[   5,    6, -100, -100],
                 [   7, -100,    8, -100]])
     """
     check_segments(segments, labels)
     segments = segments.to(labels.device)                                # [B, T]
+    text, slot = _places(labels, segments)                               # [B·T] each
+    packed = (boundaries(segments).sum() > len(labels)) | (segments < 0).any()   # []
+    read = torch.stack([packed.long(), text.max() + 1, slot.max() + 1]).tolist()   # [3]
+    if not read[0]:
+        return None
+    S, U = (-(-max(size, 1) // step) * step for size, step in zip(read[1:], (TEXTS, LENGTH), strict=True))
+    place = (text * U + slot).where(text >= 0, S * U)                    # [B·T], the last one is thrown away
+    flat = torch.arange(len(place), device=labels.device)                # [B·T]
+    position = flat.new_full((S * U + 1,), -1).scatter(0, place, flat)[:-1].view(S, U)   # [S, U]
+    filled = position >= 0                                               # [S, U]
+    position = position.clamp_min(0)                                     # [S, U]
+    own = labels.long().flatten()[position].where(filled, IGNORE_INDEX)  # [S, U]
+    return Packing(position, own, text.view_as(labels))
+
+
+def number_of_texts(labels: Tensor, segments: Tensor) -> Tensor:
+    """How many texts have a label, []."""
+    return _places(labels, segments)[0].max() + 1                        # []
+
+
+def _places(labels: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
+    """The text of each label, and its slot there, [B·T] each; −1 where there is none."""
     label = (labels != IGNORE_INDEX) & (segments >= 0)                   # [B, T]
     fresh = boundaries(segments)                                         # [B, T]
     begins = label & (fresh | ~_before(label))                           # [B, T], a label after a gap takes two slots
@@ -62,30 +85,20 @@ def packing(labels: Tensor, segments: Tensor) -> Packing:
     taken = label.long() + begins.flatten().long()                       # [B·T]
     until = taken.cumsum(0)                                              # [B·T]
     base = (until - taken).where(fresh, 0)                               # [B·T], slots taken before the segment
-    slot = until - 2 - base.cummax(0).values                         # [B·T]
+    slot = until - 2 - base.cummax(0).values                             # [B·T]
     text = (label & (slot == 0)).long().cumsum(0) - 1                    # [B·T]
-    sizes = torch.stack([text.max() + 1, slot.where(label, 0).max() + 1])   # [2]
-    S, U = (-(-max(size, 1) // step) * step for size, step in zip(sizes.tolist(), (TEXTS, LENGTH), strict=True))
-    place = (text * U + slot).where(label, S * U)                        # [B·T], the last one is thrown away
-    flat = torch.arange(len(place), device=labels.device)                # [B·T]
-    position = flat.new_full((S * U + 1,), -1).scatter(0, place, flat)[:-1].view(S, U)   # [S, U]
-    filled = position >= 0                                               # [S, U]
-    position = position.clamp_min(0)                                     # [S, U]
-    own = labels.long().flatten()[position].where(filled, IGNORE_INDEX)  # [S, U]
-    return Packing(position, own, text.where(label, -1).view_as(labels))
+    return text.where(label, -1), slot.where(label, -1)
 
 
 def unpack(stats: TokenStats, packed: Packing) -> TokenStats:
     """The statistics with one text a row: [S, U] each, ``cross_logp`` [S, U, U]; 0 at positions without a label."""
     filled = packed.labels != IGNORE_INDEX                               # [S, U]
 
-    def of_texts(statistic: Tensor | None) -> Tensor | None:
-        if statistic is None:
-            return None
+    def of_texts(statistic: Tensor) -> Tensor:
         picked = statistic.flatten(0, 1)[packed.position]                # [S, U, …]
         return picked.where(filled if picked.ndim == 2 else filled.unsqueeze(-1), 0)   # [S, U, …]
 
-    return TokenStats(*map(of_texts, stats))
+    return TokenStats(**{name: of_texts(value) for name, value in stats._asdict().items() if value is not None})
 
 
 def boundaries(segments: Tensor) -> Tensor:
