@@ -182,15 +182,17 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no score."""
+    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no score.
+
+    A single run has a mean alone; all else is NaN.
+    """
     import statistics
 
     from scipy.stats import t
 
-    if len(values) < 2:
-        raise ValueError(f"a spread over seeds needs two runs or more, got {len(values)}.")
-    if not all(map(isfinite, values)):
-        return dict.fromkeys(("mean", "spread", "low", "high"), nan)
+    if len(values) < 2 or not all(map(isfinite, values)):
+        nothing = dict.fromkeys(("mean", "spread", "low", "high"), nan)
+        return nothing | ({"mean": values[0]} if len(values) == 1 else {})
     mean, spread = statistics.mean(values), statistics.stdev(values)
     half = float(t.ppf(0.975, len(values) - 1)) * spread / len(values) ** 0.5
     return {"mean": mean, "spread": spread, "low": mean - half, "high": mean + half}
@@ -200,7 +202,7 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
     """Difference of two systems' means over seeds, its 95% interval and p (Student's t).
 
     The test is paired if both systems have the same seeds, otherwise Welch's. If scores do not vary over seeds, p is
-    NaN.
+    NaN. If a system has one run, there is no test, and all but the difference are NaN.
 
     Args:
         values: seed → score.
@@ -208,9 +210,9 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
     """
     from scipy.stats import ttest_ind, ttest_rel
 
-    if min(len(values), len(first)) < 2:
-        raise ValueError(f"a comparison over seeds needs two runs of each, got {len(values)} and {len(first)}.")
     difference = sum(values.values()) / len(values) - sum(first.values()) / len(first)
+    if min(len(values), len(first)) < 2:
+        return {"difference": difference, "low": nan, "high": nan, "p": nan}
     paired = values.keys() == first.keys()
     varying = [[values[seed] - first[seed] for seed in first]] if paired else [[*values.values()], [*first.values()]]
     if all(max(numbers) - min(numbers) < _SLACK for numbers in varying):
