@@ -213,6 +213,10 @@ def test_a_file_that_is_named_like_a_pattern_is_that_file(files, capsys):
     (files / "ce-[1].jsonl").write_text((files / "ce-2.jsonl").read_text())
     (row,) = scored(capsys, "--references", "refs.jsonl", "--group", "ce=ce-[1].jsonl")["over_seeds"]
     assert row["runs"] == ["ce-[1]"]
+    for name in ("ce,1.jsonl", "ce=1.jsonl"):
+        (files / name).write_text((files / "ce-2.jsonl").read_text())
+    group, other = scored(capsys, "--references", "refs.jsonl", "--group", "ce=ce,1.jsonl", "ce=1.jsonl")["over_seeds"]
+    assert (group["runs"], other["runs"]) == (["ce,1"], ["ce=1"])
 
 
 @pytest.fixture
