@@ -209,7 +209,7 @@ def test_the_ablation_has_the_papers_rows_and_means_over_seeds(tmp_path):
         run(tmp_path / "m2-2", dict(TEXTS, b="it"), objective="ce + matches(2)", seed=2),
         run(tmp_path / "m12", objective="ce + matches(1,2)"),
     ]
-    (part,) = record(*folders).ablations
+    (part,) = record(*folders, paper_of="cnn_dailymail").ablations
     assert part.title == "N-gram matches"
     assert part.scores == ["rouge1", "rouge2", "rougeLsum"]
     assert [row.label for row in part.rows] == ["ce", *(label for label, _, _ in paper.TABLE3["N-gram matches"][1:])]
@@ -222,6 +222,9 @@ def test_the_ablation_has_the_papers_rows_and_means_over_seeds(tmp_path):
     assert set(rows["+ 3-gram"].here.values()) == {None}
     each = [system.values["rouge1"].value for system in record(*folders).systems]
     assert rows["+ 2-gram"].here["rouge1"] == pytest.approx((each[1] + each[2]) / 2)
+    (part,) = record(*folders).ablations
+    assert [row.label for row in part.rows] == ["ce", "+ 2-gram", "+ 1,2-gram"], "of other data, what was trained"
+    assert {value for row in part.rows for value in row.paper.values()} == {None}
 
 
 def test_the_papers_rows_stand_beside_its_own_data(tmp_path):

@@ -65,7 +65,7 @@ def build_record(
         deviations=list(deviations),
         paper=_paper(beside, result, whole=beside in known) if beside else None,
         training=_training(result, labels),
-        ablations=_ablations(result),
+        ablations=_ablations(result, beside),
         cases=_cases(result, texts),
     )
 
@@ -227,8 +227,13 @@ def _training(result: Result, labels: Sequence[str]) -> list[TrainingLog]:
     return [TrainingLog(label, curves(rows)) for label, rows in logs if rows]
 
 
-def _ablations(result: Result) -> list[record.Ablation]:
-    """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy."""
+def _ablations(result: Result, beside: str | None) -> list[record.Ablation]:
+    """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy.
+
+    The paper's values and its other rows, which are of CNN/DailyMail, stand beside its own data, or where they are
+    asked for.
+    """
+    nothing = dict.fromkeys(result.figures)
     trained, names = _objectives(result), paper.figures("cnn_dailymail")[:3]
     means: dict[str, dict[str, float | None]] = dict.fromkeys(paper.objectives("table3"), dict.fromkeys(result.figures))
     means |= {objective: _means(result, systems) for objective, systems in trained.items()}
@@ -237,9 +242,12 @@ def _ablations(result: Result) -> list[record.Ablation]:
             title,
             [
                 record.AblationRow(
-                    "ce" if objective == "ce" else label, means[objective], _printed(result, names, printed)
+                    "ce" if objective == "ce" else label,
+                    means[objective],
+                    _printed(result, names, printed) if beside else nothing,
                 )
                 for label, objective, printed in rows
+                if beside or objective in trained
             ],
         )
         for title, rows in paper.TABLE3.items()
