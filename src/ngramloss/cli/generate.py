@@ -127,7 +127,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
     verb.add_argument(
         "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
     )
-    verb.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
+    verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
     add_columns(verb, source="of the sources", target="of the targets")
     add_trust(verb)
 
