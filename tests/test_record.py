@@ -45,7 +45,9 @@ def test_the_record_has_everything(tmp_path):
     assert system.settings["recipe.train.seed"] == "1"
     assert system.forced == {"b": TeacherForced(["x"], ["y"], [0.5], [0.1])}
     assert system.objective == "ce + matches(2)"
-    assert found.training == [TrainingLog("ce + matches(2)", {"ce": [(1, 2.0)], "docs_per_second": [(1, 8.0)]})]
+    assert found.training == [
+        TrainingLog("ce + matches(2)", {"ce": [(1, 2.0)], "docs_per_second": [(1, 8.0)]}, "", "ce + matches(2)")
+    ]
     assert found.cases.ids == ["a", "b", "c"]
     assert found.cases.references == [[text] for text in REFERENCES.values()]
     assert found.cases.texts == [list(TEXTS.values())]
@@ -71,6 +73,38 @@ def test_the_record_has_everything(tmp_path):
         }.items()
         for name in names
     }
+
+
+def test_the_title_names_systems_and_data(tmp_path):
+    folders = [run(tmp_path / "a"), run(tmp_path / "b", objective="ce + matches(2)"), run(tmp_path / "c", seed=2)]
+    assert record(*folders, metrics=("rouge",)).title == "ce and ce + matches(2) on newswire"
+    more = [run(tmp_path / str(n), objective=f"ce + matches({n})") for n in (3, 4)]
+    assert record(*folders, *more, metrics=("rouge",)).title == "4 systems on newswire"
+    assert record(folders[1], metrics=("rouge",)).title == "ce + matches(2) on newswire"
+    (tmp_path / "p.jsonl").write_text((tmp_path / "a" / "predictions.jsonl").read_text())
+    texts = systems.align(tmp_path / "a" / "references.jsonl", [tmp_path / "p.jsonl"])
+    assert build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts).title == "p"
+
+
+def test_groups_of_runs_are_known_to_systems_trainings_and_notes(tmp_path):
+    folders = [run(tmp_path / name, objective=name[:-1], seed=int(name[-1])) for name in ("ce1", "ce2", "m1", "m2")]
+    for folder in folders:
+        (folder / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    lead = run(tmp_path / "lead")
+    (lead / "recipe.toml").unlink()
+    found = record(*folders, lead, metrics=("rouge",))
+    assert [system.group for system in found.systems] == ["ce", "ce", "m", "m", ""]
+    assert [(log.group, log.objective) for log in found.training] == [
+        ("ce", "ce"),
+        ("ce", "ce"),
+        ("m", "m"),
+        ("m", "m"),
+    ]
+    assert [group.label for group in found.seeds] == ["ce", "m"]
+    assert found.notes == ["3 systems, 5 runs, on 3 documents; differences are to ce."]
+    assert found.seed_notes == [
+        "* and **: the mean over seeds differs from that of ce at 5% and 1% (Student's t, paired by seed)."
+    ]
 
 
 def test_texts_with_the_most_tokens_that_the_search_allows_are_known(tmp_path):
