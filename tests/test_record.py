@@ -16,7 +16,7 @@ from ngramloss.data.statistics import words_of
 from ngramloss.metrics.registry import METRICS, Metric, score_owners, scores_of
 from ngramloss.metrics.scores import Scores
 from ngramloss.metrics.shape import shape
-from ngramloss.report import page
+from ngramloss.report import page, tables
 from ngramloss.report.build import build_record
 from ngramloss.report.record import Comparison, PaperRow, TeacherForced, TrainingLog, Value
 from ngramloss.scoring import results, systems
@@ -105,6 +105,23 @@ def test_groups_of_runs_are_known_to_systems_trainings_and_notes(tmp_path):
     assert found.seed_notes == [
         "* and **: the mean over seeds differs from that of ce at 5% and 1% (Student's t, paired by seed)."
     ]
+
+
+def test_every_group_is_a_row_also_with_one_run(tmp_path):
+    given = [run(tmp_path / name, seed=int(name[-1])) for name in ("a1", "a2", "b3", "c4")]
+    about = json.loads((given[3] / "generation.json").read_text())
+    (given[3] / "recipe.toml").unlink()
+    (given[3] / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
+    groups = ["ours", "ours", "one", ""]
+    texts = systems.align(None, [systems.Given(path, "", group) for path, group in zip(given, groups, strict=True)])
+    found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
+    assert [(group.label, group.runs) for group in found.seeds] == [("ours", ["a1", "a2"]), ("one", ["b3"])]
+    assert [system.group for system in found.systems] == groups
+    assert (found.seeds[1].values["rouge1"].deviation, found.seeds[1].values["rouge1"].against_first.p) == (None, None)
+    assert found.title == "ours and one on newswire"
+    assert tables.by_seeds(found)
+    assert [row.label for row in tables.seeds(found, ["rouge1"]).baselines] == ["lead-3"]
+    assert "No test over seeds with one, c4, of one run" in page.page_text(found)
 
 
 def test_texts_with_the_most_tokens_that_the_search_allows_are_known(tmp_path):

@@ -67,7 +67,7 @@ def build_record(
             dataclasses.replace(_system(result, index, label), group=groups[index])
             for index, label in enumerate(labels)
         ],
-        seeds=[_seed_group(seeds) for seeds in result.seeds if len(seeds.names) > 1],
+        seeds=[_seed_group(seeds) for seeds in _shown_seeds(result)],
         seed_notes=_seed_notes(result),
         signatures=result.signatures,
         absent=result.absent,
@@ -110,10 +110,20 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
     return found
 
 
+def _shown_seeds(result: Result) -> list[Seeds]:
+    """The rows over seeds: those of several runs, and of one run if there are groups, but no baselines of one run."""
+    baselines = [name for name, run in zip(result.names, result.runs, strict=True) if run and run.is_baseline]
+    return [
+        seeds
+        for seeds in result.seeds
+        if len(seeds.names) > 1 or (result.groups and not set(seeds.names) <= set(baselines))
+    ]
+
+
 def _groups(result: Result) -> list[str]:
-    """For each system the label of its group of several runs; empty for a system on its own."""
+    """For each system the label of its row over seeds; empty for a system without."""
     labels = dict.fromkeys(result.names, "")
-    labels |= {name: seeds.label for seeds in result.seeds if len(seeds.names) > 1 for name in seeds.names}
+    labels |= {name: seeds.label for seeds in _shown_seeds(result) for name in seeds.names}
     return [labels[name] for name in result.names]
 
 

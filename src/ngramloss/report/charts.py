@@ -156,7 +156,7 @@ def _draw_estimates(rows: Sequence[Estimate], name: str) -> str:
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):
-        figure = _figure(4.2, 0.4 + 0.22 * len(rows))
+        figure = _figure(3.6, 0.4 + 0.2 * len(rows))
         ax = figure.subplots()
         ax.axvline(rows[0].value, color=_LINE, linewidth=0.8, linestyle="--")
         for place, row in enumerate(rows):

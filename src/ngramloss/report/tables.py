@@ -163,7 +163,7 @@ def seeds(report: Report, names: Sequence[str]) -> Table:
             "baseline",
         )
         for system in report.systems
-        if system.is_baseline
+        if system.is_baseline and not system.group
     ]
     rows = [
         Row(
