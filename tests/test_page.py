@@ -884,6 +884,7 @@ def test_ticks_are_round_and_written_in_full(top):
     (panel,) = charts.draw_training([TrainingLog("a", curves(rows))])
     ticks = re.findall(r"<text[^>]*>([^<]+)</text>", panel.svg)
     assert len(ticks) >= 4
+    assert ("1e−05" in ticks) == (top == 3e-5), "no tick is a multiple of what stands elsewhere"
     for tick in ticks:
         digits = f"{float(tick.replace('−', '-')):e}".partition("e")[0].rstrip("0").rstrip(".")
         assert len(digits) <= 3, ticks

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,15 @@ def test_every_group_is_a_row_also_with_one_run(tmp_path):
     assert tables.by_seeds(found)
     assert [row.label for row in tables.seeds(found, ["rouge1"]).baselines] == ["lead-3"]
     assert "No test over seeds with one, c4, of one run" in page.page_text(found)
+    texts = systems.align(
+        None, [systems.Given(given[0]), systems.Given(given[3], "", "leads"), systems.Given(given[2])]
+    )
+    found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
+    assert [group.label for group in found.seeds] == ["a1", "b3"]
+    assert [row.label for row in tables.seeds(found, ["rouge1"]).baselines] == ["lead-3"]
+    baseline = replace(found.systems[1], group="leads")
+    grouped = replace(found, systems=[found.systems[0], baseline, found.systems[2]])
+    assert tables.seeds(grouped, ["rouge1"]).baselines == [], "it has a row of its group"
 
 
 def test_texts_with_the_most_tokens_that_the_search_allows_are_known(tmp_path):
