@@ -15,6 +15,7 @@ import torch
 import ngramloss
 from ngramloss import doctor
 from ngramloss.cli import main
+from ngramloss.cli.program import parser
 from ngramloss.errors import UserError
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS
@@ -742,3 +743,14 @@ def test_stats_tells_what_it_cannot_read(arguments, message, capsys):
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("option", ["-o", "--out"])
+@pytest.mark.parametrize(
+    "words", ["train demo", "generate lead-3", "candidates runs/a", "report a", "reproduce table2", "import a.txt"]
+)
+def test_what_a_command_writes_is_named_alike(words, option):
+    references = ["--references", "r"] if words.startswith("import") else []
+    options = parser().parse_args([*words.split(), *references, option, "x"])
+    assert (options.run if words == "train demo" else options.out) == "x"
+    assert parser().parse_args(["train", "demo", "--run", "x"]).run == "x"

@@ -22,7 +22,17 @@ from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
 from ngramloss.report import blocks, charts, page, tables
 from ngramloss.report.build import curves, flat
-from ngramloss.report.record import Ablation, AblationRow, Comparison, Report, TrainingLog, Value
+from ngramloss.report.record import (
+    Ablation,
+    AblationRow,
+    Comparison,
+    Report,
+    SeedComparison,
+    SeedGroup,
+    SeedValue,
+    TrainingLog,
+    Value,
+)
 
 FLAGS = [
     "--no-sandbox",
@@ -62,12 +72,14 @@ def test_a_mark_stands_for_a_corrected_p_and_only_for_that():
     assert not any(cell.mark for row in (table.baselines[0], table.systems[0], table.paper[0]) for cell in row.cells)
 
 
-def test_baselines_stand_apart_and_are_never_the_best():
+def test_baselines_stand_apart_and_bold_is_the_best_of_all_rows():
     table = results(with_value(sample(0), 0, "rouge1", 99.0))
     assert [row.name for row in table.baselines] == ["lead"]
     assert [row.name for row in table.systems] == ["base", "m2", "r2"]
-    assert [row.cells[0].best for row in table.systems] == [False, True, False]
-    assert not table.baselines[0].cells[0].best
+    assert [row.cells[0].best for row in [*table.baselines, *table.systems]] == [True, False, False, False]
+    assert not table.baselines[0].cells[1].best
+    assert "Bold: the best of all rows trained or generated here, and of the paper’s rows." in page.page_text(sample(0))
+    assert "Bold: the best of all rows." in page.page_text(replace(sample(0), paper=None))
 
 
 def test_the_best_distance_is_the_lowest_and_no_length_is_best():
@@ -83,16 +95,16 @@ def test_values_that_look_the_same_share_the_best():
 
 
 def test_a_single_value_is_not_the_best():
-    report = replace(sample(0), systems=sample(0).systems[:2], paper=None, cases=None)
+    report = replace(sample(0), systems=sample(0).systems[1:2], paper=None, cases=None)
     assert not any(cell.best for row in results(report).systems for cell in row.cells)
 
 
-def test_speed_stands_with_its_ratio_to_the_first_system():
+def test_speeds_of_trainings_have_no_ratio_and_the_papers_have():
     table = results(sample(0))
     assert [(row.cells[-1].text, row.cells[-1].note) for row in table.systems] == [
-        ("29.00", "×1.00"),
-        ("26.10", "×0.90"),
-        ("23.20", "×0.80"),
+        ("29.00", ""),
+        ("26.10", ""),
+        ("23.20", ""),
     ]
     assert table.paper[0].cells[-1].note == "×1.00"
 
@@ -124,7 +136,7 @@ def test_latex_has_bold_marks_rules_and_no_command_of_the_labels():
         r" & R-1 & R-L & R-Lsum & WMD $\downarrow$ & Docs/s \\",
     ]
     assert (
-        r"ce + matches(2) & \textbf{41.87}$^{**}$ & \textbf{34.13}$^{*}$ & \textbf{34.13} & \textbf{4.510} & 26.10 ($\times$0.90) \\"
+        r"ce + matches(2) & \textbf{41.87}$^{**}$ & \textbf{34.13}$^{*}$ & \textbf{34.13} & \textbf{4.510} & 26.10 \\"
         in text
     )
     assert r"ce + rewards(2) \& 50\%\_x & " in text
@@ -135,14 +147,14 @@ def test_latex_has_bold_marks_rules_and_no_command_of_the_labels():
 def test_markdown_is_one_table():
     lines = joined("markdown").splitlines()
     assert lines[0] == "|  | R-1 | R-L | R-Lsum | WMD ↓ | Docs/s |"
-    assert r"| ce + matches(2) | **41.87**\*\* | **34.13**\* | **34.13** | **4.510** | 26.10 (×0.90) |" in lines
+    assert r"| ce + matches(2) | **41.87**\*\* | **34.13**\* | **34.13** | **4.510** | 26.10 |" in lines
     assert lines[-1].startswith("| BART-base (paper) | 41.63 |")
 
 
 def test_a_copy_begins_with_the_score_that_the_reader_has_put_first():
     lines = tables.copies(sample(0), "wmd")["markdown"].text.splitlines()
     assert lines[0] == "|  | WMD ↓ | R-1 | R-L | R-Lsum | Docs/s |"
-    assert r"| ce + matches(2) | **4.510** | **41.87**\*\* | **34.13**\* | **34.13** | 26.10 (×0.90) |" in lines
+    assert r"| ce + matches(2) | **4.510** | **41.87**\*\* | **34.13**\* | **34.13** | 26.10 |" in lines
     assert (
         tables.copies(sample(0), "docs_per_second")["csv"]
         .text.splitlines()[0]
@@ -448,7 +460,7 @@ def test_every_part_of_the_record_is_drawn_once(monkeypatch):
     markup = charts._markup
     monkeypatch.setattr(charts, "_markup", lambda figure, name: drawn.append(name) or markup(figure, name))
     page.page_text(sample(3))
-    assert drawn == ["t0", "t1", "t2", "t3", "t4", "t5", "a0"]
+    assert drawn == ["r0", "r1", "r2", "r3", "t0", "t1", "t2", "t3", "t4", "t5", "a0"]
 
 
 # In a browser
@@ -619,7 +631,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
         return tmp_path / "page" / "index.html"
 
     tab = visit(demo, hash="#case=newswire-test-7&n=1")
-    assert tab.inner_text("p.lead").endswith("scored on the test split.")
+    assert tab.inner_text("p.lead").endswith("scored on the first 12 documents of the test split.")
     assert "Difference in R-2 to ce" in tab.inner_text("header")
     assert tab.locator(".sortable >> nth=0 >> .systems bdi").all_inner_texts()[::2] == [
         "ce",
@@ -754,6 +766,151 @@ def test_where_the_clipboard_is_refused_the_text_can_be_taken_by_hand(visit):
     assert tab.evaluate("document.activeElement.id") == "copy-text"
     tab.click("[data-copy-text]")
     assert tab.input_value("#copy-text") == "rouge|refs:1|stemmer:yes"
+    assert tab.locator("#provenance #copy-text, #provenance #copied").count() == 2, "below the button"
+    tab.click("#link")
+    assert tab.locator("#case #copy-text").count() == 1
+
+
+def test_the_copy_buttons_of_a_phone_are_on_the_screen_and_large_enough(visit):
+    tab = visit(viewport={"width": 390, "height": 844})
+    for button in tab.locator("[data-copy], [data-copy-text]").all():
+        box = button.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        assert box["height"] >= 36
+
+
+# Seeds
+
+
+def seeded(count=6):
+    """Two objectives of two seeds each, and a baseline."""
+    report = sample(count)
+    lead, base, other, third = report.systems
+    systems = [
+        lead,
+        replace(base, name="ce-1", group="ce", objective="ce"),
+        replace(third, name="ce-2", label="ce (seed 2)", group="ce", objective="ce"),
+        replace(other, name="m-1", group="ours"),
+    ]
+    systems.append(replace(other, name="m-2", label="ours (seed 2)", group="ours"))
+    groups = [
+        SeedGroup("ce", ["ce-1", "ce-2"], {name: SeedValue(41.5, 0.12, 41.2, 41.8) for name in SCORES}),
+        SeedGroup(
+            "ours",
+            ["m-1", "m-2"],
+            {name: SeedValue(41.9, 0.1, 41.6, 42.1, SeedComparison(0.4, 0.1, 0.7, 0.02, 0.02)) for name in SCORES},
+        ),
+    ]
+    texts = [*report.cases.texts, report.cases.texts[2]]
+    scores = {name: [*columns, columns[2]] for name, columns in report.cases.scores.items()}
+    return replace(
+        report,
+        systems=systems,
+        seeds=groups,
+        paper=None,
+        seed_notes=["* and **: the mean over seeds differs."],
+        training=[
+            TrainingLog("ce (seed 1)", curves(log(1)), "ce", "ce"),
+            TrainingLog("ce (seed 2)", curves(log(2)), "ce", "ce"),
+            TrainingLog("ours", curves(log(3)), "", "ce + matches(2)"),
+        ],
+        cases=replace(report.cases, texts=texts, scores=scores),
+    )
+
+
+def test_where_all_have_several_seeds_the_main_table_has_a_row_for_each_group():
+    assert tables.by_seeds(seeded())
+    assert not tables.by_seeds(sample(0)), "some have one run"
+    table = tables.seeds(seeded(), ["rouge1", "words"])
+    assert [row.label for row in table.baselines] == ["lead-3"]
+    assert [row.label for row in table.systems] == ["ce", "ours"]
+    assert [(cell.text, cell.interval, cell.mark, cell.best) for cell in table.systems[1].cells] == [
+        ("2", "", "", False),
+        ("41.90", "±0.10", "*", True),
+        ("41.90", "±0.10", "*", False),
+    ]
+    assert [cell.text for cell in table.baselines[0].cells] == ["1", "16.30", "60.00"]
+    assert tables.copies(seeded())["markdown"].rows[1].startswith("| ours | 2 | **41.90**")
+    assert [row.label for row in tables.description(seeded(), ["words"]).systems] == ["ce", "ours"]
+    assert len(tables.description(sample(0), ["words"]).systems) == 3
+
+
+def test_results_are_drawn_as_means_over_seeds_with_their_runs():
+    ce, ours = charts.estimates(seeded(), "rouge1")
+    assert ce == charts.Estimate("ce", 41.5, 41.2, 41.8, [41.57, 41.6])
+    assert ours.runs == [41.87, 41.87]
+    alone = charts.estimates(replace(sample(0), seeds=[]), "rouge1")
+    assert next((row.label, row.value, row.low, row.runs) for row in alone) == ("ce", 41.57, 41.07, [])
+    assert "lead-3" not in [row.label for row in alone], "far from the others"
+    lead = replace(sample(0), seeds=[], systems=sample(0).systems[:1] * 2, cases=None)
+    assert [row.label for row in charts.estimates(lead, "rouge1")] == ["lead-3"] * 2
+    assert charts.draw_results(replace(lead, systems=lead.systems[:1])) == {}, "nothing to compare"
+    missing = with_value(replace(sample(0), seeds=[]), 1, "rouge1", None)
+    assert next(row.label for row in charts.estimates(missing, "rouge1")) == "ce + matches(2)"
+    assert list(charts.draw_results(seeded())) == ["rouge1", "rougeL", "rougeLsum", "wmd"]
+
+
+def test_trainings_of_a_group_are_drawn_as_their_mean_and_a_band():
+    logs = seeded(0).training
+    assert [(label, len(members)) for label, members in charts.run_groups(logs)] == [("ce", 2), ("ours", 1)]
+    panel = next(panel for panel in charts.draw_training(logs) if panel.title == "documents per second")
+    both, single = panel.series
+    first, second = (dict(one.curves["docs_per_second"]) for one in logs[:2])
+    assert both.x == list(first)
+    assert both.y == [float(f"{(first[step] + second[step]) / 2:.4g}") for step in first]
+    assert both.low == [min(first[step], second[step]) for step in first]
+    assert both.high == [max(first[step], second[step]) for step in first]
+    assert (single.run, single.low, single.high) == (1, [], [])
+    longer = (
+        TrainingLog("x", {"loss": [(1, 1.0), (2, 2.0)]}, "g"),
+        TrainingLog("y", {"loss": [(2, 4.0), (3, 1.0)]}, "g"),
+    )
+    (panel,) = charts.draw_training(longer)
+    assert [(one.x, one.y) for one in panel.series] == [([2], [3.0])], "only steps that all have"
+
+
+def test_joint_losses_of_different_objectives_have_panels_of_their_own():
+    titles = {panel.title: panel for panel in charts.draw_training(seeded(0).training)}
+    assert "joint loss" not in titles
+    assert "joint loss of ce" not in titles, "it is the panel of ce"
+    assert list(titles)[-1] == "joint loss of ce + matches(2)"
+    assert {curve.run for curve in titles["joint loss of ce + matches(2)"].series} == {1}
+
+
+@pytest.mark.parametrize("top", [0.37, 3e-5, 1234.0, 7.7])
+def test_ticks_are_round_and_written_in_full(top):
+    rows = [{"step": step, "loss": top * step / 700} for step in range(7, 701, 7)]
+    (panel,) = charts.draw_training([TrainingLog("a", curves(rows))])
+    ticks = re.findall(r"<text[^>]*>([^<]+)</text>", panel.svg)
+    assert len(ticks) >= 4
+    assert ("1e−05" in ticks) == (top == 3e-5), "no tick is a multiple of what stands elsewhere"
+    for tick in ticks:
+        digits = f"{float(tick.replace('−', '-')):e}".partition("e")[0].rstrip("0").rstrip(".")
+        assert len(digits) <= 3, ticks
+
+
+def test_two_different_groups_are_compared_at_first():
+    assert page._pair(seeded().systems) == [1, 3]
+    assert page._pair([replace(one, group="") for one in seeded().systems]) == [1, 3], "two objectives"
+    assert page._pair(sample(0).systems) == [1, 2]
+    assert page._pair(sample(0).systems[:2]) == [1, 0]
+    assert page._pair(sample(0).systems[1:2]) == [0, 0]
+
+
+def test_runs_are_folded_below_their_groups(visit):
+    tab = visit(seeded, before=CLIPBOARD % "window.copied = text;")
+    assert tab.locator(".results >> nth=0 >> .systems th bdi").all_inner_texts()[::2] == ["ce", "ours"]
+    assert tab.is_hidden(".results >> nth=1")
+    tab.click("[data-copy=markdown]")
+    assert tab.evaluate("window.copied") == tables.copies(seeded())["markdown"].text
+    assert tab.locator("[data-estimates] >> visible=true").get_attribute("data-estimates") == "rouge1"
+    choose(tab, "#first", label="WMD")
+    assert tab.locator("[data-estimates] >> visible=true").get_attribute("data-estimates") == "wmd"
+    tab.click("text=Every run")
+    assert tab.locator(".results >> nth=1 >> .systems tr").count() == 4
+    assert tab.locator(".runs label").all_inner_texts() == ["ce\n2 seeds", "ours"]
+    assert "bands go from the lowest to the highest run" in tab.inner_text("#training")
 
 
 def test_cases_are_ordered_and_bounded_by_the_difference(visit):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from ngramloss.data.statistics import words_of
 from ngramloss.metrics.registry import METRICS, Metric, score_owners, scores_of
 from ngramloss.metrics.scores import Scores
 from ngramloss.metrics.shape import shape
-from ngramloss.report import page
+from ngramloss.report import page, tables
 from ngramloss.report.build import build_record
 from ngramloss.report.record import Comparison, PaperRow, TeacherForced, TrainingLog, Value
 from ngramloss.scoring import results, systems
@@ -45,7 +46,9 @@ def test_the_record_has_everything(tmp_path):
     assert system.settings["recipe.train.seed"] == "1"
     assert system.forced == {"b": TeacherForced(["x"], ["y"], [0.5], [0.1])}
     assert system.objective == "ce + matches(2)"
-    assert found.training == [TrainingLog("ce + matches(2)", {"ce": [(1, 2.0)], "docs_per_second": [(1, 8.0)]})]
+    assert found.training == [
+        TrainingLog("ce + matches(2)", {"ce": [(1, 2.0)], "docs_per_second": [(1, 8.0)]}, "", "ce + matches(2)")
+    ]
     assert found.cases.ids == ["a", "b", "c"]
     assert found.cases.references == [[text] for text in REFERENCES.values()]
     assert found.cases.texts == [list(TEXTS.values())]
@@ -71,6 +74,64 @@ def test_the_record_has_everything(tmp_path):
         }.items()
         for name in names
     }
+
+
+def test_the_title_names_systems_and_data(tmp_path):
+    folders = [run(tmp_path / "a"), run(tmp_path / "b", objective="ce + matches(2)"), run(tmp_path / "c", seed=2)]
+    assert record(*folders, metrics=("rouge",)).title == "ce and ce + matches(2) on newswire"
+    more = [run(tmp_path / str(n), objective=f"ce + matches({n})") for n in (3, 4)]
+    assert record(*folders, *more, metrics=("rouge",)).title == "4 systems on newswire"
+    assert record(folders[1], metrics=("rouge",)).title == "ce + matches(2) on newswire"
+    (tmp_path / "p.jsonl").write_text((tmp_path / "a" / "predictions.jsonl").read_text())
+    texts = systems.align(tmp_path / "a" / "references.jsonl", [tmp_path / "p.jsonl"])
+    assert build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts).title == "p"
+
+
+def test_groups_of_runs_are_known_to_systems_trainings_and_notes(tmp_path):
+    folders = [run(tmp_path / name, objective=name[:-1], seed=int(name[-1])) for name in ("ce1", "ce2", "m1", "m2")]
+    for folder in folders:
+        (folder / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    lead = run(tmp_path / "lead")
+    (lead / "recipe.toml").unlink()
+    found = record(*folders, lead, metrics=("rouge",))
+    assert [system.group for system in found.systems] == ["ce", "ce", "m", "m", ""]
+    assert [(log.group, log.objective) for log in found.training] == [
+        ("ce", "ce"),
+        ("ce", "ce"),
+        ("m", "m"),
+        ("m", "m"),
+    ]
+    assert [group.label for group in found.seeds] == ["ce", "m"]
+    assert found.notes == ["3 systems, 5 runs, on 3 documents; differences are to ce."]
+    assert found.seed_notes == [
+        "* and **: the mean over seeds differs from that of ce at 5% and 1% (Student's t, paired by seed)."
+    ]
+
+
+def test_every_group_is_a_row_also_with_one_run(tmp_path):
+    given = [run(tmp_path / name, seed=int(name[-1])) for name in ("a1", "a2", "b3", "c4")]
+    about = json.loads((given[3] / "generation.json").read_text())
+    (given[3] / "recipe.toml").unlink()
+    (given[3] / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
+    groups = ["ours", "ours", "one", ""]
+    texts = systems.align(None, [systems.Given(path, "", group) for path, group in zip(given, groups, strict=True)])
+    found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
+    assert [(group.label, group.runs) for group in found.seeds] == [("ours", ["a1", "a2"]), ("one", ["b3"])]
+    assert [system.group for system in found.systems] == groups
+    assert (found.seeds[1].values["rouge1"].deviation, found.seeds[1].values["rouge1"].against_first.p) == (None, None)
+    assert found.title == "ours and one on newswire"
+    assert tables.by_seeds(found)
+    assert [row.label for row in tables.seeds(found, ["rouge1"]).baselines] == ["lead-3"]
+    assert "No test over seeds with one, c4, of one run" in page.page_text(found)
+    texts = systems.align(
+        None, [systems.Given(given[0]), systems.Given(given[3], "", "leads"), systems.Given(given[2])]
+    )
+    found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
+    assert [group.label for group in found.seeds] == ["a1", "b3"]
+    assert [row.label for row in tables.seeds(found, ["rouge1"]).baselines] == ["lead-3"]
+    baseline = replace(found.systems[1], group="leads")
+    grouped = replace(found, systems=[found.systems[0], baseline, found.systems[2]])
+    assert tables.seeds(grouped, ["rouge1"]).baselines == [], "it has a row of its group"
 
 
 def test_texts_with_the_most_tokens_that_the_search_allows_are_known(tmp_path):
@@ -209,7 +270,7 @@ def test_the_ablation_has_the_papers_rows_and_means_over_seeds(tmp_path):
         run(tmp_path / "m2-2", dict(TEXTS, b="it"), objective="ce + matches(2)", seed=2),
         run(tmp_path / "m12", objective="ce + matches(1,2)"),
     ]
-    (part,) = record(*folders).ablations
+    (part,) = record(*folders, paper_of="cnn_dailymail").ablations
     assert part.title == "N-gram matches"
     assert part.scores == ["rouge1", "rouge2", "rougeLsum"]
     assert [row.label for row in part.rows] == ["ce", *(label for label, _, _ in paper.TABLE3["N-gram matches"][1:])]
@@ -222,6 +283,9 @@ def test_the_ablation_has_the_papers_rows_and_means_over_seeds(tmp_path):
     assert set(rows["+ 3-gram"].here.values()) == {None}
     each = [system.values["rouge1"].value for system in record(*folders).systems]
     assert rows["+ 2-gram"].here["rouge1"] == pytest.approx((each[1] + each[2]) / 2)
+    (part,) = record(*folders).ablations
+    assert [row.label for row in part.rows] == ["ce", "+ 2-gram", "+ 1,2-gram"], "of other data, what was trained"
+    assert {value for row in part.rows for value in row.paper.values()} == {None}
 
 
 def test_the_papers_rows_stand_beside_its_own_data(tmp_path):

@@ -128,6 +128,42 @@ def test_data_of_ones_own_take_xsums_recipe(tmp_path):
     settings = plan.trainings[0].settings
     assert (settings.data.name, settings.model.name, settings.train.epochs) == ("my/folder", "some/model", 3.0)
     assert settings.generation == recipe.load("xsum").generation
+    assert reproduce.deviations(plan) == []
+    assert reproduce._title(plan) == "Objectives compared on my/folder"
+
+
+def test_translations_take_their_own_recipe_and_metrics(tmp_path):
+    plan = reproduce.make_plan("table2", tmp_path, data="my/pairs", overrides=["task=translation"])
+    settings = plan.trainings[0].settings
+    assert settings.generation == recipe.load("translation").generation
+    assert (plan.baselines, plan.metrics, plan.figure) == ((), ("bleu", "chrf", "shape"), "bleu")
+    assert reproduce.make_plan("table2", tmp_path, data="multi30k").task == "translation"
+
+
+@pytest.mark.parametrize("task", ["summarisation", "translation"])
+def test_nothing_of_the_paper_stands_beside_other_data(tmp_path, base, capsys, own_data, task):
+    small = ["train.max_steps=1", "train.warmup_steps=0", "train.batch_size=4", "train.eval_every=0"]
+    small += ["data.max_source=48", "data.max_target=16", "data.separator=none", "generation.min_length=0"]
+    small += ["generation.num_beams=1", "generation.max_length=12", f"task={task}"]
+    code = cli.main(
+        ["reproduce", "cases", "--data", str(own_data), "--model", base, "--runs", str(tmp_path / "runs")]
+        + ["-o", str(tmp_path / "page"), "--objectives", "ce", "ce + matches(2)", "--limit", "3", *OWN]
+        + [word for setting in small for word in ("--set", setting)]
+    )
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    head = next(line for line in out.splitlines() if line.endswith("Docs/s"))
+    assert (
+        head.split()[:-1] == {"summarisation": ["R-1", "R-2", "R-L", "R-Lsum"], "translation": ["BLEU", "chrF"]}[task]
+    )
+    assert f"Difference in {'R-2' if task == 'summarisation' else 'BLEU'} to ce" in out
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "BART-base" not in out + page
+    assert "2 runs, scored on the first 3 documents of the test split." in out
+    assert "the paper" not in out
+    assert "Table 2" not in page
+    assert "Where this departs" not in page
+    assert (tmp_path / "runs" / "lead-3").exists() == (task == "summarisation")
 
 
 def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypatch):
@@ -137,7 +173,7 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypat
     lines = out.splitlines()
     assert lines[-1] == str(tmp_path / "page" / "index.html")
     assert re.search(r"^lead-2 .*±", out, re.M)
-    assert re.search(r"^ce .*\(×1\.00\).*BART-base +43\.26 +20\.49 +40\.40", out, re.M)
+    assert re.search(r"^ce .* \d+ +BART-base +43\.26 +20\.49 +40\.40", out, re.M)
     assert re.search(r"^ce \+ matches\(2\) .*\+ 2-gram matches +43\.33", out, re.M)
     assert "reference: " in out
     assert re.search(r"Difference in R-2 to ce, seed 1, one run of each: ce \+ matches\(2\) [+-]\d", out)

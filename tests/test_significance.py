@@ -1,6 +1,7 @@
 """Intervals and paired tests, against slow loops and against cases whose answer is known."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.scores import Pooled
+from ngramloss.scoring import significance
 from ngramloss.scoring.significance import between_seeds, compare, holm, over_seeds
 
 
@@ -188,8 +190,9 @@ def test_the_spread_over_seeds_is_students():
     assert (found["mean"], found["spread"]) == (2.0, 1.0)
     assert found["high"] - 2 == pytest.approx(4.3027 / 3**0.5, abs=1e-3)
     assert all(map(math.isnan, over_seeds([1.0, float("nan")]).values()))
-    with pytest.raises(ValueError, match="two runs or more, got 1"):
-        over_seeds([1.0])
+    single = over_seeds([1.0])
+    assert single.pop("mean") == 1.0
+    assert all(map(math.isnan, single.values()))
 
 
 @pytest.mark.filterwarnings("error")
@@ -202,3 +205,28 @@ def test_runs_that_do_not_vary_are_not_tested():
         found = between_seeds(one, other)
         assert [found[name] for name in ("difference", "low", "high")] == pytest.approx([1.1] * 3)
         assert math.isnan(found["p"])
+
+
+def test_blocks_of_samples_bound_the_memory_and_change_nothing(monkeypatch):
+    systems = [{"x": noise(20_000, seed), "y": noise(20_000, seed + 5)} for seed in (0, 1)]
+    whole = compare(systems, samples=260, shuffles=260)
+    monkeypatch.setattr(significance, "_CELLS", 20_000 * 32)  # 5 MB; a whole chunk has 40
+    tracemalloc.start()
+    try:
+        found = compare(systems, samples=260, shuffles=260)
+        assert tracemalloc.get_traced_memory()[1] < 25e6
+    finally:
+        tracemalloc.stop()
+    for name, scores in whole.items():
+        for here, there in zip(found[name], scores, strict=True):  # to rounding: a product's order follows its size
+            assert here == pytest.approx(there, abs=1e-9)
+            assert (here.p_bootstrap, here.p_randomisation) == (there.p_bootstrap, there.p_randomisation)
+
+
+def test_a_document_too_many_for_a_block_is_a_block_of_one_sample(monkeypatch):
+    monkeypatch.setattr(significance, "_CELLS", 3)
+    here, there = figures([1.0, 2.0, 4.0, 3.0], [2.0, 2.0, 5.0, 1.0], samples=30, shuffles=30)
+    monkeypatch.undo()
+    first, second = figures([1.0, 2.0, 4.0, 3.0], [2.0, 2.0, 5.0, 1.0], samples=30, shuffles=30)
+    assert here == pytest.approx(first)
+    assert there == pytest.approx(second)

@@ -15,6 +15,7 @@ from ngramloss.errors import UserError
 from ngramloss.files import read_object, write_whole
 from ngramloss.generation import predictions
 from ngramloss.generation.validation import write_texts
+from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance, results, significance, systems, tables
@@ -34,7 +35,12 @@ BATCH = 32
 RECIPES = {"newswire": "newswire", "xsum": "xsum", "cnn_dailymail": "cnndm"}
 """Data set → the recipe that trains on it."""
 
+TRANSLATIONS = ("multi30k",)
+"""Known data sets that are translations."""
+
 FIGURES = (
+    "bleu",
+    "chrf",
     "rouge1",
     "rouge2",
     "rougeL",
@@ -46,7 +52,7 @@ FIGURES = (
     "factcc",
     "summac_conv",
 )
-"""Columns of the table; those that were not scored are omitted."""
+"""Columns of the table; those that were not scored are omitted, and BLEU and chrF if ROUGE was scored."""
 
 SMALL_NOTE = (
     "This is a small-scale experiment, not the paper's: a small model is trained with cross-entropy on text built from "
@@ -93,7 +99,28 @@ class Plan(NamedTuple):
         if self.base is not None:
             return SMALL_NOTE
         model = self.trainings[0].settings.model.name
-        return f"{model} fine-tuned on {self.data}, {len(self.trainings)} runs, scored on the test split."
+        part = f"the first {self.limit} documents of " if self.limit else ""
+        return f"{model} fine-tuned on {self.data}, {len(self.trainings)} runs, scored on {part}the test split."
+
+    @property
+    def task(self) -> str:
+        """The task of the trainings: one of ``TASKS``."""
+        return self.trainings[0].settings.task
+
+    @property
+    def figure(self) -> str:
+        """The score by which objectives and cases are compared in one number."""
+        return "rouge2" if self.task == TASKS[0] else "bleu"
+
+    @property
+    def paper_data(self) -> str | None:
+        """The data set of the paper whose scores are shown; None on data that have nothing to do with the paper.
+
+        The built-in corpus stands in for the paper's at a small scale, and is shown beside the ablation's data set.
+        """
+        if self.data not in RECIPES:
+            return None
+        return self.data if self.data in paper.TABLE2 and self.table != "table3" else "cnn_dailymail"
 
 
 class Reproduced(NamedTuple):
@@ -121,7 +148,8 @@ def make_plan(
     Args:
         table: one of ``TABLES`` except ``table1``, which needs no training.
         folder: the folder for all runs; finished runs in it are reused.
-        data: ``newswire``, ``xsum``, ``cnn_dailymail``, or your own files, trained with XSum's recipe.
+        data: ``newswire``, ``xsum``, ``cnn_dailymail``, or your own files, trained with XSum's recipe, or with that of
+            translations if ``overrides`` say that they are translations.
         model: a folder or hub id to fine-tune; by default the recipe's. On newswire a model is trained first.
         seeds: number of runs of each objective, with seeds 1, 2, ….
         objectives: only these rows.
@@ -141,8 +169,9 @@ def make_plan(
     settings = [*([f"model.name={model}"] if model else []), *overrides]
     if name not in RECIPES:
         settings.append(f"data.name={name}")
+    default = predictions.DEFAULTS[_task(name, overrides)]
     rows = [
-        recipe.load(RECIPES.get(name, "xsum"), [*settings, f"objective={objective}"])
+        recipe.load(RECIPES.get(name, default), [*settings, f"objective={objective}"])
         for objective in objectives or paper.objectives(table)
     ]
     trainings = [
@@ -150,9 +179,18 @@ def make_plan(
         for row in rows
         for seed in range(1, seeds + 1)
     ]
-    baselines = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
-    own = ("rouge", "bleu", "chrf", "shape", *(("facts",) if name == SMALL else ()))
+    baselines: tuple[str, ...] = ()
+    own: tuple[str, ...] = ("bleu", "chrf", "shape")
+    if rows[0].task == TASKS[0]:
+        baselines = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
+        own = ("rouge", "bleu", "chrf", "shape", *(("facts",) if name == SMALL else ()))
     return Plan(table, name, folder, base, trainings, baselines, tuple(dict.fromkeys([*own, *metrics])), limit)
+
+
+def _task(data: str, overrides: Sequence[str]) -> str:
+    """The task that the settings name, or else that of a known data set."""
+    given = [setting for setting in overrides if setting.partition("=")[0].strip() == "task"]
+    return recipe.load("xsum", given or [f"task={TASKS[data in TRANSLATIONS]}"]).task
 
 
 def chosen_data() -> str:
@@ -181,7 +219,7 @@ def reproduce(
     """
     _raise_if_another_plan(plan)
     baselines = [_baseline_job(plan, baseline) for baseline in plan.baselines]
-    _check(plan, page_folder, options, baselines[0])
+    _check(plan, page_folder, options, _baseline_job(plan, "lead-1"))
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_whole(_plan_file(plan), json.dumps(_fixed_settings(plan), indent=1))
     steps = len(plan.trainings) + len(plan.baselines) + 2 + (plan.base is not None)
@@ -218,15 +256,17 @@ def reproduce(
         result,
         texts,
         title=_title(plan),
-        notes=[plan.note, differences_sentence(result)],
+        notes=[plan.note, differences_sentence(result, plan.figure)],
         deviations=deviations(plan),
-        paper_of=_paper_data(plan),
+        paper_of=plan.paper_data,
     )
     return Reproduced(result, texts, page.write_page(shown, page_folder))
 
 
 def deviations(plan: Plan) -> list[str]:
-    """The settings that differ from the paper's for this data set, or for XSum if the paper does not use it."""
+    """The settings that differ from the paper's for this data set, for XSum on the built-in corpus, and else none."""
+    if plan.paper_data is None:
+        return []
     theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
     first = plan.trainings[0].settings
     printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
@@ -242,7 +282,7 @@ def deviations(plan: Plan) -> list[str]:
     return sentences
 
 
-def differences_sentence(result: results.Result, figure: str = "rouge2") -> str:
+def differences_sentence(result: results.Result, figure: str) -> str:
     """A one-sentence summary of the differences between the objectives in one score."""
     label = result.described[figure].label
     if result.seeds:
@@ -269,26 +309,22 @@ def _listed(differences: Sequence[str]) -> str:
 
 
 def table(result: results.Result, plan: Plan) -> Table:
-    """The table in the paper's layout, next to the paper's values."""
-    scores = {name: result.described[name] for name in FIGURES if name in result.figures}
+    """The table in the paper's layout; next to the paper's values, unless the data have nothing to do with it."""
+    omitted = ("bleu", "chrf") if "rouge1" in result.figures else ()
+    scores = {name: result.described[name] for name in FIGURES if name in result.figures and name not in omitted}
     speeds = _speeds(result)
-    heads = [
-        *(Head(name, score.label, score.better == "lower") for name, score in scores.items()),
-        Head("Docs/s"),
-        Head(paper.TITLES[_paper_data(plan)]),
-        *(Head(f"paper {name}", name) for name in ("R-1", "R-2", "R-L")),
-    ]
+    heads = [Head(name, score.label, score.better == "lower") for name, score in scores.items()]
+    heads.append(Head("Docs/s"))
+    if plan.paper_data is not None:
+        heads.append(Head(paper.TITLES[plan.paper_data]))
+        heads += [Head(f"paper {name}", name) for name in ("R-1", "R-2", "R-L")]
     rows = []
     for label, objective, printed in _layout(plan):
         indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
         cells = [_cell(result.figures[name], indices, score.decimals) for name, score in scores.items()]
-        speed = (
-            Cell(f"{speeds[objective]:.0f}", speeds[objective], note=f"×{speeds[objective] / speeds['ce']:.2f}")
-            if objective in speeds
-            else Cell("")
-        )
-        beside = [Cell("" if value is None else f"{value:.2f}", value) for value in printed]
-        rows.append(Row(objective, objective, [*cells, speed, Cell(label), *beside]))
+        speed = Cell(f"{speeds[objective]:.0f}", speeds[objective]) if objective in speeds else Cell("")
+        beside = [Cell(label), *(Cell("" if value is None else f"{value:.2f}", value) for value in printed)]
+        rows.append(Row(objective, objective, [*cells, speed, *(beside if plan.paper_data else [])]))
     return Table(heads, rows, intervals=True)
 
 
@@ -297,10 +333,10 @@ def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int
     return "\n\n".join(str(measurement(name, limit=limit, progress=progress)) for name in names)
 
 
-def cases(result: results.Result, texts: systems.Aligned, *, count: int = 3) -> str:
-    """The documents on which the systems differ most in ROUGE-2, with the reference and every system's summary."""
+def cases(result: results.Result, texts: systems.Aligned, figure: str, *, count: int = 3) -> str:
+    """The documents on which the systems differ most in one score, with the reference and every system's text."""
     trained = [system for system, run in enumerate(result.runs) if run is not None and not run.is_baseline]
-    scores = [result.documents[system]["rouge2"] for system in trained]
+    scores = [result.documents[system][figure] for system in trained]
     differences = [max(each) - min(each) for each in zip(*scores, strict=True)]
     lines = []
     for case in sorted(range(len(differences)), key=lambda case: -differences[case])[:count]:
@@ -326,7 +362,7 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
             for label, objective, printed in part_rows
         ]
     else:
-        theirs = paper.TABLE2[_paper_data(plan)]
+        theirs = paper.TABLE2[plan.paper_data or "xsum"]
         lines = [(row.label, row.objective, row.scores[:3]) for row in theirs if row.objective]
     known = [objective for _, objective, _ in lines]
     nothing = (None, None, None)
@@ -335,11 +371,6 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
         *(line for line in lines if line[1] in trained),
         *(("", objective, nothing) for objective in trained if objective not in known),
     ]
-
-
-def _paper_data(plan: Plan) -> str:
-    """The data set whose scores in the paper are shown: the plan's own, or else that of the ablation."""
-    return plan.data if plan.data in paper.TABLE2 and plan.table != "table3" else "cnn_dailymail"
 
 
 def _cell(figures: Sequence[Figure], indices: Sequence[int], decimals: int) -> Cell:
@@ -360,7 +391,7 @@ def _speeds(result: results.Result) -> dict[str, float]:
         speed = provenance.docs_per_second(run.folder) if run is not None and run.own else None
         if run is not None and speed is not None:
             each.setdefault(run.label, []).append(speed)
-    return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items() if "ce" in each}
+    return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items()}
 
 
 def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: bool = False) -> bool:
@@ -415,9 +446,11 @@ def _baseline_job(plan: Plan, baseline: str) -> predictions.Job:
     data = plan.trainings[0].settings.data
     same = [
         f"data.{name}={json.dumps(getattr(data, name), ensure_ascii=False)}"
-        for name in ("source", "target", "id", "on_bad_row")
+        for name in ("source", "target", "id", "source_language", "target_language", "on_bad_row")
     ]
-    return predictions.job(baseline, data=data.name, overrides=same, limit=plan.limit, batch_size=BATCH)
+    return predictions.job(
+        baseline, data=data.name, overrides=[*same, f"task={plan.task}"], limit=plan.limit, batch_size=BATCH
+    )
 
 
 def _write_predictions(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
@@ -458,5 +491,7 @@ def _folder(folder: Path, settings: recipe.Recipe, seed: int) -> Path:
 
 
 def _title(plan: Plan) -> str:
+    if plan.paper_data is None:
+        return f"Objectives compared on {plan.data}"
     what = {"table2": "Results (Table 2)", "table3": "Ablation (Table 3)", "cases": "Results and cases (Tables 4 to 6)"}
     return f"{what[plan.table]} on {plan.data}"

@@ -25,6 +25,7 @@ examples:
   ngramloss generate runs/demo-matches234
   ngramloss generate facebook/bart-large-cnn --data cnn_dailymail --preset cnndm --out bart-large
   ngramloss generate lead-3 --data newswire --out lead
+  ngramloss generate lead-3 --like runs/mine --out lead
   ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
   ngramloss generate runs/mine --engine ctranslate2-int8 --out fast
   ngramloss generate runs/mine --sample --num-return 8 --top-p 0.95 --seed 1 --out samples
@@ -42,6 +43,13 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     generate = verb(verbs, "generate", "write summaries or translations of a split", GENERATE, GENERATE_EXAMPLES)
     add_job(generate, "MODEL", split="test")
+    generate.set_defaults(split=None)  # with --like, that of the run
+    generate.add_argument(
+        "--like",
+        metavar="RUN",
+        help="read the documents of this run: its data set, columns and languages, and the split and the number of "
+        "documents of its predictions",
+    )
     generate.add_argument(
         "--num-return",
         type=int,
@@ -75,7 +83,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         help="a run's folder, a model's folder or hub id" + (", or a baseline" if model == "MODEL" else ""),
     )
     verb.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
-    verb.add_argument("--split", default=split, metavar="SPLIT", help="split to read (default: %(default)s)")
+    verb.add_argument("--split", default=split, metavar="SPLIT", help=f"split to read (default: {split})")
     verb.add_argument(
         "--preset",
         choices=["cnndm", "xsum", "translation", "brio-cnndm", "brio-xsum"],
@@ -119,7 +127,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
     verb.add_argument(
         "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
     )
-    verb.add_argument("--out", metavar="DIR", help="output folder (default: the run's folder)")
+    verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
     add_columns(verb, source="of the sources", target="of the targets")
     add_trust(verb)
 
@@ -169,6 +177,7 @@ def run(options: argparse.Namespace) -> int:
     work = predictions.job(
         options.model,
         data=options.data,
+        like=options.like,
         split=options.split,
         preset=options.preset,
         overrides=settings(options),

@@ -57,14 +57,26 @@ def recipe_settings(options: argparse.Namespace) -> list[str]:
 def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metrics: str) -> None:
     """Add the options of the commands that score, with the metrics that are computed unless others are chosen."""
     verb.add_argument(
-        "predictions", nargs="+", metavar="RUN_OR_FILE", help="one per system; the others are compared with the first"
+        "predictions",
+        nargs="*",
+        metavar="RUN_OR_FILE",
+        help="one per system, or FILE:COLUMN; the others are compared with the first",
+    )
+    verb.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME=FILES",
+        help="runs or files of one system that differ in their seed, such as 'ce=ce-*.jsonl'; its row has mean and "
+        "spread; repeatable; groups come before other systems",
     )
     verb.add_argument(
         "--references",
         action="append",
         default=[],
         metavar="FILE",
-        help="reference texts (default: those in the runs' folders); repeat it for several references of each document",
+        help="reference texts, FILE or FILE:COLUMN (default: those in the runs' folders); repeat it for several "
+        "references of each document",
     )
     verb.add_argument("--documents", metavar="FILE", help="source documents, for the metrics that read them")
     verb.add_argument("--prediction", metavar="COLUMN", default="", help="column of the predictions (default: found)")
@@ -124,10 +136,25 @@ def add_device(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--device", choices=["cpu", "cuda"], help="device to use (default: cuda if available)")
 
 
-def score_from_options(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
-    """Score the systems named on the command line; in a terminal, show what is being done."""
+def systems_given(options: argparse.Namespace) -> list[systems.Given]:
+    """The systems named on the command line, those of groups first.
+
+    A shell makes several words of ``--group ce={a,b}.jsonl``; those after the first belong to the group as well.
+    """
     from pathlib import Path
 
+    from ngramloss.scoring.systems import parse_file, parse_groups
+
+    names = {text.partition("=")[0].strip() for text in options.group}
+    more = [text for text in options.predictions if text.partition("=")[0] in names and not Path(text).exists()]
+    return [
+        *parse_groups([*options.group, *more]),
+        *(parse_file(text) for text in options.predictions if text not in more),
+    ]
+
+
+def score_from_options(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
+    """Score the systems named on the command line; in a terminal, show what is being done."""
     from ngramloss.metrics.registry import METRICS
     from ngramloss.scoring import audit, results, systems
     from ngramloss.scoring.texts import Named
@@ -141,12 +168,11 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
         METRICS.entry(name)  # an unknown metric is an error before any file is read
     limits = audit.limits(options.limits) if options.limits else None
     count = audit.counter(options.tokenizer) if options.tokenizer else None
-    documents = Path(options.documents) if options.documents else None
     named = Named(options.prediction, options.target, options.source, options.id)
     texts = systems.align(
-        [Path(path) for path in options.references],
-        [Path(path) for path in options.predictions],
-        documents,
+        [systems.parse_file(text) for text in options.references],
+        systems_given(options),
+        systems.parse_file(options.documents) if options.documents else None,
         named=named,
     )
     for warning in texts.warnings:
@@ -172,11 +198,9 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
 
 def _default_metrics(options: argparse.Namespace) -> str:
     """The metrics for the task of the runs; for a translation if any run is one."""
-    from pathlib import Path
-
     from ngramloss.scoring import provenance
 
-    tasks = {provenance.task(Path(path)) for path in options.predictions if Path(path).is_dir()}
+    tasks = {provenance.task(given.path) for given in systems_given(options) if given.path.is_dir()}
     metrics: dict[str, str] = options.metrics_by_task
     return metrics["translation" if "translation" in tasks else "summarisation"]
 

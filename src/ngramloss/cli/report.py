@@ -28,7 +28,7 @@ def add(verbs: Verbs) -> None:
     add_scoring(report, metrics="rouge,bleu,chrf,shape", translation_metrics="bleu,chrf,rouge,shape")
     report.add_argument("-o", "--out", default="report", metavar="DIR", help="output folder (default: %(default)s)")
     report.add_argument(
-        "--title", default="ngramloss report", metavar="TEXT", help="title of the page (default: %(default)s)"
+        "--title", default="", metavar="TEXT", help="title of the page (default: the systems and the data)"
     )
     report.set_defaults(run_verb=run)
 

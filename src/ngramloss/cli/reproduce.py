@@ -22,7 +22,8 @@ HTML page. Finished steps are not repeated; to continue after a stop, run the sa
 
   cnndm, xsum     BART-base; days of GPU time
   newswire        a small model that is trained first; minutes on two CPU cores
-  file or folder  your own data, with --model"""
+  file or folder  your own data, with --model: the same objectives, without the paper's values; for translations add
+                  --set task=translation"""
 
 REPRODUCE_EXAMPLES = """\
 examples:
@@ -74,7 +75,7 @@ def add(verbs: Verbs) -> None:
         "--metrics",
         default="",
         metavar="NAMES",
-        help="metrics to add to rouge, bleu, chrf and shape, separated by commas",
+        help="metrics to add to rouge, bleu, chrf and shape, separated by commas; translations have no rouge",
     )
     add_trust(parser)
     parser.set_defaults(run_verb=run)
@@ -121,10 +122,10 @@ def run(options: argparse.Namespace) -> int:
         )
     if done is None:
         return 130
-    print_result(f"{plan.note}\n{reproduce.differences_sentence(done.result)}\n")
+    print_result(f"{plan.note}\n{reproduce.differences_sentence(done.result, plan.figure)}\n")
     print_result(tabular.as_text(reproduce.table(done.result, plan)))
     if options.table == "cases":
-        print_result(reproduce.cases(done.result, done.texts))
+        print_result(reproduce.cases(done.result, done.texts, plan.figure))
     over_seeds = "standard deviation over seeds; for a single run, " if options.seeds > 1 else ""
     print_result(
         f"\n± {over_seeds}half of the 95% interval over test documents. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, verb
+from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, systems_given, verb
 from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
 
@@ -13,10 +13,14 @@ Score the summaries or translations of one or more systems against references, w
 each system with the first.
 
 A system is a run's folder after `ngramloss generate`, or a file of predictions. The scores of a run's documents are
-saved in its folder as scores.jsonl and reused. A file is JSONL with an id and a prediction in each line, or plain text
-with one text per line; both may be compressed (.gz, .xz). Files of references and documents are written likewise.
+saved in its folder as scores.jsonl and reused. A file is JSONL with an id and a prediction in each line, a JSON list,
+CSV, or plain text with one text per line; all may be compressed (.gz, .xz). Files of references and documents are
+written likewise.
 
-A system is named after its folder or file. Texts are matched by id; missing, extra or repeated ids are errors.
+FILE:COLUMN names the column to read, so that systems, references and documents may be in one file. --group makes one
+row of the runs or files that differ in their seed: mean, standard deviation and tests over seeds.
+
+A system is named after its folder, file or column. Texts are matched by id; missing, extra or repeated ids are errors.
 `ngramloss list metrics` describes all metrics and their options. If a metric lacks a model or a package, the others
 still run."""
 
@@ -31,8 +35,10 @@ examples, from the first line on:
   ngramloss score --references refs.jsonl a.jsonl b.jsonl --limits 5:62 --markdown
   ngramloss score --references refs.jsonl a.jsonl --set rouge.tokens=auto --latex
   ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large
+  ngramloss score --references refs.jsonl:reference --group 'ours=[ab].jsonl'
 runs, after ngramloss generate:
   ngramloss score runs/*
+  ngramloss score --group 'ce=runs/ce-*' --group 'matches=runs/matches2-*'
 """
 
 
@@ -51,8 +57,10 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.scoring import tables
+    from ngramloss.scoring.systems import parse_file
 
-    out = output_file(options.per_document, [*options.predictions, *options.references, options.documents])
+    others = [parse_file(text) for text in [*options.references, options.documents] if text]
+    out = output_file(options.per_document, [str(given.path) for given in [*systems_given(options), *others]])
     result, _ = score_from_options(options)
     if out is not None:
         tables.write_documents(result, out)

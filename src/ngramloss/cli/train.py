@@ -30,7 +30,9 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     train = verb(verbs, "train", "train a model, or continue a stopped run", TRAIN, TRAIN_EXAMPLES)
     train.add_argument("recipe", metavar="RECIPE", help="demo, newswire, cnndm, xsum, translation, or a TOML file")
-    train.add_argument("--run", metavar="DIR", help="the run's folder (default: runs/RECIPE-OBJECTIVE)")
+    train.add_argument(
+        "-o", "--out", "--run", dest="run", metavar="DIR", help="the run's folder (default: runs/RECIPE-OBJECTIVE)"
+    )
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")

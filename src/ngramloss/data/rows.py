@@ -157,7 +157,7 @@ def _json_line(text: str, path: Path, line: int) -> Row | BadRow:
 
 
 def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
-    """Read a list of objects, or one object per line."""
+    """Read a list of objects or of texts, or one object per line."""
     if not stream.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         yield from _json_lines(stream, path)
         return
@@ -169,8 +169,9 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
             f"{path} starts as a JSON list but cannot be read to its end: {error}. Fix it there, or write one object "
             "per line; then a bad row affects no other rows."
         ) from error
+    plain = all(isinstance(item, str) for _, item in items)
     for line, item in items:
-        yield _json_row(item, path, line)
+        yield Row(str(path), line, {LINE: item}) if plain else _json_row(item, path, line)
 
 
 def _list_items(text: str) -> Iterator[tuple[int, object]]:

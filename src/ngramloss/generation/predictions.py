@@ -128,7 +128,8 @@ def job(
     model: str,
     *,
     data: str | None = None,
-    split: str = "test",
+    like: str | None = None,
+    split: str | None = None,
     preset: str | None = None,
     overrides: Sequence[str] = (),
     limit: int = 0,
@@ -137,8 +138,13 @@ def job(
     sampling: Sampling = Sampling(),  # noqa: B008
     verb: str = "generate",
 ) -> Job:
-    """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings."""
+    """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings.
+
+    ``like`` is a run's folder: the same documents are read as by its own job. ``split`` is ``test`` by default.
+    """
     check_sampling(sampling)
+    if data is not None and like is not None:
+        raise UserError("choose the documents once: with --data, or with --like.")
     run = RunFolder(Path(model))
     own: Recipe | None = None
     if run.recipe.is_file():
@@ -151,8 +157,8 @@ def job(
     for setting in overrides:
         if not setting.startswith(("generation.", "data.", "task=")):
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
-    if data is None and own is None and preset is None:
-        raise UserError("choose the documents with --data, or a --preset.")
+    if data is None and like is None and own is None and preset is None:
+        raise UserError("choose the documents with --data, with --like RUN, or with a --preset.")
     if own is None:  # a model that was trained elsewhere does not expect separators before sentences
         task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
         base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])
@@ -165,6 +171,10 @@ def job(
         base = dataclasses.replace(base, generation=theirs)
     if data is not None:  # columns and a held-out part are of the run's own data
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
+    if like is not None:
+        base, of_run = _like(base, RunFolder(Path(like)))
+        split, limit = split or of_run.get("split"), limit or of_run.get("documents", 0)
+    split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
@@ -188,6 +198,21 @@ def job(
         sampling,
         settings.generation.precision,
     )
+
+
+OF_THE_MODEL = ("separator", "splitter", "prefix", "max_source", "max_target")
+"""Settings of the data that say how a model reads documents; the others say which documents there are."""
+
+
+def _like(base: Recipe, run: RunFolder) -> tuple[Recipe, dict[str, Any]]:
+    """The settings with the data and the task of a run, and what it recorded of its own predictions, if it has some."""
+    if not run.recipe.is_file():
+        raise MissingFileError(f"--like takes a run's folder, and {run.path} has no {run.recipe.name}.")
+    theirs = recipe.load(str(run.recipe), objective=False)
+    data = dataclasses.replace(theirs.data, **{name: getattr(base.data, name) for name in OF_THE_MODEL})
+    recorded = read_object(run.generation) if run.generation.is_file() else {}
+    same = recorded.get("data") == theirs.data.name  # otherwise its predictions are of other documents
+    return dataclasses.replace(base, data=data, task=theirs.task), recorded if same else {}
 
 
 def check_sampling(sampling: Sampling) -> None:

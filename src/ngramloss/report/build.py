@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from ngramloss import paper
@@ -23,15 +24,19 @@ from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import Figure
 from ngramloss.scoring.systems import Aligned
+from ngramloss.scoring.tables import seed_tests, untested
 from ngramloss.tabular import is_number
 from ngramloss.version import __version__
+
+SHOWN = 3
+"""Systems that a title names, at most."""
 
 
 def build_record(
     result: Result,
     texts: Aligned,
     *,
-    title: str = "ngramloss report",
+    title: str = "",
     notes: Sequence[str] = (),
     deviations: Sequence[str] = (),
     paper_of: str | None = None,
@@ -41,31 +46,36 @@ def build_record(
     Args:
         result: of scoring the texts.
         texts: references, documents and the systems' texts.
-        title: of the page.
+        title: of the page; by default the systems and the data.
         notes: what a reader should know first.
         deviations: where this departs from the paper.
         paper_of: data set whose rows of the paper stand below; by default the runs' own, where the paper has it. For
             other data there are only the rows of objectives that were trained here.
     """
     labels = _labels(result)
+    groups = _groups(result)
     known = {run.generation["data"] for run in result.runs if run is not None and "data" in run.generation}
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
-        title=title,
+        title=title or _title(result, groups),
         notes=list(notes) or [_first_note(result)],
         version=__version__,
         made=date.today().isoformat(),
         task=_task(result),
         scores=_scores(result),
-        systems=[_system(result, index, label) for index, label in enumerate(labels)],
-        seeds=[_seed_group(seeds) for seeds in result.seeds],
+        systems=[
+            dataclasses.replace(_system(result, index, label), group=groups[index])
+            for index, label in enumerate(labels)
+        ],
+        seeds=[_seed_group(seeds) for seeds in _shown_seeds(result)],
+        seed_notes=_seed_notes(result),
         signatures=result.signatures,
         absent=result.absent,
         metric_notes=result.notes,
         deviations=list(deviations),
         paper=_paper(beside, result, whole=beside in known) if beside else None,
-        training=_training(result, labels),
-        ablations=_ablations(result),
+        training=_training(result, labels, groups),
+        ablations=_ablations(result, beside),
         cases=_cases(result, texts),
     )
 
@@ -100,10 +110,52 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
     return found
 
 
+def _shown_seeds(result: Result) -> list[Seeds]:
+    """The rows over seeds: those of several runs, and of one run if there are groups, but no baselines of one run."""
+    baselines = [name for name, run in zip(result.names, result.runs, strict=True) if run and run.is_baseline]
+    return [
+        seeds
+        for seeds in result.seeds
+        if len(seeds.names) > 1 or (result.groups and not set(seeds.names) <= set(baselines))
+    ]
+
+
+def _groups(result: Result) -> list[str]:
+    """For each system the label of its row over seeds; empty for a system without."""
+    labels = dict.fromkeys(result.names, "")
+    labels |= {name: seeds.label for seeds in _shown_seeds(result) for name in seeds.names}
+    return [labels[name] for name in result.names]
+
+
+def _title(result: Result, groups: Sequence[str]) -> str:
+    """The systems, baselines left out unless there is nothing else, and the data as far as they are known."""
+    known = [
+        group or (run.label if run else name)
+        for name, run, group in zip(result.names, result.runs, groups, strict=True)
+    ]
+    trained = [label for label, run in zip(known, result.runs, strict=True) if run is None or not run.is_baseline]
+    systems = list(dict.fromkeys(trained or known))
+    data = {Path(str(run.generation["data"])).name for run in result.runs if run and "data" in run.generation}
+    shown = f"{', '.join(systems[:-1])} and {systems[-1]}" if 1 < len(systems) <= SHOWN else systems[0]
+    shown = shown if len(systems) <= SHOWN else f"{len(systems)} systems"
+    return shown + (f" on {' and '.join(sorted(data))}" if data else "")
+
+
+def _seed_notes(result: Result) -> list[str]:
+    if len(result.seeds) < 2:
+        return []
+    tested, single = seed_tests(result.seeds), untested(result.seeds)
+    return [*([f"* and **: {tested}."] if tested else []), *([f"{single}."] if single else [])]
+
+
 def _first_note(result: Result) -> str:
-    systems = "system" if len(result.names) == 1 else "systems"
-    sources = WORDS[_task(result)].sources
-    return f"{len(result.names)} {systems} on {len(result.ids):,} {sources}; differences are to {result.names[0]}."
+    count = len(result.names)
+    systems = "1 system" if count == 1 else f"{count} systems"
+    first = result.names[0]
+    if result.seeds:
+        rows = count + sum(1 - len(seeds.names) for seeds in result.seeds)
+        systems, first = f"{rows} {'system' if rows == 1 else 'systems'}, {count} runs,", result.seeds[0].label
+    return f"{systems} on {len(result.ids):,} {WORDS[_task(result)].sources}; differences are to {first}."
 
 
 def _task(result: Result) -> str:
@@ -219,16 +271,23 @@ def _objectives(result: Result) -> dict[str, list[int]]:
     return systems
 
 
-def _training(result: Result, labels: Sequence[str]) -> list[TrainingLog]:
-    logs = [
-        (label, provenance.log(run.folder) if run and run.own else [])
-        for label, run in zip(labels, result.runs, strict=True)
-    ]
-    return [TrainingLog(label, curves(rows)) for label, rows in logs if rows]
+def _training(result: Result, labels: Sequence[str], groups: Sequence[str]) -> list[TrainingLog]:
+    logs = []
+    for label, group, run in zip(labels, groups, result.runs, strict=True):
+        rows = provenance.log(run.folder) if run and run.own else []
+        if run and rows:
+            objective = run.label if run.recipe else ""
+            logs.append(TrainingLog(label, curves(rows), group, objective))
+    return logs
 
 
-def _ablations(result: Result) -> list[record.Ablation]:
-    """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy."""
+def _ablations(result: Result, beside: str | None) -> list[record.Ablation]:
+    """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy.
+
+    The paper's values and its other rows, which are of CNN/DailyMail, stand beside its own data, or where they are
+    asked for.
+    """
+    nothing = dict.fromkeys(result.figures)
     trained, names = _objectives(result), paper.figures("cnn_dailymail")[:3]
     means: dict[str, dict[str, float | None]] = dict.fromkeys(paper.objectives("table3"), dict.fromkeys(result.figures))
     means |= {objective: _means(result, systems) for objective, systems in trained.items()}
@@ -237,9 +296,12 @@ def _ablations(result: Result) -> list[record.Ablation]:
             title,
             [
                 record.AblationRow(
-                    "ce" if objective == "ce" else label, means[objective], _printed(result, names, printed)
+                    "ce" if objective == "ce" else label,
+                    means[objective],
+                    _printed(result, names, printed) if beside else nothing,
                 )
                 for label, objective, printed in rows
+                if beside or objective in trained
             ],
         )
         for title, rows in paper.TABLE3.items()

@@ -523,7 +523,7 @@ async function startCases() {
   addEventListener("resize", listRows);
   at("previous").addEventListener("click", () => step(-1));
   at("next").addEventListener("click", () => step(1));
-  at("link").addEventListener("click", () => copy(location.href.split("#")[0] + link(), "Link"));
+  at("link").addEventListener("click", () => copy(location.href.split("#")[0] + link(), "Link", document.querySelector("#case .bar")));
   for (const kind of ["pointerover", "focusin"]) at("texts").addEventListener(kind, (event) => {
     const grams = event.target.grams || (event.target.matches("mark") ? [...event.target.children].flatMap((span) => span.grams) : []);
     light(grams);

@@ -1,4 +1,4 @@
-"""training logs and ablations of a report → drawings whose colours follow the page's theme."""
+"""results, training logs and ablations of a report → drawings whose colours follow the page's theme."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from ngramloss.metrics.registry import Score
 from ngramloss.objectives.registry import OBJECTIVES
 from ngramloss.report.record import Ablation, Report, TrainingLog
+from ngramloss.report.tables import quality_and_description
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,8 @@ COLOURS = 7
 """Series colours that the style sheet has; an eighth run takes the first again, dotted."""
 SHOWN = 4
 """Scores of an ablation that are drawn, at most."""
+LABEL = 30
+"""Characters of a label in a drawing, at most."""
 POINTS = 300
 """Points of a curve, at most: every k-th and the last."""
 
@@ -59,13 +62,26 @@ _CLOCKS = ("runtime", "generation_runtime", "samples_per_second", "steps_per_sec
 
 
 class Series(NamedTuple):
-    """One curve of one run."""
+    """One curve: of one run, or the mean of a group of runs with its lowest and highest values."""
 
     run: int
+    """The place of the run or group in ``run_groups``."""
     part: str
     dashed: bool
     x: list[float]
     y: list[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+class Estimate(NamedTuple):
+    """A score of one row of the results with its 95% interval, and those of its runs if it is their mean."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    runs: list[float]
 
 
 class Panel(NamedTuple):
@@ -89,8 +105,15 @@ class Panel(NamedTuple):
 
 
 class Drawings(NamedTuple):
-    """All drawings of a report: the training's panels, and one for each part of the ablation, empty without values."""
+    """All drawings of a report.
 
+    Attributes:
+        results: score → its values with intervals; empty with fewer than two rows to compare.
+        training: the training's panels.
+        ablations: one for each part of the ablation, empty without values.
+    """
+
+    results: dict[str, str]
     training: list[Panel]
     ablations: list[str]
 
@@ -98,16 +121,104 @@ class Drawings(NamedTuple):
 def draw(report: Report) -> Drawings:
     """Draw everything that the record has to draw."""
     return Drawings(
+        draw_results(report),
         draw_training(report.training),
         [draw_ablation(part, report.scores, f"a{index}") for index, part in enumerate(report.ablations)],
     )
 
 
+def draw_results(report: Report) -> dict[str, str]:
+    """A dot and an interval for each system, of each score that ranks systems."""
+    drawings: dict[str, str] = {}
+    for score in quality_and_description(report)[0]:
+        rows = estimates(report, score)
+        if len(rows) > 1:
+            drawings[score] = _draw_estimates(rows, f"r{len(drawings)}")
+    return drawings
+
+
+def estimates(report: Report, score: str) -> list[Estimate]:
+    """The rows that are drawn: means over seeds, then systems on their own. Baselines only if there is nothing else."""
+    rows: list[tuple[str, float | None, float | None, float | None, list[float]]] = []
+    for group in report.seeds:
+        over = group.values[score]
+        known = [system.values[score].value for system in report.systems if system.name in group.runs]
+        rows.append((group.label, over.mean, over.low, over.high, [value for value in known if value is not None]))
+    grouped = {name for group in report.seeds for name in group.runs}
+    alone = [system for system in report.systems if system.name not in grouped and not system.is_baseline]
+    for system in alone or ([] if rows else report.systems):
+        one = system.values[score]
+        rows.append((system.label, one.value, one.low, one.high, []))
+    return [Estimate(label, value, low, high, runs) for label, value, low, high, runs in rows if value is not None]
+
+
+def _draw_estimates(rows: Sequence[Estimate], name: str) -> str:
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = _figure(3.6, 0.4 + 0.2 * len(rows))
+        ax = figure.subplots()
+        ax.axvline(rows[0].value, color=_LINE, linewidth=0.8, linestyle="--")
+        for place, row in enumerate(rows):
+            if row.low is not None and row.high is not None:
+                ax.plot([row.low, row.high], [place, place], color=_colour(0), linewidth=1.4, solid_capstyle="round")
+            ax.scatter(row.runs, [place] * len(row.runs), s=7, color=_INK, alpha=0.55, linewidths=0, zorder=3)
+            ax.scatter([row.value], [place], s=22, color=_colour(0), linewidths=0, zorder=4)
+        ax.set_yticks(range(len(rows)))
+        ax.set_yticklabels([_shortened(row.label) for row in rows], parse_math=False)
+        ax.set_ylim(len(rows) - 0.5, -0.5)
+        _round_ticks(ax, "x")
+        ax.grid(visible=False, axis="y")
+        ax.margins(x=0.06)
+        ax.spines["left"].set_visible(False)
+        figure.set_layout_engine("constrained")
+        return _markup(figure, name)
+
+
+def _shortened(label: str) -> str:
+    plain = _drawable(label)
+    return plain if len(plain) <= LABEL else plain[: LABEL - 1] + "…"
+
+
+def _round_ticks(ax: Axes, axis: Literal["x", "y"], *, whole: bool = False) -> None:
+    """Few ticks, at multiples of 1, 2 or 5 times a power of ten, each written in full."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    drawn = ax.xaxis if axis == "x" else ax.yaxis
+    drawn.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=whole))
+    drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+
+
+def run_groups(logs: Sequence[TrainingLog]) -> list[tuple[str, list[TrainingLog]]]:
+    """What is drawn in one colour: the trainings of a group, or one on its own."""
+    groups: dict[tuple[str, str], list[TrainingLog]] = {}
+    for index, log in enumerate(logs):
+        groups.setdefault(("group", log.group) if log.group else (str(index), log.label), []).append(log)
+    return [(label, members) for (_, label), members in groups.items()]
+
+
 def draw_training(logs: Sequence[TrainingLog]) -> list[Panel]:
-    """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each."""
+    """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each.
+
+    Joint losses of different objectives are different quantities, so each objective has a panel of its own, behind all
+    others. An objective of one term has none: the term has one.
+    """
     panels: list[Panel] = []
-    for title, parts in _subjects(logs):
-        series = [curve for index, log in enumerate(logs) for curve in _series(index, log, parts)]
+    groups, objectives = run_groups(logs), list(dict.fromkeys(log.objective for log in logs))
+    joint, *subjects = _subjects(logs)
+    terms = {name for log in logs for name in log.curves}
+    drawn = [(joint, logs)] if len(objectives) == 1 else []
+    drawn += [(subject, logs) for subject in subjects]
+    for objective in objectives if len(objectives) > 1 else []:
+        if objective not in terms:
+            name = f"joint loss of {objective}" if objective else joint[0]
+            drawn.append(((name, joint[1]), [log for log in logs if log.objective == objective]))
+    for (title, parts), of in drawn:
+        series = [
+            curve
+            for index, (_, members) in enumerate(groups)
+            for curve in _series(index, [log for log in members if any(log is other for other in of)], parts)
+        ]
         if series:
             panels.append(_panel(title, series, f"t{len(panels)}"))
     return panels
@@ -165,7 +276,7 @@ def _draw_gains(ax: Axes, gains: Mapping[bool, Sequence[tuple[float, int]]], tit
     ax.axvline(0, color=_INK, linewidth=0.8)
     ax.set_title(_drawable(title), fontsize=8, parse_math=False)
     ax.set_ylim(rows - 0.5, -0.5)
-    ax.locator_params(axis="x", nbins=3)
+    _round_ticks(ax, "x")
     ax.margins(x=0.15)
     ax.spines["left"].set_visible(False)
 
@@ -192,14 +303,18 @@ def _is_term(name: str) -> bool:
     return bool(_TERM.fullmatch(name)) or name.partition(":")[0] in OBJECTIVES
 
 
-def _series(run: int, log: TrainingLog, parts: Mapping[str, str]) -> Iterator[Series]:
+def _series(run: int, logs: Sequence[TrainingLog], parts: Mapping[str, str]) -> Iterator[Series]:
     for index, (name, part) in enumerate(parts.items()):
-        points = _thin(log.curves[name]) if name in log.curves else []
+        runs = [dict(log.curves[name]) for log in logs if name in log.curves]
+        steps = [step for step in runs[0] if all(step in values for values in runs)] if runs else []
+        points = _thin([(step, [values[step] for values in runs]) for step in steps])
         if points:
-            yield Series(run, part, index == 1, [x for x, _ in points], [float(f"{y:.4g}") for _, y in points])
+            mean = [float(f"{sum(values) / len(values):.4g}") for _, values in points]
+            band = [[pick(values) for _, values in points] for pick in (min, max)] if len(runs) > 1 else [[], []]
+            yield Series(run, part, index == 1, [step for step, _ in points], mean, *band)
 
 
-def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thin(points: Sequence[tuple[float, list[float]]]) -> list[tuple[float, list[float]]]:
     stride = -(-len(points) // POINTS)
     return [*points[:: stride or 1], *(points[-1:] if stride > 1 and (len(points) - 1) % stride else [])]
 
@@ -212,7 +327,8 @@ def _panel(title: str, series: list[Series], name: str) -> Panel:
         ax = figure.add_axes((0.125, 0.12, 0.855, 0.84))
         for curve in series:
             _draw(ax, curve)
-        ax.locator_params(axis="both", nbins=5)
+        _round_ticks(ax, "x", whole=True)
+        _round_ticks(ax, "y")
         ax.grid(visible=False, axis="x")
         ax.margins(x=0.01)
         low, high = ax.get_xlim()
@@ -224,6 +340,9 @@ def _panel(title: str, series: list[Series], name: str) -> Panel:
 
 def _draw(ax: Axes, curve: Series) -> None:
     style = ":" if curve.run >= COLOURS else "--" if curve.dashed else "-"
+    if len(curve.x) > 1 and curve.low:
+        band = ax.fill_between(curve.x, curve.low, curve.high, color=_colour(curve.run), alpha=0.18, linewidth=0)
+        band.set_gid(f"run-{curve.run}-band")
     (line,) = ax.plot(curve.x, curve.y, style, color=_colour(curve.run))
     # A few validations stand out; many would be a ribbon.
     if len(curve.x) == 1 or (curve.dashed and len(curve.x) <= 30):

@@ -65,7 +65,9 @@ function fill(select, options, chosen) {
   select.title = select.selectedOptions[0]?.textContent ?? "";   // a closed box may be too narrow for a name
 }
 
-async function copy(text, what) {
+/** Copy a text; what is said of it, or the text itself where the clipboard is refused, stands below an element. */
+async function copy(text, what, above) {
+  above.after(at("copied"), at("copy-text"));
   try {
     await navigator.clipboard.writeText(text);
     at("copied").textContent = `${what} copied.`;
@@ -135,6 +137,8 @@ let first = "";   // the score that the reader has put first, if any
 function putFirst(name) {
   first = name;
   at("first").value = name;
+  const drawings = [...document.querySelectorAll("[data-estimates]")];
+  if (drawings.some((one) => one.dataset.estimates === name)) for (const one of drawings) one.hidden = one.dataset.estimates !== name;
   tablesInOrder.forEach((order) => order(name));
   document.dispatchEvent(new Event("first"));
 }
@@ -160,7 +164,7 @@ function startTools() {
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
     const form = facts.copies[first][button.dataset.copy];
     const lines = [...document.querySelector(".systems").rows].map((row) => form.rows[row.dataset.place]);
-    copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent);
+    copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent, button.closest(".head"));
   });
 }
 
@@ -171,5 +175,5 @@ const tablesInOrder = [...document.querySelectorAll(".ordered")].map(startOrder)
 if (at("first")) at("first").addEventListener("change", () => putFirst(at("first").value));
 startTools();
 for (const button of document.querySelectorAll("[data-copy-text]")) {
-  button.addEventListener("click", () => copy(button.dataset.copyText, "Signature"));
+  button.addEventListener("click", () => copy(button.dataset.copyText, "Signature", button.closest("div")));
 }

@@ -98,12 +98,15 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
     return {
         "report": report,
         "panels": drawings.training,
+        "results": drawings.results,
+        "runs": charts.run_groups(report.training),
+        "by_seeds": tables.by_seeds(report),
         "colours": charts.COLOURS,
         "ablations": list(zip(ablations, drawings.ablations, strict=True)),
         "table": tables.results(report, quality),
         "seeds": tables.seeds(report, quality),
         "marked": tables.marked(report),
-        "description": tables.results(report, description, speed=False, paper=False) if description else None,
+        "description": tables.description(report, description) if description else None,
         "comparisons": tables.comparisons(report),
         "settings": tables.settings(report.systems),
         "randomised": any(test is not None and test.p_randomisation is not None for test in tests),
@@ -169,13 +172,16 @@ def _case_scores(cases: Cases) -> list[tuple[str, Score, Sequence[Sequence[float
 
 
 def _pair(systems: Sequence[System]) -> list[int]:
-    """The two systems that are compared at first: those first given that are no baselines."""
+    """The two systems that are compared at first: the first that are no baselines, of two groups if possible."""
     order = sorted(range(len(systems)), key=lambda index: systems[index].is_baseline)
-    return [*order[:2], *order[:1], 0][:2]
+    kinds = [system.group or system.objective or system.name for system in systems]
+    others = sorted(order[1:], key=lambda index: kinds[index] == kinds[order[0]] or systems[index].is_baseline)
+    return [*order[:1], *others[:1], *order[:1], 0][:2]
 
 
 def _panel_facts(panel: charts.Panel) -> dict[str, Any]:
-    return {"box": panel.box, "steps": panel.steps, "series": [curve._asdict() for curve in panel.series]}
+    series = [{"run": curve.run, "part": curve.part, "x": curve.x, "y": curve.y} for curve in panel.series]
+    return {"box": panel.box, "steps": panel.steps, "series": series}
 
 
 def _sound(text: str) -> str:

@@ -65,6 +65,8 @@ class System:
     is_baseline: bool = False
     objective: str | None = None
     """None where the system was not trained, or the report does not know with what."""
+    group: str = ""
+    """The label of the runs that differ in their seed alone, of which this is one; empty for a system on its own."""
     docs_per_second: float | None = None
     """In training."""
     most_tokens: int | None = None
@@ -134,6 +136,10 @@ class TrainingLog:
 
     label: str
     curves: Mapping[str, Sequence[tuple[float, float]]]
+    group: str = ""
+    """Trainings of one group are drawn as their mean and a band; empty for one on its own."""
+    objective: str = ""
+    """Joint losses of different objectives are not drawn on one axis."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,8 @@ class Report:
     systems: Sequence[System] = ()
     seeds: Sequence[SeedGroup] = ()
     """Systems with several runs."""
+    seed_notes: Sequence[str] = ()
+    """What the tests over seeds compare, and which systems have none."""
     signatures: Mapping[str, str] = field(default_factory=dict)
     """By metric."""
     absent: Mapping[str, str] = field(default_factory=dict)

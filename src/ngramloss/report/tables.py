@@ -15,7 +15,7 @@ _SPEED = Head(
     "docs_per_second",
     "Docs/s",
     tested=False,
-    help="Documents a second in training; in brackets the ratio to the first system that is no baseline",
+    help="Documents a second as this training ran. Trainings ran at different times: only ngramloss bench compares",
 )
 
 
@@ -57,11 +57,12 @@ def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: 
     """The table of these scores, with the speed of training and the paper's rows where there are some."""
     scores = {name: report.scores[name] for name in names}
     systems = [system for system in report.systems if not system.is_baseline]
-    base = systems[0].docs_per_second if systems else None
+    baselines = [system for system in report.systems if system.is_baseline]
     printed = report.paper.rows if report.paper and paper else []
+    rows = _with_best([_row(system, scores) for system in [*baselines, *systems]], scores.values())
     groups = [
-        [_row(system, scores, base) for system in report.systems if system.is_baseline],
-        _with_best([_row(system, scores, base) for system in systems], scores.values()),
+        rows[: len(baselines)],
+        rows[len(baselines) :],
         _with_best([_paper_row(row, scores) for row in printed], scores.values()),
     ]
     heads = _heads(scores)
@@ -73,17 +74,29 @@ def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: 
 
 
 def copies(report: Report, first: str = "") -> dict[str, Parts]:
-    """The table in each form, in parts: the page joins them in the order in which the reader has sorted the systems.
+    """The main table in each form, in parts: the page joins them in the order in which the reader has sorted it.
 
     CSV has the descriptive scores too. ``first`` is the column that the reader has put first.
     """
     names, _ = quality_and_description(report)
-    shown = _with_first(results(report, names), first)
+    main = seeds if by_seeds(report) else results
+    shown = _with_first(main(report, names), first)
     return {
         "latex": tabular.as_latex(shown),
         "markdown": tabular.as_markdown(shown),
-        "csv": tabular.as_csv(_with_first(results(report, list(report.scores)), first)),
+        "csv": tabular.as_csv(_with_first(main(report, list(report.scores)), first)),
     }
+
+
+def description(report: Report, names: Sequence[str]) -> Table:
+    """The table of scores that only describe texts, with the rows of the main table."""
+    return seeds(report, names) if by_seeds(report) else results(report, names, speed=False, paper=False)
+
+
+def by_seeds(report: Report) -> bool:
+    """Whether the main table has a row for several runs: if every trained system has several."""
+    trained = [system for system in report.systems if not system.is_baseline]
+    return bool(report.seeds) and all(system.group for system in trained)
 
 
 def _with_first(table: Table, name: str) -> Table:
@@ -137,20 +150,35 @@ def marked(report: Report) -> list[tuple[str, str]]:
 
 
 def seeds(report: Report, names: Sequence[str]) -> Table:
-    """Means over seeds, a row for each system; its name lists the runs."""
+    """Means over seeds, a row for each system; its name lists the runs. Baselines have one run."""
     scores = {name: report.scores[name] for name in names}
+    baselines = [
+        Row(
+            system.name,
+            system.label,
+            [
+                Cell("1", 1),
+                *(_seed_cell(SeedValue(system.values[name].value), score.decimals) for name, score in scores.items()),
+            ],
+            "baseline",
+        )
+        for system in report.systems
+        if system.is_baseline and not system.group
+    ]
     rows = [
         Row(
             ", ".join(group.runs),
             group.label,
             [
-                Cell(str(len(group.runs))),
+                Cell(str(len(group.runs)), len(group.runs)),
                 *(_seed_cell(group.values[name], score.decimals) for name, score in scores.items()),
             ],
         )
         for group in report.seeds
     ]
-    return Table([Head("seeds", "Seeds", tested=False), *_heads(scores)], rows)
+    best = _with_best([*baselines, *rows], [Score("Seeds", better="neither"), *scores.values()])
+    count = len(baselines)
+    return Table([Head("seeds", "Seeds", tested=False), *_heads(scores)], best[count:], best[:count])
 
 
 def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
@@ -195,11 +223,10 @@ def _head(name: str, score: Score) -> Head:
     return Head(name, score.label, score.better == "lower", help=score.help)
 
 
-def _row(system: System, scores: Mapping[str, Score], base: float | None) -> Row:
-    """The scores of a system, and last its speed with the ratio to the first."""
+def _row(system: System, scores: Mapping[str, Score]) -> Row:
+    """The scores of a system, and last its speed."""
     cells = [_cell(system.values[name], score) for name, score in scores.items()]
-    ratio = system.docs_per_second / base if system.docs_per_second is not None and base else None
-    cells.append(_speed_cell(system.docs_per_second, ratio))
+    cells.append(_speed_cell(system.docs_per_second, None))
     return Row(system.name, system.label, cells, "baseline" if system.is_baseline else "system")
 
 

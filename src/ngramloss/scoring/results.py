@@ -24,17 +24,23 @@ class Seeds(NamedTuple):
     """The runs of one system that differ only in the seed.
 
     Attributes:
-        label: the label of the system.
+        label: the label of the system, or the name of the group.
         names: the names of its runs.
-        spread: score → mean, standard deviation and 95% interval over the runs.
+        spread: score → mean, standard deviation and 95% interval over the runs; of one run only the mean.
         against_first: score → difference to the first system's mean, its interval, p, and p corrected for the number of
-            systems; empty for the first system.
+            systems; empty for the first system. Without a test all but the difference are NaN.
+        test: how its runs are compared with those of the first, one of ``BY_SEED``, ``BY_ORDER`` and ``UNPAIRED``;
+            empty for the first, and if one of the two has a single run.
     """
 
     label: str
     names: list[str]
     spread: dict[str, dict[str, float]]
     against_first: dict[str, dict[str, float]]
+    test: str = ""
+
+
+BY_SEED, BY_ORDER, UNPAIRED = "paired by seed", "paired in the order given", "not paired (Welch)"
 
 
 class Result(NamedTuple):
@@ -55,6 +61,7 @@ class Result(NamedTuple):
         metric_of: name of a score → the metric that returned it.
         notes: metric → sentences about texts that its options do not read well.
         cut_off: for each system, its texts with the most tokens allowed.
+        groups: the group of each system, empty for a system on its own; empty if there are no groups.
     """
 
     names: list[str]
@@ -71,6 +78,7 @@ class Result(NamedTuple):
     metric_of: dict[str, str]
     notes: dict[str, list[str]]
     cut_off: Sequence[CutOff] = ()
+    groups: Sequence[str] = ()
 
     @property
     def described(self) -> dict[str, Score]:
@@ -168,7 +176,8 @@ def score_systems(
     result = result._replace(
         absent=absent,
         audit=audit,
-        seeds=_over_seeds(result),
+        seeds=_over_seeds(result, texts.groups),
+        groups=texts.groups,
         notes=notes,
         cut_off=[cut_off(*known) for known in lengths],
     )
@@ -256,32 +265,75 @@ def _lengths(
     return lengths, limits
 
 
-def _over_seeds(result: Result) -> list[Seeds]:
-    """Group runs that differ only in the seed, and compute mean and spread of their scores."""
+def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
+    """Mean and spread over the runs of each group, and tests against the first group.
+
+    Without groups, runs that differ only in the seed are a group, and other systems are left out. With groups, each
+    other system is a row of its own.
+    """
+    members = _groups(result, groups) if groups else _kinds(result)
+    rows: list[Seeds] = []
+    for label, systems in members:
+        runs = {name: [scores[system].value for system in systems] for name, scores in result.figures.items()}
+        spread = {name: significance.over_seeds(values) for name, values in runs.items()}
+        names = [result.names[system] for system in systems]
+        if not rows:
+            rows.append(Seeds(label, names, spread, {}))
+            continue
+        first = members[0][1]
+        test, keys, first_keys = _pairing(result, systems, first)
+        against = {
+            name: significance.between_seeds(
+                dict(zip(keys, values, strict=True)),
+                dict(zip(first_keys, (result.figures[name][system].value for system in first), strict=True)),
+            )
+            for name, values in runs.items()
+        }
+        rows.append(Seeds(label, names, spread, against, test))
+    for name in result.figures:
+        # Scores that do not vary over seeds have no p, and count as a comparison; rows without a test do not.
+        chances = [
+            1.0 if row.test and isnan(row.against_first[name]["p"]) else row.against_first[name]["p"]
+            for row in rows[1:]
+        ]
+        for row, chance in zip(rows[1:], significance.holm(chances), strict=True):
+            row.against_first[name]["p_holm"] = chance
+    return rows
+
+
+def _groups(result: Result, groups: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """The name and the systems of each group; a system without a group is one by itself."""
+    members: dict[str, list[int]] = {}
+    for system, group in enumerate(groups):
+        members.setdefault(group or result.names[system], []).append(system)
+    return list(members.items())
+
+
+def _kinds(result: Result) -> list[tuple[str, list[int]]]:
+    """The label and the systems of all settings that several runs share, each with another seed."""
     kinds: dict[str, list[int]] = {}
+    labels: dict[str, str] = {}
     for system, run in enumerate(result.runs):
         if run is not None and run.kind:
             kinds.setdefault(run.kind, []).append(system)
-    groups: list[Seeds] = []
-    first: dict[str, dict[int, float]] = {}
-    for systems in kinds.values():
-        each = {
-            name: {_seed(result, system): scores[system].value for system in systems}
-            for name, scores in result.figures.items()
-        }
-        if len(systems) < 2 or any(len(values) < len(systems) for values in each.values()):
-            continue  # only one run, or two runs with the same seed
-        spread = {name: significance.over_seeds(list(values.values())) for name, values in each.items()}
-        against = {name: significance.between_seeds(values, first[name]) for name, values in each.items() if first}
-        first = first or each
-        label = next(run.label for run in (result.runs[system] for system in systems) if run is not None)
-        groups.append(Seeds(label, [result.names[system] for system in systems], spread, against))
-    for name in result.figures:
-        others = [group.against_first[name] for group in groups[1:]]
-        chances = [1.0 if isnan(test["p"]) else test["p"] for test in others]  # NaN: scores do not vary over seeds
-        for test, chance in zip(others, significance.holm(chances), strict=True):
-            test["p_holm"] = chance
-    return groups
+            labels.setdefault(run.kind, run.label)
+    return [
+        (labels[kind], systems)
+        for kind, systems in kinds.items()
+        if len(systems) > 1 and len({_seed(result, system) for system in systems}) == len(systems)
+    ]
+
+
+def _pairing(result: Result, systems: Sequence[int], first: Sequence[int]) -> tuple[str, Sequence[int], Sequence[int]]:
+    """How two groups are compared, and a key for each of their runs: those with equal keys are a pair."""
+    seeds, first_seeds = ([_seed(result, system) for system in group] for group in (systems, first))
+    known = all(-1 not in keys and len(set(keys)) == len(keys) for keys in (seeds, first_seeds))
+    keys: tuple[Sequence[int], Sequence[int]]
+    keys = (seeds, first_seeds) if known else (range(len(systems)), range(len(first)))
+    if min(map(len, keys)) < 2:
+        return "", *keys
+    paired = BY_SEED if known else BY_ORDER
+    return paired if set(keys[0]) == set(keys[1]) else UNPAIRED, *keys
 
 
 def _seed(result: Result, system: int) -> int:

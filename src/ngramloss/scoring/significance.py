@@ -19,6 +19,8 @@ SAMPLES = 1000
 SHUFFLES = 10_000
 SEED = 12345
 _CHUNK = 250
+_CELLS = 10_000_000
+"""Numbers in a block of samples, at most: 80 MB. Up to 40,000 documents a block is a whole chunk."""
 _SLACK = 1e-9
 """Differences smaller than this are rounding errors and count as ties."""
 
@@ -180,15 +182,17 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no score."""
+    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no score.
+
+    A single run has a mean alone; all else is NaN.
+    """
     import statistics
 
     from scipy.stats import t
 
-    if len(values) < 2:
-        raise ValueError(f"a spread over seeds needs two runs or more, got {len(values)}.")
-    if not all(map(isfinite, values)):
-        return dict.fromkeys(("mean", "spread", "low", "high"), nan)
+    if len(values) < 2 or not all(map(isfinite, values)):
+        nothing = dict.fromkeys(("mean", "spread", "low", "high"), nan)
+        return nothing | ({"mean": values[0]} if len(values) == 1 else {})
     mean, spread = statistics.mean(values), statistics.stdev(values)
     half = float(t.ppf(0.975, len(values) - 1)) * spread / len(values) ** 0.5
     return {"mean": mean, "spread": spread, "low": mean - half, "high": mean + half}
@@ -198,7 +202,7 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
     """Difference of two systems' means over seeds, its 95% interval and p (Student's t).
 
     The test is paired if both systems have the same seeds, otherwise Welch's. If scores do not vary over seeds, p is
-    NaN.
+    NaN. If a system has one run, there is no test, and all but the difference are NaN.
 
     Args:
         values: seed → score.
@@ -206,9 +210,9 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
     """
     from scipy.stats import ttest_ind, ttest_rel
 
-    if min(len(values), len(first)) < 2:
-        raise ValueError(f"a comparison over seeds needs two runs of each, got {len(values)} and {len(first)}.")
     difference = sum(values.values()) / len(values) - sum(first.values()) / len(first)
+    if min(len(values), len(first)) < 2:
+        return {"difference": difference, "low": nan, "high": nan, "p": nan}
     paired = values.keys() == first.keys()
     varying = [[values[seed] - first[seed] for seed in first]] if paired else [[*values.values()], [*first.values()]]
     if all(max(numbers) - min(numbers) < _SLACK for numbers in varying):
@@ -246,9 +250,10 @@ def _bootstrap_sums(statistics: Numbers, samples: int, seed: int) -> Numbers:
 
     rng, count = np.random.default_rng(seed), len(statistics)
     sums = []
-    for start in range(0, samples, _CHUNK):
-        drawn = rng.integers(0, count, (min(_CHUNK, samples - start), count))  # [rows, N]
-        times = np.stack([np.bincount(row, minlength=count) for row in drawn]).astype(np.float64)  # [rows, N]
+    for rows in _blocks(samples, count):
+        times = np.empty((len(rows), count))
+        for row in times:  # [N]
+            row[:] = np.bincount(rng.integers(0, count, count), minlength=count)
         sums.append(times @ statistics)
     return np.concatenate(sums)
 
@@ -257,13 +262,22 @@ def _randomised_sums(gaps: Numbers, shuffles: int, seed: int) -> Numbers:
     """Sums of differences with random signs, [shuffles, columns]."""
     import numpy as np
 
-    rng = np.random.default_rng(seed)
+    rng, count = np.random.default_rng(seed), len(gaps)
     sums = []
-    for start in range(0, shuffles, _CHUNK):
-        rows = min(_CHUNK, shuffles - start)
-        bits = np.unpackbits(rng.integers(0, 256, (rows, -(-len(gaps) // 8)), dtype=np.uint8), axis=1)[:, : len(gaps)]
-        sums.append((bits.astype(np.float64) * 2 - 1) @ gaps)  # [rows, columns]
+    for start in range(0, shuffles, _CHUNK):  # what is drawn at once decides the numbers, so a chunk is drawn whole
+        drawn = rng.integers(0, 256, (min(_CHUNK, shuffles - start), -(-count // 8)), dtype=np.uint8)
+        for rows in _blocks(len(drawn), count):
+            signs = np.unpackbits(drawn[rows.start : rows.stop], axis=1)[:, :count].astype(np.float64)  # [rows, N]
+            signs *= 2
+            signs -= 1
+            sums.append(signs @ gaps)  # [rows, columns]
     return np.concatenate(sums)
+
+
+def _blocks(rows: int, count: int) -> list[range]:
+    """Rows of ``count`` numbers each, in blocks of at most ``_CELLS`` numbers and ``_CHUNK`` rows."""
+    size = max(1, min(_CHUNK, _CELLS // max(1, count)))
+    return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 def _interval(values: Numbers) -> tuple[float, float]:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import escape
 from ngramloss.data.columns import SOURCES, usual
-from ngramloss.data.rows import COMPRESSIONS, STDIN, is_saved
+from ngramloss.data.rows import COMPRESSIONS, FORMATS, STDIN, is_saved
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring.texts import Named, columns_of, read_texts
 
 SHOWN = 5
+
+
+class Given(NamedTuple):
+    """Texts as a person names them.
+
+    Attributes:
+        path: a file, or a run's folder.
+        column: the column of the texts; empty: found by its usual name.
+        group: the group of a system, whose runs differ in their seed; empty: a system on its own.
+    """
+
+    path: Path
+    column: str = ""
+    group: str = ""
 
 
 class Task(NamedTuple):
@@ -26,19 +42,56 @@ class Task(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """The systems with their texts in the order of the task's ids. ``folders`` has None for a system that is a file."""
+    """The systems with their texts in the order of the task's ids.
+
+    ``folders`` has None for a system that is a file. ``groups`` has the group of each system, if there are groups.
+    """
 
     task: Task
     names: list[str]
     texts: list[list[str]]
     folders: list[Path | None]
     warnings: list[str]
+    groups: Sequence[str] = ()
+
+
+def parse_file(text: str, group: str = "") -> Given:
+    """``FILE``, or ``FILE:COLUMN`` if there is no file of the whole name."""
+    if not Path(text).exists():
+        for colon in reversed([index for index, letter in enumerate(text) if letter == ":"]):
+            path, column = Path(text[:colon]), text[colon + 1 :]
+            if column and (path.is_file() or is_saved(path) or _bare(path).suffix.lower() in FORMATS):
+                return Given(path, column, group)
+    return Given(Path(text), "", group)
+
+
+def parse_groups(texts: Sequence[str]) -> list[Given]:
+    """``NAME=FILES`` → the systems of each group, in the order of the numbers in their names.
+
+    FILES is a file, a folder, ``FILE:COLUMN``, a pattern such as ``ce-*.jsonl``, or several of them with commas.
+    """
+    given = []
+    for text in texts:
+        name, sign, written = (part.strip() for part in text.partition("="))
+        if not (name and sign and written):
+            raise UserError(f"--group takes NAME=FILES, such as --group 'ce=ce-*.jsonl', got {text!r}.")
+        for part in [written] if Path(written).exists() else written.split(","):
+            paths = sorted(glob(part), key=_natural) if has_magic(part) and not Path(part).exists() else [part]
+            if not paths:
+                raise MissingFileError(f"no file or folder matches {part!r} of the group {name!r}.")
+            given += [parse_file(path, escape.name(name)) for path in paths]
+    return given
+
+
+def _natural(text: str) -> list[str | int]:
+    """A sorting key by which seed-2 comes before seed-10."""
+    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", text))]
 
 
 def align(
-    references: Sequence[Path] | Path | None,
-    predictions: Sequence[Path],
-    documents: Path | None = None,
+    references: Sequence[Path | Given] | Path | None,
+    predictions: Sequence[Path | Given],
+    documents: Path | Given | None = None,
     *,
     named: Named | None = None,
 ) -> Aligned:
@@ -54,27 +107,45 @@ def align(
     """
     if not predictions:
         raise UserError("there is nothing to score: give one or more files of predictions, or run folders.")
-    folders = [path if path.is_dir() and not is_saved(path) else None for path in predictions]
-    files = [_predictions_in(path) if folder else path for path, folder in zip(predictions, folders, strict=True)]
+    systems = [_given(system) for system in predictions]
+    folders = [system.path if system.path.is_dir() and not is_saved(system.path) else None for system in systems]
+    files = [
+        system._replace(path=_predictions_in(folder)) if folder else system
+        for system, folder in zip(systems, folders, strict=True)
+    ]
     runs = [folder for folder in folders if folder is not None]
-    given = [references] if isinstance(references, Path) else list(references or [])
-    _raise_if_stdin_twice([*given, *([documents] if documents else []), *files])
-    first = given[0] if given else _references_of(runs)
-    if not given and usual(SOURCES, columns_of(first)):
-        documents = documents or first
-    gold, numbered = read_texts(first, "reference", named)
+    given = [_given(file) for file in ([references] if isinstance(references, Path) else references or [])]
+    source = _given(documents) if documents else None
+    _raise_if_stdin_twice([file.path for file in (*given, *([source] if source else []), *files)])
+    first = given[0] if given else Given(_references_of(runs))
+    if not given and usual(SOURCES, columns_of(first.path)):
+        source = source or first
+    gold, numbered = read_texts(first.path, "reference", _named(named, "reference", first.column))
     several = {key: [value] if isinstance(value, str) else value for key, value in gold.items()}
     warnings: list[str] = []
-    for path in given[1:]:
-        others = _texts(path, "reference", list(gold), numbered, first, warnings, named)
+    for file in given[1:]:
+        others = _texts(file, "reference", list(gold), numbered, first.path, warnings, named)
         for key, more in zip(gold, others, strict=True):
             several[key] = [*several[key], *([more] if isinstance(more, str) else more)]
-    read = _texts(documents, "document", list(gold), numbered, first, warnings, named) if documents else None
-    names = _names(predictions, files)
-    texts = [_texts(path, "prediction", list(gold), numbered, first, warnings, named) for path in files]
+    read = _texts(source, "document", list(gold), numbered, first.path, warnings, named) if source else None
+    names, groups = _names(systems, files), [system.group for system in systems]
+    for name in names:
+        if name in groups and groups[names.index(name)] != name:
+            raise UserError(f"a group and a system are both called {name!r}. Rename the group.")
+    texts = [_texts(file, "prediction", list(gold), numbered, first.path, warnings, named) for file in files]
     if not given:
-        _raise_unless_alike(first, gold, runs[1:])
-    return Aligned(Task(list(gold), list(several.values()), read), names, texts, folders, warnings)
+        _raise_unless_alike(first.path, gold, runs[1:])
+    task = Task(list(gold), list(several.values()), read)
+    return Aligned(task, names, texts, folders, warnings, groups if any(groups) else ())
+
+
+def _given(file: Path | Given) -> Given:
+    return file if isinstance(file, Given) else Given(file)
+
+
+def _named(named: Named | None, what: str, column: str) -> Named:
+    """The columns to read of one file: that of its own name, if it has one."""
+    return (named or Named())._replace(**{what: column} if column else {})
 
 
 def _raise_if_stdin_twice(paths: Sequence[Path]) -> None:
@@ -121,7 +192,7 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
 
 
 def _texts(
-    path: Path,
+    file: Given,
     what: str,
     ids: list[str],
     numbered: bool,
@@ -130,7 +201,8 @@ def _texts(
     named: Named | None = None,
 ) -> list[Any]:
     """The texts of a file in the order of the ids."""
-    texts, by_line = read_texts(path, what, named)
+    path = file.path
+    texts, by_line = read_texts(path, what, _named(named, what, file.column))
     if by_line != numbered and (by_line or not set(ids) <= texts.keys()):
         raise UserError(
             f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
@@ -165,20 +237,30 @@ def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
     return {key: texts[key] for key in keys}
 
 
-def _names(paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
-    """The name of each folder and the stem of each file; with the parent folder where two are equal."""
-    real = [os.path.realpath(file) if file != STDIN else "-" for file in files]
-    for index, path in enumerate(paths):
+def _names(systems: Sequence[Given], files: Sequence[Given]) -> list[str]:
+    """The name of each folder, column or the stem of each file; with what it is in where two are equal."""
+    paths = [system.path for system in systems]
+    real = [(os.path.realpath(file.path) if file.path != STDIN else "-", file.column) for file in files]
+    for index, system in enumerate(systems):
         before = real.index(real[index])
+        if before < index and system.column:
+            raise UserError(f"{system.path}:{system.column} is given twice. Give each system once.")
         if before < index:
-            raise UserError(f"{paths[before]} and {path} are the same file. Give each system once.")
+            raise UserError(f"{paths[before]} and {system.path} are the same file. Give each system once.")
     absolute = [Path(os.path.abspath(path)) for path in paths]  # a link keeps its own name
-    stems = [
+    plain = [
         "stdin" if path == STDIN else place.name if place.is_dir() else _bare(place).stem
         for path, place in zip(paths, absolute, strict=True)
     ]
-    pairs = zip(absolute, stems, strict=True)
-    names = [escape.name(stem if stems.count(stem) == 1 else f"{path.parent.name}/{stem}") for path, stem in pairs]
+    stems = [system.column or stem for system, stem in zip(systems, plain, strict=True)]
+    inside = [
+        stem if system.column else place.parent.name
+        for system, stem, place in zip(systems, plain, absolute, strict=True)
+    ]
+    names = [
+        escape.name(stem if stems.count(stem) == 1 else f"{outer}/{stem}")
+        for stem, outer in zip(stems, inside, strict=True)
+    ]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two systems are called {name!r}. Rename a file.")

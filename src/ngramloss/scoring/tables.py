@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ngramloss import escape, tabular
 from ngramloss.files import write_whole
 from ngramloss.scoring import provenance
-from ngramloss.scoring.results import Result
+from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import Figure
 from ngramloss.tabular import Cell, Head, Row, Table
@@ -53,7 +54,7 @@ def record(result: Result) -> dict[str, Any]:
         "absent": result.absent,
         "left_out": result.left_out,
         "notes": result.notes,
-        "over_seeds": [_seeds(seeds._asdict()) for seeds in result.seeds],
+        "over_seeds": [_seeds(seeds) for seeds in result.seeds],
     }
 
 
@@ -63,7 +64,9 @@ def as_json(result: Result) -> str:
 
 
 def table(result: Result) -> Table:
-    """A row for each system, a column for each score, with intervals and marks."""
+    """A row for each system, or for each group if there are groups, and a column for each score."""
+    if result.groups:
+        return _seed_table(result, corner="group")
     described = result.described
     rows = [
         Row(
@@ -94,8 +97,9 @@ def cell(figure: Figure, decimals: int) -> Cell:
 
 def as_text(result: Result) -> str:
     """The table for a terminal, what the marks mean, spread over seeds, the audit, and every signature."""
-    lines = [tabular.as_text(table(result)), "", "± half of the 95% interval over documents (bootstrap)."]
-    if len(result.names) > 1:
+    lines = [tabular.as_text(table(result)), ""]
+    lines += _seed_legend(result) if result.groups else ["± half of the 95% interval over documents (bootstrap)."]
+    if len(result.names) > 1 and not result.groups:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
         swapped = any(figures[1].p_randomisation is not None for figures in result.figures.values())
         tests = "the paired bootstrap and in the paired randomisation" if swapped else "the paired bootstrap alone"
@@ -106,14 +110,8 @@ def as_text(result: Result) -> str:
         f"{name}: {count} documents without a score in some system are left out."
         for name, count in result.left_out.items()
     ]
-    if result.seeds:
-        lines += [
-            "",
-            tabular.as_text(_seed_table(result)),
-            "",
-            "± standard deviation over seeds; in brackets the difference to the first and its 95% interval; *"
-            " and **: at 5% and 1% (Student's t over seeds, Holm).",
-        ]
+    if result.seeds and not result.groups:
+        lines += ["", tabular.as_text(_seed_table(result, corner="over seeds")), "", *_seed_legend(result)]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
     lines += [f"{metric}: {note}" for metric, notes in result.notes.items() for note in notes]
     lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
@@ -151,19 +149,49 @@ def _against(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
+def _seeds(seeds: Seeds) -> dict[str, Any]:
     def plain(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
         return {name: {key: number(value) for key, value in values.items()} for name, values in figures.items()}
 
     return {
-        "label": seeds["label"],
-        "runs": seeds["names"],
-        "scores": plain(seeds["spread"]),
-        "against_first": plain(seeds["against_first"]),
+        "label": seeds.label,
+        "runs": seeds.names,
+        "scores": plain(seeds.spread),
+        "test": seeds.test or None,
+        "against_first": plain(seeds.against_first),
     }
 
 
-def _seed_table(result: Result) -> Table:
+def _seed_legend(result: Result) -> list[str]:
+    """What the rows over seeds show, and what is tested."""
+    first, *others = result.seeds
+    lines = ["± standard deviation over seeds" + ("." if not others else "; ")]
+    if others:
+        lines[0] += f"in brackets the difference to {first.label} and, where it is tested, its 95% interval."
+    lines += [f"* and **: {sentence}." for sentence in [seed_tests(result.seeds)] if sentence]
+    return lines + [f"{sentence}." for sentence in [untested(result.seeds)] if sentence]
+
+
+def seed_tests(rows: Sequence[Seeds]) -> str:
+    """What the tests over seeds compare, and how; empty if there are none."""
+    tested = [row for row in rows if row.test]
+    if not tested:
+        return ""
+    ways = list(dict.fromkeys(row.test for row in tested))
+    how = ways[0] if len(ways) == 1 else ", ".join(f"{row.label} {row.test}" for row in tested)
+    several = f", corrected (Holm) for the {len(tested)} comparisons" if len(tested) > 1 else ""
+    return f"the mean over seeds differs from that of {rows[0].label} at 5% and 1% (Student's t, {how}){several}"
+
+
+def untested(rows: Sequence[Seeds]) -> str:
+    """Which rows have no test over seeds, and why; empty if all have."""
+    single = [row.label for row in rows if len(row.names) == 1]
+    if not single or len(rows) < 2:
+        return ""
+    return f"No test over seeds with {', '.join(single)}, of one run: a test needs two runs or more of both"
+
+
+def _seed_table(result: Result, *, corner: str) -> Table:
     """A row for each system with several seeds: mean, standard deviation, mark, and the difference to the first."""
     described = result.described
     rows = []
@@ -172,19 +200,21 @@ def _seed_table(result: Result) -> Table:
             _seed_cell(spread, seeds.against_first.get(score), described[score].decimals)
             for score, spread in seeds.spread.items()
         ]
-        rows.append(Row(seeds.label, seeds.label, [Cell(str(len(seeds.names))), *cells]))
-    return Table([Head("runs"), *heads(result)], rows, corner="over seeds", intervals=True)
+        runs = len(seeds.names)
+        rows.append(Row(seeds.label, seeds.label, [Cell(str(runs), runs), *cells]))
+    return Table([Head("runs", tested=False), *heads(result)], rows, corner=corner, intervals=True)
 
 
 def _seed_cell(spread: dict[str, float], test: dict[str, float] | None, decimals: int) -> Cell:
     text = tabular.fixed(spread["mean"], decimals)
     if not tabular.is_number(spread["mean"]):
         return Cell(text)
-    interval = f"±{spread['spread']:.{decimals}f}"
+    interval = f"±{spread['spread']:.{decimals}f}" if tabular.is_number(spread["spread"]) else ""
     if test is None:
         return Cell(text, spread["mean"], interval=interval)
     difference, low, high = (tabular.signed(test[name], decimals) for name in ("difference", "low", "high"))
-    return Cell(text, spread["mean"], tabular.mark(test["p_holm"]), interval, note=f"{difference}, {low} to {high}")
+    note = f"{difference}, {low} to {high}" if tabular.is_number(test["low"]) else difference
+    return Cell(text, spread["mean"], tabular.mark(test["p_holm"]), interval, note=note)
 
 
 def _kind(result: Result, system: int) -> Literal["baseline", "system"]:

@@ -69,6 +69,11 @@ def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
     given = given_columns(getattr(named, what), present)
     for name in given:
         check_present(name, what, present, str(path))
+    if what != "reference" and len(given) > 1:
+        raise UserError(
+            f"the {what}s are one column, got {getattr(named, what)!r}. Each system has a column of its own: give "
+            f"{path}:{given[0]} {path}:{given[1]}."
+        )
     chosen = given or _usual_columns(what, present)
     plain = present == [files.LINE] and not given
     key = None if plain else id_column(named.id, present, str(path))

@@ -1,0 +1,75 @@
+"""generate --like: other models and baselines read the documents of a run."""
+
+import json
+
+import pytest
+
+from ngramloss import cli, recipe
+from ngramloss.generation import predictions
+from ngramloss.run_folder import RunFolder
+
+COLUMNS = {"data.source": "body", "data.target": "gold", "data.id": "key", "data.on_bad_row": "skip"}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """The folder of a run on a file with odd columns and a bad row, as a training leaves it."""
+    rows = [
+        {"key": f"k{index}", "body": f"First of {index}. Second of {index}.", "gold": f"Gold {index}."}
+        for index in range(6)
+    ]
+    for split in ("train", "validation", "test"):
+        lines = [json.dumps({"key": "bad", "body": 3, "gold": "x"}), *map(json.dumps, rows)]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    changed = {**COLUMNS, "data.name": str(tmp_path / "data"), "data.max_source": 99, "data.prefix": "p: "}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    settings = recipe.load("demo", [f"{key}={json.dumps(value)}" for key, value in changed.items()])
+    RunFolder(folder).recipe.write_text(recipe.dump(settings))
+    return folder
+
+
+def generate(*arguments):
+    return cli.main(["generate", *map(str, arguments)])
+
+
+def test_a_baseline_reads_the_columns_of_a_run(trained, tmp_path):
+    assert generate("lead-1", "--like", trained, "--out", tmp_path / "lead") == 0
+    rows = [json.loads(line) for line in (tmp_path / "lead" / "predictions.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["prediction"]) for row in rows] == [(f"k{n}", f"First of {n}.") for n in range(6)]
+
+
+def test_the_split_and_the_number_of_documents_are_those_of_its_predictions(trained):
+    recorded = {"data": str(trained.parent / "data"), "split": "validation", "documents": 2}
+    RunFolder(trained).generation.write_text(json.dumps(recorded))
+    same = predictions.job("lead-1", like=str(trained))
+    assert (same.split, same.limit) == ("validation", 2)
+    other = predictions.job("lead-1", like=str(trained), split="test", limit=5)
+    assert (other.split, other.limit) == ("test", 5)
+    RunFolder(trained).generation.write_text(json.dumps({**recorded, "data": "elsewhere"}))
+    elsewhere = predictions.job("lead-1", like=str(trained))
+    assert (elsewhere.split, elsewhere.limit) == ("test", 0), "its predictions are of other documents"
+
+
+def test_another_model_reads_the_same_documents_in_its_own_way(trained):
+    work = predictions.job("some/model", like=str(trained))
+    assert (work.data.source, work.data.target, work.data.id) == ("body", "gold", "key")
+    assert (work.data.separator, work.data.prefix, work.data.max_source) == ("none", "", 1024)
+    settings = recipe.changed(recipe.load(str(RunFolder(trained).recipe)), ["task=translation"])
+    RunFolder(trained).recipe.write_text(recipe.dump(settings))
+    assert predictions.job("some/model", like=str(trained)).task == "translation"
+    assert predictions.job("some/model", like=str(trained), overrides=["data.target=other"]).data.target == "other"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--like", "nowhere"], "--like takes a run's folder, and nowhere has no recipe.toml."),
+        (["--like", "nowhere", "--data", "newswire"], "choose the documents once: with --data, or with --like."),
+    ],
+)
+def test_what_is_no_run_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert generate("lead-1", *arguments, "--out", "x") == 2
+    assert f"error: {sentence}" in capsys.readouterr().err
