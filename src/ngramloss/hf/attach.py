@@ -102,7 +102,8 @@ def attach(
             raise UserError(
                 f"the forward of this {type(inner).__name__} was replaced on the object itself (Accelerate does that "
                 "in `prepare` and with a `device_map`, TRL in its trainers), so attach would have no effect. Attach "
-                "first, then prepare; with TRL, pass compute_loss_func=ng.compute_loss_func(...) to the trainer."
+                "first, then prepare; with TRL, pass compute_loss_func=ng.compute_loss_func(..., model=model) to the "
+                "trainer."
             )
         inner.__class__ = _attached_class(inner.__class__)
     previous = _state(inner)

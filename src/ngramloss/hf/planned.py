@@ -18,6 +18,7 @@ from ngramloss.hf import reduction
 from ngramloss.hf.attach import attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.batches import Batch, Padder, Step, Steps, ahead
 from ngramloss.hf.plan import Grid, LengthGrouped, Lengths, Plan, Size, fitted_grid
+from ngramloss.hf.segments import KEY
 from ngramloss.stats import IGNORE_INDEX
 
 SHARE = 0.8
@@ -251,6 +252,8 @@ def _lengths(dataset: Any) -> _Lengths:
         return _Lengths(dataset.lengths, dataset.target_lengths, getattr(dataset, "texts", None), counted)
     try:
         rows = [dataset[row] for row in range(len(dataset))]
+        if any(KEY in row for row in rows):
+            raise UserError("max_tokens plans rows of one text each, and these have `segments`. Leave max_tokens out.")
         sources = [len(row["input_ids"]) for row in rows]
         targets = [max(len(ids) for ids in (row["labels"], *row.get("candidates", ()))) for row in rows]
         texts = [1 + len(row.get("candidates", ())) for row in rows]
