@@ -224,8 +224,9 @@ def _replaced(model: Module, replacement: Any) -> str:
     return (
         f"the loss does not come from the objective attached to this {type(model).__name__}: after attach, "
         f"`model.forward` was replaced{who} by a function that computes its own loss. With TRL, do not attach; pass "
-        "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(..., model=model)). With TRL older than 1.15, keep attach "
-        'and set loss_type="nll". With other libraries, turn off what replaces it: a fused or chunked loss, a Liger kernel.'
+        "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(..., model=model)). With TRL older than 1.15, keep "
+        'attach and set loss_type="nll". With other libraries, turn off what replaces it: a fused or chunked loss, a '
+        "Liger kernel."
     )
 
 
