@@ -235,7 +235,7 @@ def _write(
         **facts_of(work, split),
     }
     settings["versions"] = versions(settings) | dict(gains.versions)
-    if shares.was_begun(output, settings) and output.whole.exists():
+    if shares.was_begun(output, settings, say) and output.whole.exists():
         return
     if shares.processes() == 1:
         output.run.tidy()
