@@ -6,8 +6,8 @@ import shutil
 import signal
 
 import pytest
+from changes import MODEL_FILES, change_weights
 from forks import fork, fork_ranks, killed_at_third_call
-from safetensors.torch import load_file, save_file
 
 from ngramloss import cli
 from ngramloss.data import newswire
@@ -329,36 +329,7 @@ def test_rows_that_are_no_predictions_are_written_again(tmp_path):
 # One thing of the model has changed
 
 
-def change_json(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def change_weights(folder):
-    tensors = load_file(folder / "model.safetensors")
-    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-
-
-def swap_tokens(folder):
-    """Give two tokens each other's ids."""
-    rules = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = rules["model"]["vocab"]
-    vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
-    (folder / "tokenizer.json").write_text(json.dumps(rules))
-
-
-CHANGES = {
-    "weights": change_weights,
-    "model_files.config.json": lambda folder: change_json(folder / "config.json", activation_function="relu"),
-    "model_files.generation_config.json": lambda folder: change_json(
-        folder / "generation_config.json", bad_words_ids=[[30]]
-    ),
-    "model_files.tokenizer.json": swap_tokens,
-    "model_files.tokenizer_config.json": lambda folder: change_json(
-        folder / "tokenizer_config.json", truncation_side="left"
-    ),
-    "model_files.special_tokens_map.json": lambda folder: (folder / "special_tokens_map.json").write_text("{}"),
-    "model_files.modeling_own.py": lambda folder: (folder / "modeling_own.py").write_text("# code"),
-}
+CHANGES = {"weights": change_weights} | {f"model_files.{name}": change for name, change in MODEL_FILES.items()}
 
 
 @pytest.mark.parametrize("half_done", [False, True], ids=["done", "half done"])

@@ -22,7 +22,7 @@ from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates, tok
 from ngramloss.data.candidates import read_candidates
 from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
-from ngramloss.data.tokens import Shape, Tokens, tokenise
+from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
@@ -31,7 +31,7 @@ from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import plugin_sources
 from ngramloss.plugins import source_hash
 from ngramloss.recipe import Recipe
-from ngramloss.run_folder import RunFolder
+from ngramloss.run_folder import RunFolder, model_files
 from ngramloss.training import card, checkpoints, models
 from ngramloss.training.best import best_of
 
@@ -274,15 +274,22 @@ def _prepare(
             "metric": _metric_of_candidates(path),
         }
     code = {"plugins": plugin_sources(parse(settings.objective)), "metrics": _metric_source(settings)}
+    tokens_of = described if compared is None else {**described, "candidates": compared}
+    model = {
+        "model_files": _model_files(settings, trust_remote_code),
+        "tokens": {name: tokens_fingerprint(Path(content["tokens"])) for name, content in tokens_of.items()},
+    }
     for checkpoint, why in saved.broken.items():
         say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
         shutil.rmtree(checkpoint, ignore_errors=True)
     if saved.newest is not None:
         _raise_unless_same_data(run.path, saved.newest, _fingerprints(described, compared))
+        _raise_unless_same_model(run.path, saved.newest, model)
         _raise_unless_same_code(run.path, saved.newest, code)
     record = {
         "splits": described,
         "candidates": compared,
+        **model,
         **code,
         "tokenizer": str(tokenizer_folder or settings.model.name),
         "continue": str(saved.newest) if saved.newest else None,
@@ -338,6 +345,39 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, fingerprints: dict[s
             raise UserError(
                 f"the {what} have changed since {folder} was started (fingerprint {fingerprint}, not "
                 f"{before.get(name)}). Restore them to continue, or start over with --fresh."
+            )
+
+
+def _model_files(settings: Recipe, trust_remote_code: bool) -> dict[str, str]:
+    """Hashes of the files that model and tokenizer are loaded from; of a model on the hub, its commit."""
+    if settings.model.name == "scratch":
+        return {}
+    if files := model_files(Path(settings.model.name)):
+        return files
+    return {"commit": str(models.load_config(settings.model, trust_remote_code=trust_remote_code)._commit_hash)}
+
+
+def _raise_unless_same_model(folder: Path, checkpoint: Path, model: dict[str, dict[str, str]]) -> None:
+    """Raise if the model has another configuration or tokenizer than when the run was started.
+
+    Its weights may be others: they are read from the checkpoint. Checkpoints of earlier versions do not say it.
+    """
+    saved = _saved_with(checkpoint, "data.json")
+    for kind, now in model.items():
+        before = saved.get(kind)
+        if not isinstance(before, dict):
+            continue
+        names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        if names and kind == "tokens":
+            raise UserError(
+                f"the tokens ({', '.join(names)}) are not those with which {folder} was started, although the texts "
+                "are: the tokenizer has changed, or the version of the package that splits sentences. Restore it to "
+                "continue, or start over with --fresh."
+            )
+        if names:
+            raise UserError(
+                f"files of the model have changed since {folder} was started ({', '.join(names)}). Restore them to "
+                "continue, or start over with --fresh."
             )
 
 
@@ -482,8 +522,8 @@ def _run_trainer(
     for callback in (Warmup(settings.train), progress, Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = _fingerprints(prepared["splits"], compared)
-    code = {kind: prepared[kind] for kind in ("plugins", "metrics")}
-    trainer.also_saved = {"data.json": json.dumps({**fingerprints, **code})}
+    identity = {kind: prepared[kind] for kind in ("tokens", "model_files", "plugins", "metrics")}
+    trainer.also_saved = {"data.json": json.dumps({**fingerprints, **identity})}
     if newest is not None:
         _saved_with(newest, "trainer_state.json")  # raises if it is damaged
         say(f"continuing {run.path} from step {began}.")
