@@ -5,7 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from changes import MODEL_FILES, change_weights, swap_tokens
+from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
 
 from ngramloss import checksums, cli, recipe
@@ -38,6 +38,10 @@ def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+RANKED = ("data.candidates=compared", "data.id=none", "objective=ce + risk")
+"""Rows have no ids, so candidates belong to them by their numbers."""
+
+
 def train(*settings, run="run"):
     return cli.main(["train", "tiny.toml", "--run", run, *(word for one in settings for word in ("--set", one))])
 
@@ -60,9 +64,16 @@ def made(tmp_path_factory, own_cache):
         (folder / "first" / "model").rename(folder / "base")
         (folder / "tiny.toml").write_text(RECIPE + '[model]\nname = "base"\n')
         assert train() == 0
-    shutil.rmtree(folder / "run" / "model")
-    for step in (2, 3):
-        shutil.rmtree(folder / "run" / "checkpoints" / f"checkpoint-{step}")
+        numbered = ["--set", "data.id=none", "--count", "2", "--how", "beams", "--out", "compared"]
+        assert cli.main(["candidates", "base", "--data", "data", *numbered]) == 0
+        written = [json.loads(line) for line in (folder / "compared" / "candidates.jsonl").read_text().splitlines()]
+        written[0]["candidates"][1] = "eaeaea"  # tokens that a changed tokenizer changes
+        write_rows(folder / "compared" / "candidates.jsonl", written)
+        assert train(*RANKED, run="ranked") == 0
+    for run in ("run", "ranked"):
+        shutil.rmtree(folder / run / "model")
+        for step in (2, 3):
+            shutil.rmtree(folder / run / "checkpoints" / f"checkpoint-{step}")
     return folder
 
 
@@ -70,13 +81,17 @@ def made(tmp_path_factory, own_cache):
 def place(made, tmp_path, monkeypatch):
     """A copy of that folder, in which paths are the same."""
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "place"))
+    settings = tmp_path / "place" / "ranked" / "recipe.toml"
+    settings.write_text(settings.read_text().replace(str(made), str(tmp_path / "place")))  # the path of the candidates
     return tmp_path / "place"
 
 
 # A run is continued
 
 
-FILES = "files of the model have changed since run was started ({}). Restore them to continue, or start over with --fresh."
+FILES = (
+    "files of the model have changed since run was started ({}). Restore them to continue, or start over with --fresh."
+)
 
 
 def edit_split(split):
@@ -129,12 +144,17 @@ def forget(checkpoint, *kinds):
     checksums.seal(checkpoint, **facts)
 
 
-def test_a_run_is_not_continued_with_other_tokens_of_the_same_texts(place, capsys):
-    forget(place / "run" / "checkpoints" / "checkpoint-1", "model_files")
+@pytest.mark.parametrize(
+    ("run", "settings", "names"),
+    [("run", (), "train, validation"), ("ranked", RANKED, "candidates, train, validation")],
+    ids=["run", "ranked"],
+)
+def test_a_run_is_not_continued_with_other_tokens_of_the_same_texts(place, capsys, run, settings, names):
+    forget(place / run / "checkpoints" / "checkpoint-1", "model_files")
     swap_tokens(place / "base")
-    assert train() == 2
+    assert train(*settings, run=run) == 2
     assert (
-        "the tokens (train, validation) are not those with which run was started, although the texts are: the "
+        f"the tokens ({names}) are not those with which {run} was started, although the texts are: the "
         "tokenizer has changed, or the version of the package that splits sentences. Restore it to continue, or start "
         "over with --fresh."
     ) in capsys.readouterr().err
@@ -145,3 +165,72 @@ def test_a_run_of_an_earlier_version_continues(place, capsys):
     swap_tokens(place / "base")
     assert train() == 0
     assert "continuing run from step 1" in capsys.readouterr().err
+
+
+# Candidates are trained on
+
+
+def reorder(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[::-1]))
+
+
+def edit(path, key):
+    """Change a text of the third row."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[2][key] += " And more."
+    write_rows(path, rows)
+
+
+OF_OTHERS = {
+    "reordered data": (
+        lambda place: reorder(place / "data" / "train.jsonl"),
+        "12 of 12 training examples have another source than the candidates with the same id",
+    ),
+    "an edited source": (
+        lambda place: edit(place / "data" / "train.jsonl", "document"),
+        "1 of 12 training examples have another source than the candidates with the same id",
+    ),
+    "an edited reference": (
+        lambda place: edit(place / "data" / "train.jsonl", "summary"),
+        "1 of 12 training examples have other references than those with which the gains",
+    ),
+    "another split": (
+        lambda place: change_json(place / "compared" / "candidates.json", split="test"),
+        "are of the split 'test', but training needs those of the split 'train'",
+    ),
+}
+
+
+@pytest.mark.parametrize("changed", OF_OTHERS)
+def test_candidates_of_other_data_are_not_trained_on(place, capsys, changed):
+    change, sentence = OF_OTHERS[changed]
+    change(place)
+    assert train(*RANKED, run="new") == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_candidates_from_elsewhere_are_trained_on_with_a_remark(place, capsys):
+    rows = [json.loads(line) for line in (place / "compared" / "candidates.jsonl").read_text().splitlines()]
+    write_rows(place / "theirs.jsonl", [{key: row[key] for key in ("id", "candidates", "gains")} for row in rows])
+    assert train(*RANKED[1:], "data.candidates=theirs.jsonl", "train.max_steps=1", run="new") == 0
+    assert "12 of 12 rows of candidates in " in capsys.readouterr().err
+
+
+def test_candidates_of_the_data_are_trained_on_without_a_word(place, capsys):
+    assert train(*RANKED, "train.max_steps=1", run="new") == 0
+    assert "rows of candidates" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["candidates", "gains"])
+def test_a_run_is_not_continued_with_other_candidates(place, capsys, key):
+    path = place / "compared" / "candidates.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[3][key] = [rows[3][key][1], rows[3][key][0]] if key == "candidates" else [0.125, 0.25]
+    write_rows(path, rows)
+    assert train(*RANKED, run="ranked") == 2
+    assert "the candidates have changed since ranked was started" in capsys.readouterr().err
+
+
+def test_a_run_continues_with_its_candidates(place, capsys):
+    assert train(*RANKED, run="ranked") == 0
+    assert "continuing ranked from step 1" in capsys.readouterr().err

@@ -206,7 +206,9 @@ def model_files(model: Path) -> dict[str, str]:
     """
     if not model.is_dir():
         return {}
-    return {path.name: fingerprint([path]) for path in sorted(model.iterdir()) if path.suffix in READ and path.is_file()}
+    return {
+        path.name: fingerprint([path]) for path in sorted(model.iterdir()) if path.suffix in READ and path.is_file()
+    }
 
 
 def _stamps(files: Sequence[Path]) -> dict[str, list[int]]:

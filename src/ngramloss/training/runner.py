@@ -19,7 +19,7 @@ from ngramloss import heartbeat as heart
 from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates, tokenise_candidates
-from ngramloss.data.candidates import read_candidates
+from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates
 from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
@@ -254,6 +254,9 @@ def _prepare(
         }
     compared = None
     if candidates is not None:
+        about = about_candidates(path)
+        if doubt := check_candidates(candidates, about, train_split.examples, path=path):
+            say(doubt)
         with progress_bar(total=len(train_split.examples), desc="tokenising candidates") as bar:
             rows = tokenise_candidates(
                 train_split.examples,
@@ -271,10 +274,10 @@ def _prepare(
             "texts": int(rows.counts.sum()),
             "cut": rows.cut,
             "tokens": str(rows.folder.resolve()),
-            "metric": _metric_of_candidates(path),
+            "metric": _metric_of_candidates(about),
         }
     code = {"plugins": plugin_sources(parse(settings.objective)), "metrics": _metric_source(settings)}
-    tokens_of = described if compared is None else {**described, "candidates": compared}
+    tokens_of: dict[str, Any] = {**described, **({"candidates": compared} if compared else {})}
     model = {
         "model_files": _model_files(settings, trust_remote_code),
         "tokens": {name: tokens_fingerprint(Path(content["tokens"])) for name, content in tokens_of.items()},
@@ -303,12 +306,9 @@ def _prepare(
     return Prepared(record, judged)
 
 
-def _metric_of_candidates(path: Path) -> str:
+def _metric_of_candidates(about: dict[str, Any]) -> str:
     """The scores that the gains are, if the file that ``ngramloss candidates`` writes beside candidates says it."""
-    folder = RunFolder(path if path.is_dir() else path.parent)
-    if path not in (folder.path, folder.candidates) or not folder.about_candidates.is_file():
-        return ""
-    metric = read_object(folder.about_candidates, "Make the candidates again.").get("metric")
+    metric = about.get("metric")
     scores = metric.get("scores") if isinstance(metric, dict) else None
     return ", ".join(map(str, scores)) if isinstance(scores, list) else ""
 
