@@ -29,7 +29,6 @@ from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.metrics.registry import METRICS
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import plugin_sources
-from ngramloss.plugins import source_hash
 from ngramloss.recipe import Recipe
 from ngramloss.run_folder import RunFolder, model_files
 from ngramloss.training import card, checkpoints, models
@@ -326,9 +325,9 @@ def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Exampl
 
 
 def _metric_source(settings: Recipe) -> dict[str, str]:
-    """The metric that selects the best checkpoint, if it comes from a plugin → a hash of the file with its function."""
+    """The metric that selects the best checkpoint, if it comes from a plugin → a hash of its code."""
     name = best_of(settings).metric
-    return {name: source_hash(METRICS[name].function)} if name and METRICS.origin(name) else {}
+    return {name: METRICS.source(name)} if name and METRICS.origin(name) else {}
 
 
 def _fingerprints(splits: dict[str, Any], candidates: dict[str, Any] | None) -> dict[str, str]:
