@@ -234,3 +234,16 @@ def test_a_run_is_not_continued_with_other_candidates(place, capsys, key):
 def test_a_run_continues_with_its_candidates(place, capsys):
     assert train(*RANKED, run="ranked") == 0
     assert "continuing ranked from step 1" in capsys.readouterr().err
+
+
+# The best checkpoint
+
+
+def test_a_score_that_selects_nothing_is_told_at_the_end_and_in_the_card(place, capsys):
+    """The model of three steps writes nothing of the references."""
+    assert train("train.best=rouge2", "train.eval_every=1", run="new") == 0
+    sentence = (
+        "rouge2 was 0.0000 in all 3 validations, so it could not select a checkpoint: the model has the weights of"
+    )
+    assert capsys.readouterr().err.count(sentence) == 1
+    assert sentence in (place / "new" / "card.md").read_text()

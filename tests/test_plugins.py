@@ -307,14 +307,16 @@ LAYOUTS = {
 }
 
 
+OWN = {"helper", "deeper", "pack", "space", "theirs", "other"}
+
+
 @pytest.fixture
 def forget_modules(monkeypatch):
-    """Modules that a test imports are gone after it, and where it looked for them."""
-    before = set(sys.modules)
+    """Modules of a test's own are gone after it, and where it looked for them."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def forget():
-        for name in set(sys.modules) - before:
+        for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
             del sys.modules[name]
         METRICS._added.clear()
         importlib.invalidate_caches()

@@ -32,7 +32,7 @@ from ngramloss.objectives.term import plugin_sources
 from ngramloss.recipe import Recipe
 from ngramloss.run_folder import RunFolder, model_files
 from ngramloss.training import card, checkpoints, models
-from ngramloss.training.best import best_of
+from ngramloss.training.best import best_of, tie_note
 
 Say = Callable[[str], None]
 WriteTexts = Callable[..., list[str]]
@@ -701,14 +701,17 @@ def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say
     newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
-    chosen = newest
+    chosen, note = newest, ""
     if facts["best_step"] is not None:
         best = run.checkpoints / f"checkpoint-{facts['best_step']}"
         damage = checkpoints.fault(best) if best.exists() else "it is missing"
         if damage:
             say(f"the best checkpoint, {best.name}, is incomplete ({damage}); using the last weights as the model.")
         chosen = newest if damage else best
-    write_whole(run.card, card.card_text(settings, prepared, facts, chosen))
+        note = "" if damage else tie_note(best_of(settings), _saved_with(newest, "trainer_state.json")["log_history"])
+    if note:
+        say(note)
+    write_whole(run.card, card.card_text(settings, prepared, facts, chosen, note=note))
     with whole_folder(run.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
         run.record_weights(partial_folder)
