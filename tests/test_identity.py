@@ -8,8 +8,9 @@ import pytest
 from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
 
-from ngramloss import checksums, cli, recipe
+from ngramloss import METRICS, Metric, Scores, checksums, cli, recipe
 from ngramloss.data import newswire
+from ngramloss.generation.search import of_run
 from ngramloss.training import runner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -247,3 +248,22 @@ def test_a_score_that_selects_nothing_is_told_at_the_end_and_in_the_card(place, 
     )
     assert capsys.readouterr().err.count(sentence) == 1
     assert sentence in (place / "new" / "card.md").read_text()
+
+
+def lengths(references, predictions):
+    """A score that every reference and every text changes."""
+    pairs = zip(references, predictions, strict=True)
+    return Scores({"lengths": [float(len(golds[0]) + 1000 * len(text)) for golds, text in pairs]}, "lengths")
+
+
+def test_the_score_of_a_limited_validation_is_that_of_the_first_examples_by_hand(place):
+    METRICS["lengths"] = Metric(lengths)
+    settings = ("train.best=lengths", "train.best_limit=3", "train.eval_every=1", "train.max_steps=1")
+    assert train(*settings, run="new") == 0
+    logged = [json.loads(line) for line in (place / "new" / "log.jsonl").read_text().splitlines()]
+    (score,) = [line["eval_lengths"] for line in logged if "eval_lengths" in line]
+    rows = [json.loads(line) for line in (place / "data" / "validation.jsonl").read_text().splitlines()]
+    assert len(rows[0]["summary"]) != len(rows[3]["summary"])
+    texts = of_run(place / "new", [row["document"] for row in rows[:3]])
+    by_hand = [len(row["summary"]) + 1000 * len(text) for row, text in zip(rows, texts, strict=False)]
+    assert score == pytest.approx(sum(by_hand) / 3)

@@ -1,5 +1,6 @@
 """Objectives and metrics from outside the package: by --plugin, by entry point, or in a program."""
 
+import functools
 import importlib
 import json
 import shutil
@@ -401,6 +402,15 @@ def test_the_code_of_a_metric_is_that_of_its_function_whatever_wraps_it(files, f
     assert source_of(files, text) != first
     (files / "helper.py").write_text(helper)
     assert source_of(files, text + "  # another option, maybe") != first, "the file that adds it counts, too"
+
+
+def test_the_code_of_a_metric_that_a_program_adds_is_that_of_its_function(files, monkeypatch, forget_modules):
+    monkeypatch.syspath_prepend(str(files))
+    (files / "helper.py").write_text("def value(*_): ...\n")
+    METRICS["mine"] = ng.Metric(functools.partial(importlib.import_module("helper").value))
+    assert METRICS.source("mine") == fingerprint([files / "helper.py"])
+    METRICS["mine"] = ng.Metric(len)
+    assert METRICS.source("mine") == "", "it has no file"
 
 
 def test_the_code_of_a_plugin_without_helpers_has_the_hash_of_its_file(files):

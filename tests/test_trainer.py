@@ -327,23 +327,6 @@ def test_parallelism_within_a_sequence_or_the_vocabulary_is_refused(tmp_path, mo
         NgramTrainer(tiny(), arguments(tmp_path), objective="ce")
 
 
-@pytest.mark.parametrize("planned", [{}, {"max_tokens": 100}], ids=["loader", "planned"])
-@pytest.mark.parametrize(("seeds", "same_as"), [((0, 3), (0, 0)), ((None, 3), (3, 0)), ((5, 3), (5, 0))], ids=str)
-def test_the_order_of_the_rows_is_that_of_data_seed_even_if_it_is_0(tmp_path, planned, seeds, same_as):
-    orders = []
-    for data_seed, seed in (seeds, same_as):
-        trainer = NgramTrainer(
-            tiny(),
-            arguments(tmp_path, seed=seed, data_seed=data_seed, train_sampling_strategy="group_by_length"),
-            objective="ce",
-            train_dataset=rows(22),
-            data_collator=padded(tiny()),
-            **planned,
-        )
-        orders.append(list(trainer.get_train_dataloader().batch_sampler))
-    assert orders[0] == orders[1]
-
-
 def test_rows_of_a_step_are_of_like_length_and_the_order_is_the_epochs_own():
     lengths = torch.randint(1, 1000, (1003,), generator=torch.Generator().manual_seed(0)).tolist()
     sampler = LengthGrouped(lengths, step=16, seed=5)

@@ -202,7 +202,7 @@ def _functions(entry: Any) -> Iterator[str | Callable[..., Any]]:
 
 
 def _module_names(function: Any) -> Iterator[str]:
-    """The modules that define a function and what it wraps."""
+    """The modules that define a function; of a partial, also those of its function."""
     if isinstance(function, LazyFunction):
         function = function.path
     if isinstance(function, str):
@@ -210,7 +210,7 @@ def _module_names(function: Any) -> Iterator[str]:
         return
     while function is not None:
         yield str(getattr(function, "__module__", ""))
-        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+        function = getattr(function, "func", None)  # of a partial
 
 
 def _module_file(name: str) -> Path | None:
@@ -266,7 +266,7 @@ def _imported_files(path: Path) -> Iterator[Path]:
         for level, name in _imports(node):
             top = name.partition(".")[0]
             folders = [path.parents[level - 1]] if 0 < level <= len(path.parents) else [path.parent]
-            if not level and top not in sys.stdlib_module_names and (spec := _spec(top)):
+            if not level and (spec := _spec(top)):
                 folders += [Path(place).parent for place in spec.submodule_search_locations or [spec.origin or top]]
             for folder in folders:
                 yield from _files_of(folder, name)
