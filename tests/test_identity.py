@@ -2,16 +2,22 @@
 
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny_multilingual
+import torch
 from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
 
 from ngramloss import METRICS, Metric, Scores, checksums, cli, recipe
 from ngramloss.data import newswire
+from ngramloss.generation import predictions
 from ngramloss.generation.search import of_run
-from ngramloss.training import runner
+from ngramloss.run_folder import RunFolder
+from ngramloss.training import checkpoints, runner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -56,7 +62,16 @@ def made(tmp_path_factory, own_cache):
         items = enumerate(newswire.items(split, count))
         write_rows(
             folder / "data" / f"{split}.jsonl",
-            [{"id": str(number), "document": item.document, "summary": item.summary} for number, item in items],
+            [
+                {
+                    "id": str(number),
+                    "document": item.document,
+                    "summary": item.summary,
+                    "long": f"{item.document} And so on.",
+                    "short": item.summary[:20],
+                }
+                for number, item in items
+            ],
         )
     (folder / "tiny.toml").write_text(RECIPE + TINY_MODEL)
     with pytest.MonkeyPatch.context() as patch:
@@ -267,3 +282,167 @@ def test_the_score_of_a_limited_validation_is_that_of_the_first_examples_by_hand
     texts = of_run(place / "new", [row["document"] for row in rows[:3]])
     by_hand = [len(row["summary"]) + 1000 * len(text) for row, text in zip(rows, texts, strict=False)]
     assert score == pytest.approx(sum(by_hand) / 3)
+
+
+# Every setting
+
+
+ONE_FILE = ("data.name=data/train.jsonl", "train.eval_every=0")
+SETTINGS = {
+    "objective": ("ce + matches(2)", "training"),
+    "task": ("translation", "training texts"),
+    "data.name": ("test=data/validation.jsonl,train=data/test.jsonl,validation=data/test.jsonl", "tokens texts"),
+    "data.source": ("long", "tokens texts"),
+    "data.target": ("short", "tokens texts"),
+    "data.id": ("none", "tokens texts"),  # the order of the rows and what is held out depend on ids
+    "data.source_language": ("de_DE", "tokens texts", "multilingual"),
+    "data.target_language": ("de_DE", "tokens texts", "multilingual"),
+    "data.validation_fraction": (0.5, "tokens", *ONE_FILE),
+    "data.separator": ("<s>", "tokens texts"),
+    "data.splitter": ("period", "tokens texts"),
+    "data.language": ("de", "tokens texts"),
+    "data.prefix": ("summarize: ", "tokens texts"),
+    "data.max_source": (40, "tokens texts"),
+    "data.max_target": (9, "tokens texts"),
+    "data.limit": (5, "tokens"),
+    "data.validation_limit": (2, "tokens"),
+    "data.candidates": ("others", "tokens", *RANKED),
+    "data.on_bad_row": ("skip", "nothing"),  # which rows are read is in the fingerprint
+    "model.name": ("other", "tokens texts"),
+    "model.revision": ("v1", "training"),
+    "model.architecture": ("mbart", "training"),
+    "model.width": (32, "training"),
+    "model.encoder_layers": (2, "training"),
+    "model.decoder_layers": (2, "training"),
+    "model.heads": (2, "training"),
+    "model.feed_forward": (64, "training"),
+    "model.dropout": (0.3, "training"),
+    "model.vocabulary": (500, "tokens", "model.name=scratch"),
+    "model.init_std": (0.1, "training"),
+    "model.copying": (True, "training"),
+    "train.epochs": (2.0, "training"),
+    "train.max_steps": (2, "training"),
+    "train.batch_size": (2, "training"),
+    "train.accumulate": (2, "training"),
+    "train.max_tokens": (100, "nothing"),  # any split of a step is the same step
+    "train.learning_rate": (1e-3, "training"),
+    "train.warmup_steps": (1, "training"),
+    "train.schedule": ("cosine", "training"),
+    "train.weight_decay": (0.5, "training"),
+    "train.beta1": (0.5, "training"),
+    "train.beta2": (0.5, "training"),
+    "train.epsilon": (1e-3, "training"),
+    "train.clip": (0.5, "training"),
+    "train.precision": ("bf16", "training"),
+    "train.log_every": (2, "nothing"),
+    "train.eval_every": (3, "training"),
+    "train.save_every": (2, "nothing"),
+    "train.keep": (1, "nothing"),
+    "train.best": ("loss", "training"),
+    "train.best_limit": (1, "training"),
+    "train.best_beams": (2, "training"),
+    "train.best_options": (["rouge.stemmer=false"], "training", "train.best=rouge1"),
+    "train.early_stopping": (1, "training"),
+    "train.eval_batch_size": (2, "nothing"),
+    "train.group_by_length": (False, "training"),
+    "train.gradient_checkpointing": (True, "nothing"),
+    "train.capture": (False, "nothing"),
+    "train.compile": (True, "nothing"),
+    "train.fsdp": (True, "nothing"),
+    "train.memory": ("lean", "nothing"),
+    "train.seed": (1, "training"),
+    "train.report_to": (["wandb"], "nothing"),
+    "generation.num_beams": (2, "texts"),
+    "generation.length_penalty": (2.0, "texts"),
+    "generation.min_length": (3, "texts"),
+    "generation.max_length": (50, "texts"),
+    "generation.no_repeat_ngram_size": (2, "texts"),
+    "generation.early_stopping": (False, "texts"),
+    "generation.renormalize": (True, "texts"),
+    "generation.engine": ("hf", "texts"),
+    "generation.precision": ("bf16", "texts"),
+}
+"""Setting → another value, what it changes, and the settings with which it does.
+
+"tokens": those of the training, and then the training; "training": it alone; "texts": those of generate and candidates;
+"nothing" but speed, memory, logs or rounding.
+"""
+
+
+def test_every_setting_is_known_to_change_something_or_nothing():
+    """A new setting: add it to the list above, and to the key of whatever it changes."""
+    assert set(SETTINGS) == set(recipe._settings())
+    kinds = {word for _, kinds, *_ in SETTINGS.values() for word in kinds.split()}
+    assert kinds == {"tokens", "training", "texts", "nothing"}
+
+
+def test_every_file_of_a_model_folder_is_known_to_change_something(made):
+    names = {path.name for path in (made / "base").iterdir()}
+    assert names <= {*MODEL_FILES, "model.safetensors"}
+
+
+def overridden(name, value):
+    return f"{name}={json.dumps(value) if isinstance(value, list | bool) else value}"
+
+
+def tokens_key(settings):
+    """Where the tokens of a training are cached."""
+    arguments = SimpleNamespace(world_size=1, device=torch.device("cpu"), bf16=False, fp16=False)
+    nothing = checkpoints.Found(None, {})
+    made = runner._prepare(settings, arguments, RunFolder(Path("new")), nothing, lambda _: None, False).record
+    compared = made["candidates"] or {"tokens": None}
+    return [compared["tokens"], *(split["tokens"] for split in made["splits"].values())]
+
+
+def texts_key(model, settings):
+    """What predictions are kept with."""
+    allowed = [one for one in settings if one.startswith(("data.", "generation.", "task"))]
+    work = predictions.job(model, data="data", overrides=allowed)
+    output = predictions.predictions_in(RunFolder(Path("nowhere")))
+    writer = predictions._writer(work, output, lambda _: None)
+    return writer.settings | predictions.facts_of(work, predictions.read_split(work))
+
+
+@pytest.fixture(scope="module")
+def shared(made):
+    """A folder in which nothing is changed, with another model and other candidates."""
+    shutil.copytree(made / "base", made / "other")
+    swap_tokens(made / "other")
+    shutil.copytree(made / "compared", made / "others")
+    rows = [json.loads(line) for line in (made / "others" / "candidates.jsonl").read_text().splitlines()]
+    rows[0]["gains"] = [0.125, 0.25]
+    write_rows(made / "others" / "candidates.jsonl", rows)
+    return made
+
+
+LANGUAGES = [name for name, (_, _, *given) in SETTINGS.items() if "multilingual" in given]
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in LANGUAGES])
+def test_a_setting_changes_the_keys_of_what_it_changes(shared, monkeypatch, name):
+    monkeypatch.chdir(shared)
+    value, kinds, *given = SETTINGS[name]
+    change = overridden(name, value)
+    before, after = (recipe.load("tiny.toml", [*given, *more]) for more in ((), (change,)))
+    assert [line.partition(":")[0] for line in recipe.differences(before, after)] == [name], "a run is not continued"
+    if not name.startswith("train.") and (name == "model.vocabulary" or "scratch" not in after.model.name):
+        offline = [replace(each, model=replace(each.model, revision="main")) for each in (before, after)]
+        assert (tokens_key(offline[0]) != tokens_key(offline[1])) == ("tokens" in kinds)
+    if name.startswith(("data.", "generation.", "task")) and not given:
+        keys = [texts_key("base", [*given, *more]) for more in ((), (change,))]
+        assert (keys[0] != keys[1]) == ("texts" in kinds)
+    if name == "model.name":
+        assert texts_key("base", []) != texts_key("other", [])
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_a_language_changes_the_tokens_and_the_texts_of_a_multilingual_model(shared, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(shared)
+    folder = str(tiny_multilingual.model_folder("mbart", tmp_path / "model"))
+    both = ["data.source_language=en_XX", "data.target_language=en_XX"]
+    keys = []
+    for more in ([], [overridden(name, SETTINGS[name][0])]):
+        settings = recipe.load("tiny.toml", [f"model.name={folder}", *both, *more])
+        keys.append((tokens_key(settings), texts_key(folder, [*both, *more])))
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] != keys[1][1]
