@@ -1,5 +1,6 @@
 """The search in tensors: the texts of hf, groups against plain Python, samples with the right frequencies."""
 
+import copy
 import functools
 from dataclasses import replace
 
@@ -319,3 +320,17 @@ def test_the_same_seed_samples_the_same_texts_and_another_others():
     assert one == again
     assert one != other
     assert len({tuple(text) for text in one[0]}) == 3
+
+
+def test_sources_of_equal_length_draw_different_noise():
+    """All tokens are equally probable, whatever the source: only the noise decides."""
+    model = copy.deepcopy(tiny("bart"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.final_logits_bias.zero_()
+    search = with_settings(model, do_sample=True, top_k=0)
+    sources = [[5, 6, 7, 2], [6, 5, 7, 2], [5, 6, 8, 2]]
+    texts = written(graph, model, search, sources)
+    assert len({tuple(text) for (text,) in texts}) == 3
+    assert written(graph, model, search, sources[::-1]) == texts[::-1]

@@ -11,7 +11,7 @@ from ngramloss.data import Example
 from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.scores import Pooled, Scores, corpus_score
 from ngramloss.scoring import results, systems
-from ngramloss.training.best import Best, best_of, is_better
+from ngramloss.training.best import Best, best_of, is_better, tie_note
 from ngramloss.training.generated_score import GeneratedScore, notes_on, score_of
 
 
@@ -151,6 +151,39 @@ def test_options_of_the_metric_are_typed_and_checked():
 )
 def test_a_value_is_better_if_it_is_on_the_right_side(value, than, higher, better):
     assert is_better(value, than, higher=higher) is better
+
+
+ALWAYS_0 = (
+    "rouge1 was 0.0000 in all 3 validations, so it could not select a checkpoint: the model has the weights of the first "
+    "validation, at step 5. Choose another train.best, or take the last weights with train.eval_every=0."
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "sentence"),
+    [
+        ("rouge1", [0.0, 0.0, 0.0], ALWAYS_0),
+        ("rouge1", [0.0, math.nan, 0.0, 0.0], ALWAYS_0),
+        (
+            "rouge1",
+            [1.0, 2.5, 2.5],
+            "2 of 3 validations have the best rouge1, 2.5000 (steps 10, 15): the model has the weights of the first of "
+            "them. Validate on more examples, or choose another train.best, to tell them apart.",
+        ),
+        ("ce", [1.5, 2.5, 1.5], "2 of 3 validations have the best ce, 1.5000 (steps 5, 15): the model"),
+        ("rouge1", [2.5, 1.0, 1.0], ""),
+        ("ce", [2.5, 2.5, 1.0], ""),
+        ("rouge1", [0.0], ""),
+        ("rouge1", [], ""),
+        ("rouge1", [math.nan, math.nan], ""),
+    ],
+)
+def test_if_the_best_value_is_shared_it_is_said(name, values, sentence):
+    history = [{"step": 5, "loss": 0.0}, {"step": 10, "loss": 0.0}]
+    history += [{"step": 5 * number, f"eval_{name}": value} for number, value in enumerate(values, 1)]
+    note = tie_note(chosen(name), history)
+    assert note.startswith(sentence)
+    assert bool(note) == bool(sentence)
 
 
 # The score

@@ -12,8 +12,8 @@ from forks import fork, fork_ranks, killed_at_third_call
 from searches import SOURCES, tiny, with_settings
 
 from ngramloss import METRICS, Metric, Scores, cli
-from ngramloss.data import Example, newswire
-from ngramloss.data.candidates import read_candidates
+from ngramloss.data import Example, fingerprint, newswire
+from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates, text_hashes
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation import predictions
 from ngramloss.generation.engines import graph, hf
@@ -97,6 +97,105 @@ def test_a_row_that_cannot_be_used_is_named_with_the_reason(tmp_path, line, sent
         read_candidates(path)
     assert sentence in str(stop.value)
     assert str(stop.value).startswith(f"2 of 3 rows of {path} cannot be used:"), "all of them at once"
+
+
+# Checking that they are of the training examples
+
+SOURCES_OF = [Example(str(number), f"Source {number}.", f"Target {number}.") for number in range(12)]
+ABOUT = {"split": "train", "documents": 12, "fingerprint": fingerprint(SOURCES_OF)}
+
+
+def check(folder, examples, *, row=text_hashes, about=(), made_from=SOURCES_OF):
+    """Check candidates of some examples against others. Their rows have an id and what ``row`` says."""
+    path = written(folder / "candidates.jsonl", *(ROW | {"id": example.id} | row(example) for example in made_from))
+    return check_candidates(read_candidates(path), dict(about), examples, path=path)
+
+
+def test_candidates_of_the_training_examples_are_taken_without_a_word(tmp_path):
+    for about in ({}, ABOUT):
+        assert check(tmp_path, SOURCES_OF, about=about) == ""
+        assert check(tmp_path, SOURCES_OF[:3], about=about) == "", "training may use fewer examples"
+        assert check(tmp_path, SOURCES_OF, about=about, made_from=SOURCES_OF[:3]) == "", "or more"
+    assert check(tmp_path, SOURCES_OF[::-1], about=ABOUT) == "", "ids of their own move with their texts"
+
+
+@pytest.mark.parametrize("row", [text_hashes, lambda example: {"source": example.source}], ids=["hash", "text"])
+@pytest.mark.parametrize(
+    ("change", "count", "ids"),
+    [
+        (lambda texts: texts[::-1], 12, "'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', …"),
+        (lambda texts: [*texts[:4], texts[4] + "!", *texts[5:]], 1, "'4'"),
+        (lambda texts: [*texts[:2], texts[3], texts[2], *texts[4:]], 2, "'2', '3'"),
+    ],
+    ids=["reversed", "edited", "swapped"],
+)
+def test_candidates_of_other_sources_are_refused_with_their_ids(tmp_path, row, change, count, ids):
+    """Ids are row numbers here, so they stay where they are."""
+    texts = change([example.source for example in SOURCES_OF])
+    examples = [example._replace(source=text) for example, text in zip(SOURCES_OF, texts, strict=True)]
+    with pytest.raises(UserError) as stop:
+        check(tmp_path, examples, row=row, about=ABOUT)
+    assert str(stop.value) == (
+        f"{count} of 12 training examples have another source than the candidates with the same id in "
+        f"{tmp_path / 'candidates.jsonl'}: {ids}. The data were edited, are other data, or are in another order and have "
+        "no column of ids. Restore them, or make the candidates again with: ngramloss candidates RUN_OR_MODEL"
+    )
+
+
+@pytest.mark.parametrize("change", [{"target": "Another."}, {"references": ("Target 5.", "A second one.")}])
+def test_candidates_whose_gains_are_of_other_references_are_refused_with_their_ids(tmp_path, change):
+    examples = [*SOURCES_OF[:5], SOURCES_OF[5]._replace(**change), *SOURCES_OF[6:]]
+    with pytest.raises(
+        UserError,
+        match=r"1 of 12 training examples have other references than those with which the gains in .*candidates\.jsonl "
+        r"were computed: '5'\. Restore the data, or make the candidates again with: ngramloss candidates",
+    ):
+        check(tmp_path, examples, about=ABOUT)
+
+
+def test_candidates_of_another_split_are_refused(tmp_path):
+    with pytest.raises(
+        UserError,
+        match=r"are of the split 'validation', but training needs those of the split 'train': make the candidates again "
+        r"with: ngramloss candidates RUN_OR_MODEL --split train",
+    ):
+        check(tmp_path, SOURCES_OF, about=ABOUT | {"split": "validation"})
+
+
+REMARK = (
+    "12 of 12 rows of candidates in {} do not say which text they are of, so only their ids were compared. Make sure "
+    "that they are of these data, in this order. A key 'source' in each row, with the text of the source, lets them be "
+    "checked."
+)
+
+
+def test_candidates_that_do_not_say_what_they_are_of_are_taken_with_a_remark(tmp_path):
+    remark = REMARK.format(tmp_path / "candidates.jsonl")
+    assert check(tmp_path, SOURCES_OF, row=lambda _: {}) == remark
+    assert check(tmp_path, SOURCES_OF, row=lambda _: {"source": 7}) == remark
+    some = check(tmp_path, SOURCES_OF, row=lambda example: text_hashes(example) if example.id < "2" else {})
+    assert some.startswith("8 of 12 rows"), "of rows with and without, the latter are counted"
+
+
+def test_candidates_of_an_earlier_version_are_compared_by_the_fingerprint_of_their_examples(tmp_path):
+    more = [*SOURCES_OF, Example("more", "More.", "Text.")]
+    for examples in (SOURCES_OF, more):
+        assert check(tmp_path, examples, row=lambda _: {}, about=ABOUT) == ""
+    assert "only their ids were compared" in check(tmp_path, SOURCES_OF[:5], row=lambda _: {}, about=ABOUT)
+    with pytest.raises(
+        UserError,
+        match=rf"were made from 12 examples with the fingerprint {ABOUT['fingerprint']}, but the first 12 training "
+        r"examples have [0-9a-f]{16}\. Restore the data, or make the candidates again",
+    ):
+        check(tmp_path, more[::-1], row=lambda _: {}, about=ABOUT)
+
+
+def test_only_what_lies_beside_a_file_of_ours_is_about_it(tmp_path):
+    written(tmp_path / "candidates.jsonl", ROW)
+    assert about_candidates(tmp_path) == {}
+    (tmp_path / "candidates.json").write_text('{"split": "train"}')
+    assert about_candidates(tmp_path) == about_candidates(tmp_path / "candidates.jsonl") == {"split": "train"}
+    assert about_candidates(written(tmp_path / "others.jsonl", ROW)) == {}
 
 
 def test_files_that_are_none_get_a_sentence(tmp_path):

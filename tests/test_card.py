@@ -96,6 +96,14 @@ def test_the_card_says_which_score_of_generated_texts_chose_the_weights():
     assert "Weights of step 1500 (highest validation bleu, 31.2000) of 1800." in text
 
 
+def test_the_card_says_that_the_best_value_was_shared():
+    facts = {"step": 20, "best_step": 5, "best": 0.0}
+    settings = recipe.load("demo", ["train.best=rouge1"])
+    text = card.card_text(settings, PREPARED, facts, Path("checkpoint-5"), note="rouge1 was 0.0000 throughout.")
+    assert "(highest validation rouge1, 0.0000) of 20. Note: rouge1 was 0.0000 throughout.\n" in text
+    assert "Note:" not in card.card_text(settings, PREPARED, facts, Path("checkpoint-5"))
+
+
 @pytest.mark.parametrize("facts", [{"best_step": None, "best": None}, {"best_step": 1500, "best": 1.2}])
 def test_the_card_says_where_the_last_weights_were_taken(facts):
     text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, **facts}, Path("checkpoint-1800"))

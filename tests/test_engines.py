@@ -23,7 +23,7 @@ from ngramloss.errors import UserError
 from ngramloss.files import cache_folder
 from ngramloss.generation import batches as batching
 from ngramloss.generation import engines, predictions
-from ngramloss.generation.engines import conversion, ct2, hf
+from ngramloss.generation.engines import conversion, ct2, graph, hf
 from ngramloss.generation.engines.settings import search_of
 from ngramloss.recipe import Generation, Model
 from ngramloss.scoring import provenance
@@ -130,6 +130,19 @@ def test_lengths_may_be_counted_in_new_tokens_or_not_be_named(lengths):
         assert max(len(text) for (text,) in texts) == search.max_length == (7 if "max_new_tokens" in lengths else 21)
     finally:
         model.generation_config.update(max_new_tokens=None, min_new_tokens=None)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("engine", [hf, graph, ct2], ids=["hf", "graph", "ctranslate2"])
+def test_a_text_may_end_right_after_the_least_number_of_new_tokens(engine, beams):
+    """The model would end every text at once: start token, so many tokens, end token."""
+    model = copy.deepcopy(tiny("bart"))
+    model.final_logits_bias[0, models.EOS] = 1e3
+    with_settings(model, num_beams=beams, decoder_start_token_id=3, renormalize_logits=True)
+    for least in (0, 1, 4):
+        model.generation_config.update(min_new_tokens=least)
+        texts = written(engine, model, search_of(model))
+        assert [(len(text), text[-1]) for (text,) in texts] == [(1 + least + 1, models.EOS)] * len(SOURCES)
 
 
 def test_the_end_token_is_that_of_the_generation_settings():

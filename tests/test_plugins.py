@@ -1,6 +1,9 @@
 """Objectives and metrics from outside the package: by --plugin, by entry point, or in a program."""
 
+import functools
+import importlib
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,6 +15,7 @@ import ngramloss as ng
 from ngramloss import plugins
 from ngramloss.cli import main
 from ngramloss.errors import UserError
+from ngramloss.files import fingerprint
 from ngramloss.metrics.registry import METRICS, score_owners
 from ngramloss.objectives import OBJECTIVES
 
@@ -230,6 +234,225 @@ def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
     (files / "mine.py").write_text((files / "mine.py").read_text().replace("float(sum(", "float(2 * sum("))
     assert main(given) == 0
     assert json.loads(capsys.readouterr().out)["systems"][0]["scores"]["vowels"] == 2.0
+
+
+# Code of a second file
+
+HELPED = """\
+import sys
+sys.path.insert(0, {folder!r})
+import ngramloss as ng
+{imported}
+
+def helped(predictions):
+    return ng.Scores({{"helped": [{called} for _ in predictions]}}, "helped")
+
+ng.METRICS["helped"] = ng.Metric(helped, reads=("predictions",))
+"""
+LAYOUTS = {
+    "beside the plugin": ({"helper.py": "def value(): return 1.0"}, "import helper", "helper.value()", "helper.py"),
+    "a name of it": ({"helper.py": "def value(): return 1.0"}, "from helper import value", "value()", "helper.py"),
+    "imported in a function": (
+        {"helper.py": "def value(): return 1.0"},
+        "def late():\n    import helper\n    return helper.value()",
+        "late()",
+        "helper.py",
+    ),
+    "imported by its name": (
+        {"helper.py": "def value(): return 1.0"},
+        "import importlib\nhelper = importlib.import_module('helper')",
+        "helper.value()",
+        "helper.py",
+    ),
+    "imported by a helper": (
+        {"helper.py": "import deeper\ndef value(): return deeper.ONE", "deeper.py": "ONE = 1.0"},
+        "import helper",
+        "helper.value()",
+        "deeper.py",
+    ),
+    "a package": (
+        {"pack/__init__.py": "", "pack/inner.py": "def value(): return 1.0"},
+        "from pack import inner",
+        "inner.value()",
+        "pack/inner.py",
+    ),
+    "what a package runs first": (
+        {"pack/__init__.py": "ONE = 1.0", "pack/inner.py": "from . import ONE\ndef value(): return ONE"},
+        "import pack.inner",
+        "pack.inner.value()",
+        "pack/__init__.py",
+    ),
+    "a relative import": (
+        {"pack/__init__.py": "", "pack/inner.py": "from .most import value", "pack/most.py": "def value(): return 1.0"},
+        "from pack.inner import value",
+        "value()",
+        "pack/most.py",
+    ),
+    "a relative import of a package above": (
+        {
+            "pack/__init__.py": "",
+            "pack/sub/__init__.py": "",
+            "pack/sub/inner.py": "from ..most import value",
+            "pack/most.py": "def value(): return 1.0",
+        },
+        "from pack.sub.inner import value",
+        "value()",
+        "pack/most.py",
+    ),
+    "a package without a file of its own": (
+        {"space/inner.py": "def value(): return 1.0"},
+        "from space.inner import value",
+        "value()",
+        "space/inner.py",
+    ),
+}
+
+
+OWN = {"helper", "deeper", "pack", "space", "theirs", "other"}
+
+
+@pytest.fixture
+def forget_modules(monkeypatch):
+    """Modules of a test's own are gone after it, and where it looked for them."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def forget():
+        for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
+            del sys.modules[name]
+        METRICS._added.clear()
+        importlib.invalidate_caches()
+
+    yield forget
+    forget()
+
+
+def helped(files, layout, *, elsewhere=False):
+    """Write a plugin and its helpers; return the helper to change, and the command that scores with the plugin."""
+    folder = files / "elsewhere" if elsewhere else files
+    written, imported, called, changed = LAYOUTS[layout]
+    for name, text in written.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+    (files / "helped.py").write_text(HELPED.format(imported=imported, called=called, folder=str(folder)))
+    (files / "run").mkdir()
+    (files / "run" / "predictions.jsonl").write_text((files / "a.jsonl").read_text())
+    (files / "run" / "generation.json").write_text("{}")
+    given = ["--references", "refs.jsonl", "run", "--metrics", "helped", "--json"]
+    return folder / changed, ["score", "--plugin", "helped.py", *given]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["beside", "elsewhere"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_are_computed_anew_if_a_helper_has_changed(files, capsys, forget_modules, layout, elsewhere):
+    helper, command = helped(files, layout, elsewhere=elsewhere)
+
+    def score():
+        forget_modules()
+        assert main(command) == 0
+        return json.loads(capsys.readouterr().out)["systems"][0]["scores"]["helped"]
+
+    assert score() == 1.0
+    saved = (files / "run" / "scores.json").read_text()
+    assert score() == 1.0
+    assert (files / "run" / "scores.json").read_text() == saved
+    helper.write_text(helper.read_text().replace("1.0", "2.50"))
+    assert score() == 2.5
+
+
+def test_a_run_is_not_continued_if_a_helper_has_changed(files, capsys, monkeypatch, forget_modules):
+    monkeypatch.setenv("NGRAMLOSS_CACHE", str(files / "cache"))
+    (files / "helper.py").write_text("HALF = 0.5\n")
+    start = f"import sys\nsys.path.insert(0, {str(files)!r})\nimport helper\n"
+    (files / "mine.py").write_text(start + OBJECTIVE.replace("0.5**power", "helper.HALF**power"))
+    three = [*TINY, "--set", "train.max_steps=3", "--set", "train.save_every=1", "--set", "train.keep=3"]
+    command = [*three, "--plugin", "mine.py"]
+    assert main(command) == 0
+    shutil.rmtree(files / "run" / "model")
+    for step in (2, 3):
+        shutil.rmtree(files / "run" / "checkpoints" / f"checkpoint-{step}")
+    OBJECTIVES._added.clear()
+    (files / "helper.py").write_text("HALF = 0.25\n")
+    forget_modules()
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "the code of the objective 'halves' has changed since run was started" in capsys.readouterr().err
+
+
+def source_of(files, text):
+    """The hash of the code of a metric that a plugin adds."""
+    METRICS._added.clear()
+    (files / "plugin.py").write_text(text)
+    plugins.load_file(files / "plugin.py")
+    return METRICS.source("mine")
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["helper.value", "functools.partial(helper.value)", "wrapped(helper.value)", "'helper:value'", "helper.Value()"],
+)
+def test_the_code_of_a_metric_is_that_of_its_function_whatever_wraps_it(files, forget_modules, function):
+    text = f"import functools, sys\nsys.path.insert(0, {str(files)!r})\nimport helper\nimport ngramloss as ng\n"
+    text += "def wrapped(function):\n    return functools.wraps(function)(lambda *_: function(*_))\n"
+    text += f"ng.METRICS['mine'] = ng.Metric({function})"
+    helper = "def value(*_): ...\nclass Value:\n    def __call__(self, *_): ...\n"
+    (files / "helper.py").write_text(helper)
+    first = source_of(files, text)
+    assert source_of(files, text) == first
+    (files / "helper.py").write_text(helper + "# changed\n")
+    assert source_of(files, text) != first
+    (files / "helper.py").write_text(helper)
+    assert source_of(files, text + "  # another option, maybe") != first, "the file that adds it counts, too"
+
+
+def test_the_code_of_a_metric_that_a_program_adds_is_that_of_its_function(files, monkeypatch, forget_modules):
+    monkeypatch.syspath_prepend(str(files))
+    (files / "helper.py").write_text("def value(*_): ...\n")
+    METRICS["mine"] = ng.Metric(functools.partial(importlib.import_module("helper").value))
+    assert METRICS.source("mine") == fingerprint([files / "helper.py"])
+    METRICS["mine"] = ng.Metric(len)
+    assert METRICS.source("mine") == "", "it has no file"
+
+
+def test_the_code_of_a_plugin_without_helpers_has_the_hash_of_its_file(files):
+    """Runs and scores of earlier versions have this hash."""
+    text = "import ngramloss as ng, json, numpy\nng.METRICS['mine'] = ng.Metric(lambda references, predictions: 0)"
+    assert source_of(files, text) == fingerprint([files / "plugin.py"])
+
+
+def test_a_helper_that_cannot_be_parsed_still_counts(files, forget_modules):
+    (files / "helper.py").write_text("def broken(:\n")
+    text = "import ngramloss as ng\ndef mine(*_):\n    import helper\nng.METRICS['mine'] = ng.Metric(mine)"
+    first = source_of(files, text)
+    (files / "helper.py").write_text("def broken(::\n")
+    assert source_of(files, text) != first
+
+
+def test_of_installed_packages_only_the_entrys_own_modules_count(files, monkeypatch, forget_modules):
+    installed = files / "lib" / "site-packages"
+    for name, text in {
+        "theirs/__init__.py": "",
+        "theirs/metric.py": "from ngramloss import Metric\nimport other\nfrom theirs import more\nMINE = Metric(more.score)",
+        "theirs/more.py": "def score(references, predictions): ...",
+        "theirs/unused.py": "",
+        "other.py": "",
+    }.items():
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text(text + "\n")
+    monkeypatch.syspath_prepend(str(installed))
+    entry_point("theirs", "theirs.metric:MINE", "ngramloss.metrics", monkeypatch)
+    first = METRICS.source("theirs")
+    for name, counts in {
+        "theirs/__init__.py": True,
+        "theirs/metric.py": True,
+        "theirs/more.py": True,
+        "theirs/unused.py": False,
+        "other.py": False,
+    }.items():
+        before = (installed / name).read_text()
+        (installed / name).write_text(before + "# changed\n")
+        assert (METRICS.source("theirs") != first) == counts, name
+        (installed / name).write_text(before)
+    assert METRICS.source("rouge") == ""
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import signal
 
 import pytest
+from changes import MODEL_FILES, change_weights
 from forks import fork, fork_ranks, killed_at_third_call
 
 from ngramloss import cli
@@ -323,6 +324,83 @@ def test_rows_that_are_no_predictions_are_written_again(tmp_path):
         file.write('{"x": 1}\n{"id": "newswire-test-0"}\n')
     assert generate(*arguments) == 0
     assert (tmp_path / "predictions.jsonl").read_text() == whole
+
+
+# One thing of the model has changed
+
+
+CHANGES = {"weights": change_weights} | {f"model_files.{name}": change for name, change in MODEL_FILES.items()}
+
+
+@pytest.mark.parametrize("half_done", [False, True], ids=["done", "half done"])
+@pytest.mark.parametrize("verb", ["generate", "candidates"])
+@pytest.mark.parametrize("changed", CHANGES)
+def test_texts_of_a_model_that_has_changed_are_neither_returned_nor_mixed(
+    run, tmp_path, capsys, changed, verb, half_done
+):
+    shutil.copytree(run, tmp_path / "run")
+    options = {"generate": [], "candidates": ["--count", "2", "--split", "test"]}[verb]
+    noun = {"generate": "predictions"}.get(verb, verb)
+    command = [verb, str(tmp_path / "run"), *options, "--limit", "3", "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 0
+    whole, share = tmp_path / "out" / f"{noun}.jsonl", tmp_path / "out" / f"{noun}.partial-0.jsonl"
+    if half_done:
+        share.write_text(whole.read_text().splitlines(keepends=True)[0])
+        whole.unlink()
+    before = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    CHANGES[changed](tmp_path / "run" / "model")
+    capsys.readouterr()
+    assert cli.main(command) == 2
+    err = capsys.readouterr().err
+    assert f"has {noun} made with other settings (" in err
+    assert f"{changed}: " in err
+    assert "Choose another --out, or delete them." in err
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_predictions_of_a_model_that_has_changed_are_not_scored(run, tmp_path, capsys, changed):
+    shutil.copytree(run, tmp_path / "run")
+    assert generate(tmp_path / "run", "--limit", 2) == 0
+    CHANGES[changed](tmp_path / "run" / "model")
+    capsys.readouterr()
+    assert cli.main(["score", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    if changed == "weights":
+        assert "were written by other weights (" in err
+    else:
+        name = changed.removeprefix("model_files.")
+        assert f"were written before files in {tmp_path / 'run' / 'model'} were changed ({name}). Delete " in err
+    assert f"make new ones with: ngramloss generate {tmp_path / 'run'}" in err
+
+
+def test_files_that_no_model_is_loaded_from_change_nothing(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    assert generate(tmp_path / "run", "--limit", 2) == 0
+    (tmp_path / "run" / "model" / "README.md").write_text("mine")
+    assert generate(tmp_path / "run", "--limit", 2) == 0
+    assert cli.main(["score", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize("half_done", [False, True], ids=["done", "half done"])
+def test_predictions_of_an_earlier_version_are_taken_with_a_remark(run, tmp_path, capsys, half_done):
+    shutil.copytree(run, tmp_path / "run")
+    assert generate(tmp_path / "run", "--limit", 3) == 0
+    whole, about = tmp_path / "run" / "predictions.jsonl", tmp_path / "run" / "generation.json"
+    before = whole.read_text()
+    about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "model_files"}))
+    if half_done:
+        (tmp_path / "run" / "predictions.partial-0.jsonl").write_text(before.splitlines(keepends=True)[0])
+        whole.unlink()
+    capsys.readouterr()
+    assert generate(tmp_path / "run", "--limit", 3) == 0
+    assert whole.read_text() == before
+    remark = (
+        f"an earlier version made the predictions in {tmp_path / 'run'}, and did not save which configuration and "
+        "tokenizer the model had. If you have changed these since, delete the predictions."
+    )
+    assert capsys.readouterr().err.count(remark) == 1
+    assert cli.main(["score", str(tmp_path / "run")]) == 0
 
 
 def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):

@@ -202,12 +202,14 @@ def test_a_folder_is_found_from_other_folders(finished, texts, tmp_path, monkeyp
     assert write({"document": DOCUMENTS})["prediction"] == texts
 
 
-def test_weights_that_changed_since_are_not_taken(tmp_path):
+@pytest.mark.parametrize("changed", ["model.safetensors", "config.json", "tokenizer_config.json"])
+def test_a_model_that_changed_since_is_not_taken(tmp_path, changed):
     write = ng.TextGenerator(saved_run(tmp_path))
-    (tmp_path / "model" / "model.safetensors").unlink()
+    with (tmp_path / "model" / changed).open("a") as file:
+        file.write(" ")
     with pytest.raises(
         ng.UserError,
-        match=r"the weights in .*model are not those for which this TextGenerator was made: they have changed, or this process cannot see",
+        match=r"the weights or settings in .*model are not those for which this TextGenerator was made: they have changed, or this process cannot see",
     ):
         write({"document": DOCUMENTS})
 

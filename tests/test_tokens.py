@@ -290,12 +290,89 @@ def test_another_tokenizer_has_another_fingerprint(tmp_path):
     assert tokenizer_fingerprint(PreTrainedTokenizerFast.from_pretrained(tmp_path)) == prints["bart"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("truncation_side", "left"),
+        ("padding_side", "left"),
+        ("split_special_tokens", True),
+        ("model_max_length", 7),
+        ("add_prefix_space", True),
+        ("clean_up_tokenization_spaces", True),
+        ("src_lang", "de"),
+        ("tgt_lang", "de"),
+    ],
+)
+def test_every_setting_of_a_tokenizer_makes_the_tokens_anew(tmp_path, name, value):
+    assert {name} <= set(tokens.SETTINGS)
+    tokenizer = tiny_tokenizers.bart_like()
+    before = made(tmp_path, tokenizer=tokenizer).folder
+    setattr(tokenizer, name, value)
+    assert made(tmp_path, tokenizer=tokenizer).folder != before
+
+
+def test_the_other_end_of_a_target_is_cut_after_the_side_has_changed(tmp_path):
+    tokenizer, long = tiny_tokenizers.bart_like(), [Example("1", "A dog.", "one two three four five six seven")]
+    cut = []
+    for side in ("right", "left"):
+        tokenizer.truncation_side = side
+        cut.append(made(tmp_path, long, tokenizer=tokenizer, shape=Shape(max_target=6))[0]["labels"].tolist())
+    assert cut[0] != cut[1]
+
+
+def test_special_tokens_in_a_text_are_split_after_that_was_asked_for(tmp_path):
+    tokenizer, marked = tiny_tokenizers.bart_like(), [Example("1", "A </s> dog.", "A dog.")]
+    encoded = []
+    for split in (False, True):
+        tokenizer.split_special_tokens = split
+        encoded.append(made(tmp_path, marked, tokenizer=tokenizer)[0]["input_ids"].tolist())
+    assert encoded[0] != encoded[1]
+
+
+@pytest.mark.parametrize("changed", ["bare", "framed", "target", "truncated", "special", "decoded"])
+def test_what_a_tokenizer_does_is_in_its_fingerprint_although_no_setting_says_it(changed):
+    """Code of a tokenizer's own may do anything; here it changes one thing that no file shows."""
+
+    class Own(type(tiny_tokenizers.bart_like())):
+        odd = False
+
+        def __call__(self, text=None, text_target=None, **options):
+            encoded = super().__call__(text=text, text_target=text_target, **options)
+            odd = {
+                "bare": not options.get("add_special_tokens", True),
+                "framed": text is not None and options.get("add_special_tokens", True),
+                "target": text_target is not None,
+                "truncated": bool(options.get("truncation")),
+                "special": any("</s>" in each for each in (text or ())),
+            }
+            if self.odd and odd.get(changed):
+                encoded["input_ids"] = [row[::-1] for row in encoded["input_ids"]]
+            return encoded
+
+        def batch_decode(self, rows, **options):
+            texts = super().batch_decode(rows, **options) if changed == "decoded" else ["" for _ in rows]
+            return [text.upper() for text in texts] if self.odd and changed == "decoded" else texts
+
+    tokenizer = Own(tokenizer_object=tiny_tokenizers.bart_like().backend_tokenizer, eos_token="</s>")
+    before = tokenizer_fingerprint(tokenizer)
+    assert tokenizer_fingerprint(tokenizer) == before
+    tokenizer.odd = True
+    assert tokenizer_fingerprint(tokenizer) != before
+
+
 def test_a_tokenizer_without_a_backend_has_a_fingerprint_of_its_vocabulary():
     class Slow:
         special_tokens_map: dict = {}  # noqa: RUF012
+        all_special_tokens: tuple = ()
 
         def __init__(self, vocabulary):
             self.get_vocab = lambda: vocabulary
+
+        def __call__(self, text=None, text_target=None, **_):
+            return {"input_ids": [[0] for _ in text or text_target]}
+
+        def batch_decode(self, rows, **_):
+            return ["a" for _ in rows]
 
     one, same, other = (
         tokenizer_fingerprint(Slow(vocab)) for vocab in ({"a": 0, "b": 1}, {"b": 1, "a": 0}, {"a": 1, "b": 0})

@@ -7,15 +7,18 @@ groups ``ngramloss.objectives`` and ``ngramloss.metrics``.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from importlib.machinery import ModuleSpec, all_suffixes
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,6 +28,8 @@ from ngramloss.files import fingerprint
 from ngramloss.settings import nearest
 
 Entry = TypeVar("Entry")
+_LOADING: list[Path] = []
+"""The plugin files that are being run, the innermost last."""
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
@@ -40,6 +45,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         self.noun, self.kind = noun, kind
         self._builtin = dict(builtin)
         self._added: dict[str, Entry] = {}
+        self._added_by: dict[str, Path | None] = {}
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
@@ -63,6 +69,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
                 f"the {self.noun} {name!r} must be an ngramloss.{self.kind.__name__}, got {type(entry).__name__}."
             )
         self._added[name] = entry
+        self._added_by[name] = _LOADING[-1] if _LOADING else None
 
     def __delitem__(self, name: str) -> None:
         del self._added[name]
@@ -94,6 +101,20 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             return ""
         point = self._installed.get(name)
         return f"package {point.dist.name}" if point is not None and point.dist else "plugin"
+
+    def source(self, name: str) -> str:
+        """A hash of the code of an entry and of what it imports; empty if it is built in or has no files.
+
+        It covers the plugin file that adds the entry, the modules of its functions, and all modules of their own that
+        these import; not other installed packages, and not Python's.
+        """
+        if name in self._builtin:
+            return ""
+        entry, point = self.entry(name), self._installed.get(name)
+        home = self._added_by.get(name) if point is None else _module_file(point.module)
+        used = [_module_file(module) for function in _functions(entry) for module in _module_names(function)]
+        files = own_files([path for path in (home, *used) if path], package=_package(home) if home else None)
+        return fingerprint(files) if files else ""
 
     def problem(self, name: str) -> str:
         """Why an entry of an installed package cannot be used; empty if it can."""
@@ -151,6 +172,7 @@ def load_file(path: Path) -> None:
         raise UserError(f"a plugin is a Python file, got {path}.")
     module = module_from_spec(spec)
     sys.modules[name] = module  # so that classes of the file can be pickled
+    _LOADING.append(path)
     try:
         spec.loader.exec_module(module)
     except UserError:
@@ -165,12 +187,105 @@ def load_file(path: Path) -> None:
         ]
         at = f" in line {lines[-1]}" if lines else ""
         raise UserError(f"the plugin {path} failed{at}: {type(error).__name__}: {error}") from error
+    finally:
+        _LOADING.pop()
 
 
-def source_hash(function: str | Callable[..., Any]) -> str:
-    """A hash of the file that defines a user's function; empty for a function of ngramloss or without a file."""
-    if isinstance(function, str) and function.startswith("ngramloss."):
-        return ""
-    module = sys.modules.get(getattr(load_function(function), "__module__", ""))
-    file = getattr(module, "__file__", None)
-    return fingerprint([Path(file)]) if file and Path(file).is_file() else ""
+# The code of an entry
+
+
+def _functions(entry: Any) -> Iterator[str | Callable[..., Any]]:
+    """The functions of an entry, or their ``module:name``."""
+    for name in ("function", "notes", "variants", "kernels"):
+        value = getattr(entry, name, None)
+        yield from value.values() if isinstance(value, Mapping) else [value] if value else []
+
+
+def _module_names(function: Any) -> Iterator[str]:
+    """The modules that define a function; of a partial, also those of its function."""
+    if isinstance(function, LazyFunction):
+        function = function.path
+    if isinstance(function, str):
+        yield function.partition(":")[0]
+        return
+    while function is not None:
+        yield str(getattr(function, "__module__", ""))
+        function = getattr(function, "func", None)  # of a partial
+
+
+def _module_file(name: str) -> Path | None:
+    """The file of a module; None if it has none. Nothing is imported but the packages that it is in."""
+    file = getattr(sys.modules.get(name), "__file__", None) or getattr(_spec(name), "origin", None)
+    return Path(file) if file and Path(file).is_file() else None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    try:
+        return find_spec(name) if name else None
+    except (ImportError, ValueError):
+        return None
+
+
+def own_files(paths: Sequence[Path], *, package: Path | None = None) -> list[Path]:
+    """Python files and the modules of their own that they import, directly or not, in a fixed order.
+
+    Imports are read from the code, so that one in a function counts before it is executed. A module is their own if it
+    lies beside the file or is found where Python looks for it, and belongs to no installed package but this one.
+
+    Args:
+        paths: the files. Those of other packages are left out.
+        package: the folder of the installed package that they belong to.
+    """
+    found: set[Path] = set()
+    left = list(paths)
+    while left:
+        path = left.pop().resolve()
+        if path not in found and _package(path) in (None, package):
+            found.add(path)
+            left += _imported_files(path)
+    return sorted(found)
+
+
+def _package(path: Path) -> Path | None:
+    """The folder of the installed package that a file belongs to, also of ngramloss and Python; None if of none."""
+    path = path.resolve()
+    for parent in path.parents:
+        if parent.name in ("site-packages", "dist-packages"):
+            return parent / path.relative_to(parent).parts[0]
+    homes = (Path(__file__).parent.resolve(), Path(sysconfig.get_path("stdlib")).resolve())
+    return next((home for home in homes if path.is_relative_to(home)), None)
+
+
+def _imported_files(path: Path) -> Iterator[Path]:
+    """The files of the modules that a Python file imports, where it can be said."""
+    try:
+        tree = ast.parse(path.read_bytes()) if path.suffix == ".py" else ast.Module([], [])
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        for level, name in _imports(node):
+            top = name.partition(".")[0]
+            folders = [path.parents[level - 1]] if 0 < level <= len(path.parents) else [path.parent]
+            if not level and (spec := _spec(top)):
+                folders += [Path(place).parent for place in spec.submodule_search_locations or [spec.origin or top]]
+            for folder in folders:
+                yield from _files_of(folder, name)
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The modules that a statement may import: how many dots come first, and the name."""
+    if isinstance(node, ast.Import):
+        yield from ((0, alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((node.level, ".".join(filter(None, [node.module, alias.name]))) for alias in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        words = [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
+        yield from ((0, word) for word in words if isinstance(word, str))
+
+
+def _files_of(folder: Path, name: str) -> Iterator[Path]:
+    """The files in a folder that importing ``a.b`` may run: those of its packages, and those of ``a`` and ``a.b``."""
+    for part in [*name.split("."), ""]:
+        places = [folder / "__init__", *([folder / part] if part else [])]
+        yield from (file for place in places for end in all_suffixes() if (file := Path(f"{place}{end}")).is_file())
+        folder = folder / part

@@ -165,13 +165,21 @@ class RunFolder:
         return named.name == here.name and (not named.is_dir() or named.resolve() == here)
 
     def raise_unless_current(self) -> None:
-        """Raise if the folder has the run's model, but other weights wrote the predictions."""
-        written = _json(self.generation).get("weights")
-        if written is None or not self.recipe.exists() or not self.finished or self.fingerprint in (None, written):
+        """Raise if the folder has the run's model, but other weights or settings wrote the predictions."""
+        about = _json(self.generation)
+        written, files = about.get("weights"), about.get("model_files")
+        if written is None or not self.recipe.exists() or not self.finished:
+            return
+        if self.fingerprint not in (None, written):
+            other = f"by other weights ({written}) than those in {self.model} ({self.fingerprint})"
+        elif isinstance(files, dict) and (now := model_files(self.model)) != files:
+            names = ", ".join(sorted(name for name in {*files, *now} if files.get(name) != now.get(name)))
+            other = f"before files in {self.model} were changed ({names})"
+        else:
             return
         raise UserError(
-            f"the predictions in {self.path} were written by other weights ({written}) than those in {self.model} "
-            f"({self.fingerprint}). Delete {self.predictions} and make new ones with: ngramloss generate {self.path}"
+            f"the predictions in {self.path} were written {other}. Delete {self.predictions} and make new ones with: "
+            f"ngramloss generate {self.path}"
         )
 
 
@@ -182,9 +190,25 @@ _UNFINISHED = re.compile(
 )
 
 
+READ = (".json", ".txt", ".model", ".spm", ".bpe", ".vocab", ".tiktoken", ".jinja", ".py")
+"""How the names of files end that a model or a tokenizer is loaded from."""
+
+
 def weight_files(model: Path) -> list[Path]:
     """The weight files in a model folder."""
     return sorted(model.glob("*.safetensors"))
+
+
+def model_files(model: Path) -> dict[str, str]:
+    """The files in a model folder that loading may read besides the weights → a hash of each one's content.
+
+    They are the configuration, the generation settings, the tokenizer and code; whatever else is there changes nothing.
+    """
+    if not model.is_dir():
+        return {}
+    return {
+        path.name: fingerprint([path]) for path in sorted(model.iterdir()) if path.suffix in READ and path.is_file()
+    }
 
 
 def _stamps(files: Sequence[Path]) -> dict[str, list[int]]:

@@ -1,19 +1,25 @@
-"""a file of candidates, or the folder it is in → texts and gains of each source, checked, and their fingerprint."""
+"""a file of candidates, or the folder it is in → texts and gains of each source, checked, and their fingerprint.
+
+Candidates belong to examples by their ids, which are row numbers if the data have none. So each row also has hashes of
+the source and of the references that it was made from, and training compares them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.data.examples import Example, fingerprint
 from ngramloss.data.rows import BadRow, parts, rows
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.files import read_object
 from ngramloss.run_folder import RunFolder
 
 SHOWN = 10
-"""Number of bad rows that an error lists."""
+"""Number of bad rows, or of ids, that an error lists."""
 KEYS = ("id", "candidates", "gains")
 """What every row has."""
 ADVICE = "Make candidates with: ngramloss candidates RUN_OR_MODEL"
@@ -25,16 +31,29 @@ class Candidates(NamedTuple):
     Attributes:
         rows: id of a source → its texts, and the gain of each, 0 to 1, in the order of the file.
         fingerprint: 16 hexadecimal digits that depend on ids, texts and gains.
+        sources: id → the hash of the source that the candidates are of, where the file says it.
+        references: id → the hash of the references that the gains are of, likewise.
     """
 
     rows: dict[str, tuple[tuple[str, ...], tuple[float, ...]]]
     fingerprint: str
+    sources: Mapping[str, str] = {}
+    references: Mapping[str, str] = {}
+
+
+def text_hashes(example: Example) -> dict[str, str]:
+    """The hashes in a row of candidates: which texts it was made from."""
+    return {
+        "source_hash": _text_hash([example.source]),
+        "reference_hash": _text_hash(example.references or [example.target]),
+    }
 
 
 def read_candidates(path: Path) -> Candidates:
     """Read a file that ``ngramloss candidates`` wrote, or one with the same rows.
 
-    A row is a JSON object with ``id``, ``candidates`` (a list of texts) and ``gains`` (as many numbers). Other keys are
+    A row is a JSON object with ``id``, ``candidates`` (a list of texts) and ``gains`` (as many numbers). It may say
+    which texts it was made from: ``source_hash`` and ``reference_hash``, or ``source``, the text itself. Other keys are
     ignored.
 
     Args:
@@ -52,6 +71,7 @@ def read_candidates(path: Path) -> Candidates:
         raise UserError(f"{file} should be a file of JSON lines, with a name that ends in .jsonl. {ADVICE}")
     found: dict[Any, tuple[tuple[str, ...], tuple[float, ...]]] = {}
     lines: dict[Any, int] = {}
+    hashes: dict[str, dict[str, str]] = {"source": {}, "reference": {}}
     bad: list[BadRow] = []
     for row in rows(file):
         if isinstance(row, BadRow):
@@ -68,6 +88,12 @@ def read_candidates(path: Path) -> Candidates:
             continue
         found[key] = tuple(texts), tuple(map(float, gains))
         lines[key] = row.line
+        for name, known in hashes.items():
+            text, given = row.values.get(name), row.values.get(f"{name}_hash")
+            if given is not None:
+                known[key] = str(given)
+            elif name == "source" and isinstance(text, str):
+                known[key] = _text_hash([text])
     if bad:
         shown = [f"  {row}" for row in bad[:SHOWN]] + ([f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
         raise UserError(
@@ -81,7 +107,82 @@ def read_candidates(path: Path) -> Candidates:
         )
     if not found:
         raise UserError(f"{file} is empty. {ADVICE}")
-    return Candidates(found, _fingerprint(found))
+    return Candidates(found, _fingerprint(found), hashes["source"], hashes["reference"])
+
+
+def about_candidates(path: Path) -> dict[str, Any]:
+    """What ``ngramloss candidates`` saved of the candidates in a file or folder; empty if they are from elsewhere."""
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if path not in (folder.path, folder.candidates) or not folder.about_candidates.is_file():
+        return {}
+    return read_object(folder.about_candidates, "Make the candidates again.")
+
+
+def check_candidates(
+    candidates: Candidates, about: Mapping[str, Any], examples: Sequence[Example], *, path: Path
+) -> str:
+    """Check that candidates are of the training examples that have their ids.
+
+    Args:
+        candidates: what the file contains.
+        about: what :func:`about_candidates` returned.
+        examples: the training examples.
+        path: of the file, for messages.
+
+    Returns:
+        A sentence to tell the user, if it cannot be known for all rows; otherwise it is empty.
+
+    Raises:
+        UserError: they are of another split, or of other texts.
+    """
+    again = "make the candidates again with: ngramloss candidates RUN_OR_MODEL"
+    if (split := about.get("split", "train")) != "train":
+        raise UserError(
+            f"the candidates in {path} are of the split {split!r}, but training needs those of the split 'train': "
+            f"{again} --split train"
+        )
+    own = [example for example in examples if example.id in candidates.rows]
+    now = {example.id: text_hashes(example) for example in own}
+    others = [key for key in now if candidates.sources.get(key, now[key]["source_hash"]) != now[key]["source_hash"]]
+    if others:
+        raise UserError(
+            f"{len(others):,} of {len(own):,} training examples have another source than the candidates with the same "
+            f"id in {path}: {_listed(others)}. The data were edited, are other data, or are in another order and have "
+            f"no column of ids. Restore them, or {again}"
+        )
+    others = [
+        key for key in now if candidates.references.get(key, now[key]["reference_hash"]) != now[key]["reference_hash"]
+    ]
+    if others:
+        raise UserError(
+            f"{len(others):,} of {len(own):,} training examples have other references than those with which the gains "
+            f"in {path} were computed: {_listed(others)}. Restore the data, or {again}"
+        )
+    unknown = sum(example.id not in candidates.sources for example in own)
+    return _doubt(about, examples, path, unknown, len(own)) if unknown else ""
+
+
+def _listed(ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, ids[:SHOWN])) + (", …" if len(ids) > SHOWN else "")
+
+
+def _doubt(about: Mapping[str, Any], examples: Sequence[Example], path: Path, unknown: int, count: int) -> str:
+    """What cannot be known of rows without a hash. An earlier version saved the fingerprint of all their examples."""
+    made_from, documents = about.get("fingerprint"), about.get("documents")
+    if isinstance(documents, int) and documents <= len(examples):
+        now = fingerprint(examples[:documents])
+        if now == made_from:
+            return ""
+        raise UserError(
+            f"the candidates in {path} were made from {documents:,} examples with the fingerprint {made_from}, but the "
+            f"first {documents:,} training examples have {now}. Restore the data, or make the candidates again with: "
+            "ngramloss candidates RUN_OR_MODEL"
+        )
+    return (
+        f"{unknown:,} of {count:,} rows of candidates in {path} do not say which text they are of, so only their ids "
+        "were compared. Make sure that they are of these data, in this order. A key 'source' in each row, with the "
+        "text of the source, lets them be checked."
+    )
 
 
 def _missing(values: Mapping[str, object]) -> str:
@@ -122,6 +223,15 @@ def _gain_fault(name: str, gain: object) -> str:
 
 def _kind(value: object) -> str:
     return "null" if value is None else type(value).__name__
+
+
+def _text_hash(texts: Sequence[str]) -> str:
+    """Hash texts to 12 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for text in texts:
+        content = text.encode(errors="surrogatepass")
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()[:12]
 
 
 def _fingerprint(found: Mapping[str, tuple[tuple[str, ...], tuple[float, ...]]]) -> str:

@@ -22,6 +22,7 @@ from ngramloss.data import Example, split_many
 from ngramloss.data.word_ids import Encode, bare_ids, word_encoder
 from ngramloss.errors import UserError
 from ngramloss.files import cache_folder
+from ngramloss.files import fingerprint as files_fingerprint
 from ngramloss.recipe import Data
 from ngramloss.version import installed
 
@@ -33,6 +34,27 @@ CHUNK = 1000
 PART = 10_000
 """Examples in a part. After a kill, those of finished parts are not tokenised again."""
 NAMES = ("input_ids", "labels")
+SETTINGS = (
+    "truncation_side",
+    "padding_side",
+    "split_special_tokens",
+    "model_max_length",
+    "add_prefix_space",
+    "clean_up_tokenization_spaces",
+    "src_lang",
+    "tgt_lang",
+)
+"""Settings of a tokenizer that may change ids or texts."""
+PROBES = (
+    "Hello, world! It's 1,234.5 degrees – isn't it?",
+    "  two  spaces\tand\na line \r\n ",
+    "naïve café, Łódź, ﬁne, Å, “quotes” … ½ €",
+    "Привет, мир. Γειά σου. مرحبا بالعالم. שלום. नमस्ते। 你好，世界。こんにちは。안녕하세요. สวัสดี",
+    "🙂👩‍👩‍👧 a\u00a0b\u200bc\u00ad",
+    "internationalisation " * 20 + "the end",
+    "",
+)
+"""Texts by which tokenizers are told apart: several scripts, spaces, characters that may be normalised, a long one."""
 
 
 @dataclass(frozen=True)
@@ -290,16 +312,43 @@ def separator_id(tokenizer: Any, separator: str) -> int | None:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of how a tokenizer encodes text, independent of earlier calls."""
+    """A hash of what a tokenizer does: its rules, its settings and :func:`tokenizer_behaviour`.
+
+    Two tokenizers with the same hash give the same ids. Earlier calls do not change it.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
     rules |= {"truncation": None, "padding": None}  # these depend on the last call
     if hasattr(tokenizer, "sp_model"):  # splits the text before the vocabulary is consulted, as in M2M100
         rules["pieces"] = hashlib.sha256(tokenizer.sp_model.serialized_model_proto()).hexdigest()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    languages = [str(getattr(tokenizer, name, "")) for name in ("src_lang", "tgt_lang")]
-    what = [type(tokenizer).__name__, rules, special, languages]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    settings = [str(getattr(tokenizer, name, "")) for name in SETTINGS]
+    return _hash([type(tokenizer).__name__, rules, special, settings, tokenizer_behaviour(tokenizer)])
+
+
+def tokenizer_behaviour(tokenizer: Any) -> str:
+    """A hash of the ids that a tokenizer gives to a fixed set of texts, and of the texts that it makes of these ids.
+
+    Unlike :func:`tokenizer_fingerprint` it stays the same if another version of a library writes the rules differently.
+    """
+    texts = [*PROBES, *(f"a {token} b{token}" for token in sorted(map(str, tokenizer.all_special_tokens)))]
+    bare = bare_ids(tokenizer, texts)
+    encoded = [bare] + [
+        tokenizer(**{argument: texts}, verbose=False, **truncated)["input_ids"]
+        for argument in ("text", "text_target")
+        for truncated in ({}, {"truncation": True, "max_length": 8})
+    ]
+    decoded = [tokenizer.batch_decode(bare, skip_special_tokens=skipped) for skipped in (False, True)]
+    return _hash([sorted(tokenizer.get_vocab().items()), encoded, decoded])
+
+
+def tokens_fingerprint(folder: Path) -> str:
+    """A hash of the tokens in a folder, whatever made them."""
+    return files_fingerprint(sorted(folder.glob("*.npy")))
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def _frame(tokenizer: Any, argument: str = "text") -> tuple[list[int], list[int]]:

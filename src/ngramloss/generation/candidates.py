@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.data import Example
-from ngramloss.data.candidates import read_candidates
+from ngramloss.data.candidates import read_candidates, text_hashes
 from ngramloss.errors import UserError
 from ngramloss.files import write_whole
 from ngramloss.generation import engines, shares
@@ -235,7 +235,7 @@ def _write(
         **facts_of(work, split),
     }
     settings["versions"] = versions(settings) | dict(gains.versions)
-    if shares.was_begun(output, settings) and output.whole.exists():
+    if shares.was_begun(output, settings, say) and output.whole.exists():
         return
     if shares.processes() == 1:
         output.run.tidy()
@@ -262,8 +262,14 @@ def _write(
         shares.finish(
             output,
             [
-                {"id": row["id"], "candidates": row["candidates"], "gains": values, "tokens": row["tokens"]}
-                for row, values in zip(rows, scores, strict=True)
+                {
+                    "id": row["id"],
+                    "candidates": row["candidates"],
+                    "gains": values,
+                    "tokens": row["tokens"],
+                    **text_hashes(example),
+                }
+                for row, values, example in zip(rows, scores, examples, strict=True)
             ],
         )
 

@@ -30,7 +30,7 @@ from ngramloss.generation.search import Written, decoded, load_model, model_of_r
 from ngramloss.generation.shares import Output, Progress
 from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
-from ngramloss.run_folder import RunFolder, weight_files
+from ngramloss.run_folder import RunFolder, model_files, weight_files
 from ngramloss.version import __version__, installed
 
 SEEN = 500
@@ -286,7 +286,7 @@ def _write_share(work: Job, run: RunFolder, progress: Progress | None, say: Call
     examples = split.examples
     writer = _writer(work, output, say)
     settings = {**writer.settings, **facts_of(work, split), "versions": versions(writer.settings)}
-    begun = shares.was_begun(output, settings)
+    begun = shares.was_begun(output, settings, say)
     if begun and run.predictions.exists():
         return run.predictions
     if shares.rank() == 0 and (work.model.startswith("lead-") or has_several_sentences(work)):
@@ -418,7 +418,7 @@ def prepare(work: Job, say: Callable[[str], None]) -> Prepared:
     def ids(examples: Sequence[Example]) -> list[list[int]]:
         return source_ids([example.source for example in examples], tokenizer, shape, separator)
 
-    weights = weight_files(Path(work.loading.name))
+    weights, others = weight_files(Path(work.loading.name)), model_files(Path(work.loading.name))
     commit = getattr(model.config, "_commit_hash", None)
     return Prepared(
         model,
@@ -428,6 +428,7 @@ def prepare(work: Job, say: Callable[[str], None]) -> Prepared:
         {
             "model": work.model,
             "weights": fingerprint(weights) if weights else commit,
+            **({"model_files": others} if others else {}),  # the hub's commit stands for all of its files
             "shape": dataclasses.asdict(shape),
             **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
         },

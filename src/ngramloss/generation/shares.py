@@ -86,8 +86,14 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
         raise
 
 
-def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
-    """Whether this job was started in this folder. Raises if another job's rows are there."""
+def was_begun(output: Output, settings: Mapping[str, Any], say: Callable[[str], None]) -> bool:
+    """Whether this job was started in this folder. Raises if another job's rows are there.
+
+    Args:
+        output: where the rows are.
+        settings: everything that could change them.
+        say: shows a message to the user, if it is not known which files of the model made the rows.
+    """
     if not output.exists:
         return False
     if not output.about.exists() and not output.whole.exists():
@@ -106,6 +112,9 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model"} if same_weights else {"versions"}
+    is_unknown = "model_files" in settings and "model_files" not in before  # an earlier version made the rows
+    if is_unknown:
+        left_out.add("model_files")
     changes = [
         change
         for key in settings
@@ -116,6 +125,11 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
         raise UserError(
             f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). Choose "
             "another --out, or delete them."
+        )
+    if is_unknown:
+        say(
+            f"an earlier version made the {output.noun} in {output.run.path}, and did not save which configuration and "
+            f"tokenizer the model had. If you have changed these since, delete the {output.noun}."
         )
     return True
 

@@ -15,7 +15,7 @@ from ngramloss.data.multilingual import column_names
 from ngramloss.errors import UserError
 from ngramloss.files import fingerprint
 from ngramloss.generation.predictions import Job, has_several_sentences, job
-from ngramloss.run_folder import RunFolder, weight_files
+from ngramloss.run_folder import RunFolder, model_files, weight_files
 
 LOG = logging.getLogger("ngramloss")
 IMPORTED_BY = os.getpid()
@@ -153,8 +153,8 @@ def _loaded(work: Job, device: str | None, weights: str | None, process: int) ->
 
     if _weights(work) != weights:
         raise UserError(
-            f"the weights in {work.loading.name} are not those for which this TextGenerator was made: they "
-            "have changed, or this process cannot see the folder. Use a folder that all machines share."
+            f"the weights or settings in {work.loading.name} are not those for which this TextGenerator was made: "
+            "they have changed, or this process cannot see the folder. Use a folder that all machines share."
         )
     data, by_line = work.data, has_several_sentences(work)
     model, tokenizer = load_model(
@@ -189,9 +189,10 @@ def _loaded(work: Job, device: str | None, weights: str | None, process: int) ->
 
 
 def _weights(work: Job) -> str | None:
-    """The fingerprint of the model's weights; None for a model of the hub."""
-    files = weight_files(Path(work.loading.name))
-    return fingerprint(files) if files else None
+    """The fingerprint of the model's weights, and of its other files; None for a model of the hub."""
+    folder = Path(work.loading.name)
+    files = weight_files(folder)
+    return " ".join([fingerprint(files), *model_files(folder).values()]) if files else None
 
 
 def _checked_texts(values: list[Any], column: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,11 @@ MOST_SOURCES, MOST_TARGETS = 12, 2
 """Most source and target lengths of a grid; shapes are their pairs."""
 MULTIPLE = 8
 """Lengths of a grid are multiples of this, which suits the matrix units of a GPU."""
+
+
+def data_seed(args: Any) -> int:
+    """The seed of the order of the rows: the trainer's ``data_seed``, which may be 0; if it has none, its ``seed``."""
+    return int(args.seed if args.data_seed is None else args.data_seed)
 
 
 class LengthGrouped(Sampler[int]):

@@ -17,7 +17,7 @@ from ngramloss.gpu.captured import CannotCapture, CapturedStep, Gradients
 from ngramloss.hf import reduction
 from ngramloss.hf.attach import attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.batches import Batch, Padder, Step, Steps, ahead
-from ngramloss.hf.plan import Grid, LengthGrouped, Lengths, Plan, Size, fitted_grid
+from ngramloss.hf.plan import Grid, LengthGrouped, Lengths, Plan, Size, data_seed, fitted_grid
 from ngramloss.hf.segments import KEY
 from ngramloss.stats import IGNORE_INDEX
 
@@ -72,7 +72,7 @@ class PlannedSteps:
         step, cuda = trainer.get_total_train_batch_size(args), args.device.type == "cuda"
         sources, targets, texts, counted = _lengths(dataset)
         grouped = args.train_sampling_strategy == "group_by_length"
-        sampler = LengthGrouped(sources, step=step, seed=args.data_seed or args.seed, grouped=grouped)
+        sampler = LengthGrouped(sources, step=step, seed=data_seed(args), grouped=grouped)
         batches = BatchSampler(sampler, step, args.dataloader_drop_last)
         padder = Padder(
             _pad(trainer), functools.partial(decoder_inputs, trainer.model), always_mask=cuda and not self.not_captured

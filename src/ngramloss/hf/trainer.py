@@ -19,7 +19,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf import candidates, reduction
 from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attached_loss, last_parts, logits_of
 from ngramloss.hf.batches import Batch, Step
-from ngramloss.hf.plan import LengthGrouped
+from ngramloss.hf.plan import LengthGrouped, data_seed
 from ngramloss.hf.planned import PlannedSteps, one_batch_a_step
 from ngramloss.hf.segments import KEY, Texts
 from ngramloss.loss import JointLoss
@@ -235,7 +235,7 @@ class NgramTrainer(Seq2SeqTrainer):
         if lengths is None:
             lengths = [len(dataset[row]["input_ids"]) for row in range(len(dataset))]
         step = self.get_total_train_batch_size(self.args)
-        return LengthGrouped(lengths, step=step, seed=self.args.data_seed or self.args.seed)
+        return LengthGrouped(lengths, step=step, seed=data_seed(self.args))
 
     def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any) -> None:
         """Remove the labels of rows that Accelerate repeats to give every process a full last batch."""

@@ -16,7 +16,6 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
 from ngramloss.metrics.scores import Absent
-from ngramloss.plugins import source_hash
 from ngramloss.settings import nearest
 from ngramloss.version import installed
 
@@ -57,7 +56,7 @@ class Gain(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """What is saved with the gains."""
-        own = source_hash(METRICS[self.metric].function)
+        own = METRICS.source(self.metric)
         options = {name: str(value) for name, value in self.options.items()}
         return {
             "name": self.metric,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from ngramloss.errors import UserError
 from ngramloss.objectives.registry import MOST_N, OBJECTIVES, Objective
 from ngramloss.objectives.schedule import Schedule
-from ngramloss.plugins import source_hash
 from ngramloss.settings import nearest
 
 if TYPE_CHECKING:
@@ -180,9 +179,8 @@ def check_names(terms: Sequence[Term]) -> list[str]:
 
 
 def plugin_sources(terms: Sequence[Term]) -> dict[str, str]:
-    """Objectives that come from a plugin → a hash of the file with their formula."""
-    return {term.name: source_hash(OBJECTIVES.entry(term.name).formula(term.variant))
-            for term in terms if OBJECTIVES.origin(term.name)}
+    """Objectives that come from a plugin → a hash of their code."""
+    return {term.name: OBJECTIVES.source(term.name) for term in terms if OBJECTIVES.origin(term.name)}
 
 
 def _number(value: float) -> str:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS, Metric, Score, checked_options, missing_options, score_owners, scores_of
 from ngramloss.metrics.scores import Absent, Pooled, check_scores
-from ngramloss.plugins import source_hash
 from ngramloss.run_folder import Busy
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
@@ -145,7 +144,7 @@ def score_systems(
         if reason := _why_absent(name, metric, given, chosen[name]):
             absent[name] = reason
             continue
-        known, source = list(scores_of(name)), source_hash(metric.function)
+        known, source = list(scores_of(name)), METRICS.source(name)
         own_hashes = {text: digest for text, digest in hashes.items() if text in metric.reads}
         for index, system in enumerate(texts.names):
             of_system = given | {"predictions": texts.texts[index]}

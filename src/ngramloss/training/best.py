@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,32 @@ class Best(NamedTuple):
         ('lowest validation ce, 1.2500', 'highest validation bleu, 31.5000')
         """
         return f"{'highest' if self.higher else 'lowest'} validation {self.name}, {value:.4f}"
+
+
+def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
+    """What to say if several validations share the best value, so that the earliest of them was chosen; else empty.
+
+    Args:
+        best: what selects the best checkpoint.
+        history: the log of the training.
+    """
+    key = f"eval_{best.name}"
+    values = {row["step"]: row[key] for row in history if row.get(key, math.nan) == row.get(key)}  # without NaN
+    top = (max if best.higher else min)(values.values(), default=0.0)
+    tied = [step for step, value in values.items() if value == top]
+    if len(tied) < 2:
+        return ""
+    if len(tied) == len(values):
+        return (
+            f"{best.name} was {top:.4f} in all {len(tied)} validations, so it could not select a checkpoint: the model "
+            f"has the weights of the first validation, at step {tied[0]}. Choose another train.best, or take the last "
+            "weights with train.eval_every=0."
+        )
+    return (
+        f"{len(tied)} of {len(values)} validations have the best {best.name}, {top:.4f} (steps "
+        f"{', '.join(map(str, tied))}): the model has the weights of the first of them. Validate on more examples, or "
+        "choose another train.best, to tell them apart."
+    )
 
 
 def is_better(value: float, than: float, *, higher: bool) -> bool:

@@ -26,7 +26,9 @@ ALWAYS = (
 )
 
 
-def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], chosen: Path) -> str:
+def card_text(
+    settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], chosen: Path, *, note: str = ""
+) -> str:
     """The card as Markdown.
 
     Args:
@@ -34,6 +36,7 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
         prepared: the contents of ``prepared.json``.
         facts: of the newest checkpoint.
         chosen: the checkpoint that became the model.
+        note: a sentence about the choice.
     """
     step = checkpoints.step(chosen)
     why = best_of(settings).described(facts["best"]) if facts["best_step"] == step else "the last"
@@ -45,7 +48,7 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
         "",
         f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
         f"{as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
-        f"Weights of step {step} ({why}) of {facts['step']}.",
+        f"Weights of step {step} ({why}) of {facts['step']}." + (f" Note: {in_markdown(note)}" if note else ""),
         "",
         "## Data",
         "",

@@ -19,21 +19,20 @@ from ngramloss import heartbeat as heart
 from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates, tokenise_candidates
-from ngramloss.data.candidates import read_candidates
+from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates
 from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
-from ngramloss.data.tokens import Shape, Tokens, tokenise
+from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.metrics.registry import METRICS
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.term import plugin_sources
-from ngramloss.plugins import source_hash
 from ngramloss.recipe import Recipe
-from ngramloss.run_folder import RunFolder
+from ngramloss.run_folder import RunFolder, model_files
 from ngramloss.training import card, checkpoints, models
-from ngramloss.training.best import best_of
+from ngramloss.training.best import best_of, tie_note
 
 Say = Callable[[str], None]
 WriteTexts = Callable[..., list[str]]
@@ -254,6 +253,9 @@ def _prepare(
         }
     compared = None
     if candidates is not None:
+        about = about_candidates(path)
+        if doubt := check_candidates(candidates, about, train_split.examples, path=path):
+            say(doubt)
         with progress_bar(total=len(train_split.examples), desc="tokenising candidates") as bar:
             rows = tokenise_candidates(
                 train_split.examples,
@@ -271,18 +273,25 @@ def _prepare(
             "texts": int(rows.counts.sum()),
             "cut": rows.cut,
             "tokens": str(rows.folder.resolve()),
-            "metric": _metric_of_candidates(path),
+            "metric": _metric_of_candidates(about),
         }
     code = {"plugins": plugin_sources(parse(settings.objective)), "metrics": _metric_source(settings)}
+    tokens_of: dict[str, Any] = {**described, **({"candidates": compared} if compared else {})}
+    model = {
+        "model_files": _model_files(settings, trust_remote_code),
+        "tokens": {name: tokens_fingerprint(Path(content["tokens"])) for name, content in tokens_of.items()},
+    }
     for checkpoint, why in saved.broken.items():
         say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
         shutil.rmtree(checkpoint, ignore_errors=True)
     if saved.newest is not None:
         _raise_unless_same_data(run.path, saved.newest, _fingerprints(described, compared))
+        _raise_unless_same_model(run.path, saved.newest, model)
         _raise_unless_same_code(run.path, saved.newest, code)
     record = {
         "splits": described,
         "candidates": compared,
+        **model,
         **code,
         "tokenizer": str(tokenizer_folder or settings.model.name),
         "continue": str(saved.newest) if saved.newest else None,
@@ -296,12 +305,9 @@ def _prepare(
     return Prepared(record, judged)
 
 
-def _metric_of_candidates(path: Path) -> str:
+def _metric_of_candidates(about: dict[str, Any]) -> str:
     """The scores that the gains are, if the file that ``ngramloss candidates`` writes beside candidates says it."""
-    folder = RunFolder(path if path.is_dir() else path.parent)
-    if path not in (folder.path, folder.candidates) or not folder.about_candidates.is_file():
-        return ""
-    metric = read_object(folder.about_candidates, "Make the candidates again.").get("metric")
+    metric = about.get("metric")
     scores = metric.get("scores") if isinstance(metric, dict) else None
     return ", ".join(map(str, scores)) if isinstance(scores, list) else ""
 
@@ -319,9 +325,9 @@ def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Exampl
 
 
 def _metric_source(settings: Recipe) -> dict[str, str]:
-    """The metric that selects the best checkpoint, if it comes from a plugin → a hash of the file with its function."""
+    """The metric that selects the best checkpoint, if it comes from a plugin → a hash of its code."""
     name = best_of(settings).metric
-    return {name: source_hash(METRICS[name].function)} if name and METRICS.origin(name) else {}
+    return {name: METRICS.source(name)} if name and METRICS.origin(name) else {}
 
 
 def _fingerprints(splits: dict[str, Any], candidates: dict[str, Any] | None) -> dict[str, str]:
@@ -338,6 +344,39 @@ def _raise_unless_same_data(folder: Path, checkpoint: Path, fingerprints: dict[s
             raise UserError(
                 f"the {what} have changed since {folder} was started (fingerprint {fingerprint}, not "
                 f"{before.get(name)}). Restore them to continue, or start over with --fresh."
+            )
+
+
+def _model_files(settings: Recipe, trust_remote_code: bool) -> dict[str, str]:
+    """Hashes of the files that model and tokenizer are loaded from; of a model on the hub, its commit."""
+    if settings.model.name == "scratch":
+        return {}
+    if files := model_files(Path(settings.model.name)):
+        return files
+    return {"commit": str(models.load_config(settings.model, trust_remote_code=trust_remote_code)._commit_hash)}
+
+
+def _raise_unless_same_model(folder: Path, checkpoint: Path, model: dict[str, dict[str, str]]) -> None:
+    """Raise if the model has another configuration or tokenizer than when the run was started.
+
+    Its weights may be others: they are read from the checkpoint. Checkpoints of earlier versions do not say it.
+    """
+    saved = _saved_with(checkpoint, "data.json")
+    for kind, now in model.items():
+        before = saved.get(kind)
+        if not isinstance(before, dict):
+            continue
+        names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        if names and kind == "tokens":
+            raise UserError(
+                f"the tokens ({', '.join(names)}) are not those with which {folder} was started, although the texts "
+                "are: the tokenizer has changed, or the version of the package that splits sentences. Restore it to "
+                "continue, or start over with --fresh."
+            )
+        if names:
+            raise UserError(
+                f"files of the model have changed since {folder} was started ({', '.join(names)}). Restore them to "
+                "continue, or start over with --fresh."
             )
 
 
@@ -482,8 +521,8 @@ def _run_trainer(
     for callback in (Warmup(settings.train), progress, Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = _fingerprints(prepared["splits"], compared)
-    code = {kind: prepared[kind] for kind in ("plugins", "metrics")}
-    trainer.also_saved = {"data.json": json.dumps({**fingerprints, **code})}
+    identity = {kind: prepared[kind] for kind in ("tokens", "model_files", "plugins", "metrics")}
+    trainer.also_saved = {"data.json": json.dumps({**fingerprints, **identity})}
     if newest is not None:
         _saved_with(newest, "trainer_state.json")  # raises if it is damaged
         say(f"continuing {run.path} from step {began}.")
@@ -662,14 +701,17 @@ def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say
     newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
-    chosen = newest
+    chosen, note = newest, ""
     if facts["best_step"] is not None:
         best = run.checkpoints / f"checkpoint-{facts['best_step']}"
         damage = checkpoints.fault(best) if best.exists() else "it is missing"
         if damage:
             say(f"the best checkpoint, {best.name}, is incomplete ({damage}); using the last weights as the model.")
         chosen = newest if damage else best
-    write_whole(run.card, card.card_text(settings, prepared, facts, chosen))
+        note = "" if damage else tie_note(best_of(settings), _saved_with(newest, "trainer_state.json")["log_history"])
+    if note:
+        say(note)
+    write_whole(run.card, card.card_text(settings, prepared, facts, chosen, note=note))
     with whole_folder(run.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
         run.record_weights(partial_folder)
