@@ -322,10 +322,6 @@ OWN = [
         (["--metrics", "bertscore", "--set", "bertscore.zzz=1"], "bertscore.zzz: unknown option"),
         (["--metrics", "wmd"], "nothing was trained, because a metric cannot run: wmd needs --set wmd.vectors=…"),
         (["--set", "data.name=xsum"], "choose the data with --data, not with --set data.name."),
-        (
-            ["--set", "train.warmup_steps=2"],
-            "train.warmup_steps: a warm-up of 2 steps does not end within this training of 2 steps",
-        ),
         (["-o", __file__], f"cannot write the page to {__file__}: {__file__} is a file. Choose another --out."),
         (["-o", f"{__file__}/page"], f"cannot write the page to {__file__}/page: {__file__} is a file."),
     ],

@@ -98,8 +98,6 @@ def train(
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
     settings = _with_candidates(settings, run, say)
-    if settings.train.max_steps:  # otherwise the data decide how many steps there are
-        settings.train.raise_unless_warmup_fits(settings.train.max_steps)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
@@ -479,7 +477,7 @@ def _run_trainer(
         trainer.add_callback(Log(run.log, began))
     best = best_of(settings)
     progress = Progress(trainer.loss_fn, best.name if best.metric else "")
-    for callback in (Warmup(settings.train), progress, Finite(), patience, stopping, sealing):
+    for callback in (Warmup(settings.train, say), progress, Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = _fingerprints(prepared["splits"], compared)
     code = {kind: prepared[kind] for kind in ("plugins", "metrics")}
@@ -622,6 +620,7 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
         ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None,
         **sharded,
     )
+    arguments.get_warmup_steps = train.warmup  # the trainer asks for it when it knows the number of all steps
     _ = arguments.device  # starts the process group
     return arguments
 
