@@ -332,7 +332,7 @@ def test_what_would_fail_after_the_trainings_fails_before_them(tmp_path, base, c
 
 @pytest.mark.usefixtures("untrained")
 def test_columns_and_rows_of_the_test_split_are_checked_before_anything_is_trained(tmp_path, base, capsys, own_data):
-    assert "cannot find the source column" in refused(capsys, tmp_path, base, data=own_data)
+    assert "cannot find the source and the target column" in refused(capsys, tmp_path, base, data=own_data)
     with (own_data / "test.jsonl").open("a") as file:
         file.write('{"nummer": "x", "quelle": "", "ziel": "y"}\n')
     assert "'quelle' is empty" in refused(capsys, tmp_path, base, *OWN, "--limit", "0", data=own_data)

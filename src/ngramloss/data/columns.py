@@ -82,13 +82,11 @@ def columns(
     missing = {} if chosen_source else {"source": sources}
     missing |= {} if targets else {"target": all_targets}
     if chosen_source is None or missing:
-        called = "; ".join(
-            f"a {role} is called {', '.join(names[:-1])} or {names[-1]}" for role, names in missing.items()
-        )
+        called = [f"a {role} is called {', '.join(names[:-1])} or {names[-1]}" for role, names in missing.items()]
         raise UserError(
-            f"cannot find the {' and the '.join(missing)} column of {where}. Its columns are {listed(present)}; usually "
-            f"{called}. Set it with {' and '.join(f'data.{role} = …' for role in missing)} in a recipe, "
-            f"{' '.join(f'--{role} COLUMN' for role in missing)} on the command line or "
+            f"cannot find the {' and the '.join(missing)} column of {where}. Its columns are {listed(present)}; "
+            f"usually {'; '.join(called)}. Set it with {' and '.join(f'data.{role} = …' for role in missing)} in a "
+            f"recipe, {' '.join(f'--{role} COLUMN' for role in missing)} on the command line or "
             f"{', '.join(f'{role}=…' for role in missing)} in Python."
         )
     return Columns(chosen_source, targets[0], id_column(id, present, where), tuple(targets[1:]))
