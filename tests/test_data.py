@@ -105,7 +105,7 @@ def test_no_text_is_changed_on_its_way_through_a_file(tmp_path, rows, kind, comp
     end = "" if kind == ".parquet" else compression
     name = written(tmp_path / f"mine{kind}{end}", COMPRESSED[end](WRITERS[kind](rows)))
     expected = [Example(str(number), row["source"], row["target"]) for number, row in enumerate(rows, 1)]
-    assert load(name, "train")[2:] == (expected, [], examples_room.fingerprint(expected))
+    assert load(name, "train")[2:5] == (expected, [], examples_room.fingerprint(expected))
 
 
 @pytest.mark.parametrize(
@@ -585,7 +585,7 @@ def test_a_single_file_is_the_training_split(tmp_path):
     assert split_names(name) == ["train"]
     with pytest.raises(
         ValueError,
-        match=r"mine.csv is a single file, so it has only the split 'train', not 'test'.*train=.*mine.csv,test=FILE",
+        match=r"mine.csv is a single file, so it has no split 'test', only 'train' and what.*train=.*mine.csv,test=FILE",
     ):
         load(name, "test")
 

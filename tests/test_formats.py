@@ -369,8 +369,57 @@ def test_holding_out_needs_rows_and_no_validation_split(tmp_path):
         UserError, match=r"newswire has a validation split of its own. Leave data.validation_fraction out."
     ):
         load("newswire", "train", validation_fraction=0.1)
-    with pytest.raises(UserError, match=r"or hold a part of it out with data.validation_fraction=0.05"):
-        load(str(path), "validation")
+    with pytest.raises(UserError, match=r"newswire has a test split of its own. Leave data.test_fraction out."):
+        load("newswire", "train", test_fraction=0.1)
+    for split in ("validation", "test"):
+        with pytest.raises(
+            UserError,
+            match=rf"one.csv is a single file, so it has no split '{split}', only 'train' and what is held out of it. .*or hold "
+            rf"a part of it out of the training with data.{split}_fraction=0.1. generate and candidates read another split",
+        ):
+            load(str(path), split)
+    (tmp_path / "folder").mkdir()
+    save(tmp_path / "folder", "train", [{"text": "a", "summary": "b"}], ".csv")
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"has no split 'test'; its splits are \['train'\]. Add a file for it, or hold .* data.test_fraction=0.1.",
+    ):
+        load(str(tmp_path / "folder"), "test")
+
+
+def test_a_test_split_is_held_out_beside_the_validation_split(tmp_path):
+    rows = [{"id": f"row {number}", "text": f"text {number}", "summary": "b"} for number in range(100)]
+    path = str(save(tmp_path, "all", rows, ".csv"))
+
+    def ids(split, **fractions):
+        return [example.id for example in load(path, split, **fractions).examples]
+
+    both = {"validation_fraction": 0.1, "test_fraction": 0.2}
+    parts = {split: ids(split, **both) for split in ("train", "validation", "test")}
+    assert {split: len(part) for split, part in parts.items()} == {"train": 70, "validation": 10, "test": 20}
+    assert len(set().union(*parts.values())) == 100
+    assert parts["validation"] == ids("validation", validation_fraction=0.1)
+    assert len(ids("train", test_fraction=0.2)) == 80
+    with pytest.raises(UserError, match=r"has no split 'validation'"):
+        ids("validation", test_fraction=0.2)
+    with pytest.raises(
+        UserError,
+        match=r"too few to hold out 0.6 of them for validation and 0.5 of them for test and train on the rest",
+    ):
+        ids("train", validation_fraction=0.6, test_fraction=0.5)
+
+
+@pytest.mark.parametrize("fractions", [{}, {"test_fraction": 0.25}])
+def test_a_split_says_whether_its_limit_leaves_rows_out(tmp_path, fractions):
+    rows = [{"text": f"text {number}", "summary": "b"} for number in range(12)]
+    path = str(save(tmp_path, "all", rows, ".jsonl"))
+    count = len(load(path, "train", **fractions).examples)
+    assert [load(path, "train", limit=limit, **fractions).more for limit in (0, count - 1, count, count + 1)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 FRAMES = zstandard.ZstdCompressor()

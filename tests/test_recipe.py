@@ -561,3 +561,11 @@ def test_a_warm_up_is_steps_or_a_share_of_them(tmp_path):
         match=r"train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got 1.5\.",
     ):
         recipe.load("xsum", ["train.warmup_steps=1.5"])
+
+
+def test_what_is_held_out_leaves_rows_to_train_on():
+    with pytest.raises(
+        UserError, match=r"data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is"
+    ):
+        recipe.load("xsum", ["data.validation_fraction=0.5", "data.test_fraction=0.5"])
+    assert recipe.load("xsum", ["data.validation_fraction=0.5", "data.test_fraction=0.4"]).data.test_fraction == 0.4

@@ -40,6 +40,8 @@ class Data:
     validation_fraction: float = setting(0.0, least=0, below=1)
     """If the data have no validation split: the part of the training split that is held out for validation, chosen by
     the ids, so that the same rows are held out every time."""
+    test_fraction: float = setting(0.0, least=0, below=1)
+    """The same for the test split. It shares no row with the validation split."""
     separator: str = "auto"
     """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
     splitter: str = setting("sentencex", choices=("sentencex", "pysbd", "newline", "period"))
@@ -459,6 +461,10 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             recipe.train.warmup_steps < 1 or recipe.train.warmup_steps.is_integer(),
             "train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got "
             f"{recipe.train.warmup_steps:g}.",
+        ),
+        (
+            recipe.data.validation_fraction + recipe.data.test_fraction < 1,
+            "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
         ),
         (bool(recipe.data.name), "data.name: must not be empty."),
         (bool(recipe.model.name), "model.name: must not be empty."),

@@ -164,9 +164,16 @@ def job(
         )
         base = dataclasses.replace(base, generation=theirs)
     if data is not None:  # columns and a held-out part are of the run's own data
-        base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
+        theirs_only = dataclasses.replace(base.data, name=data, validation_fraction=0.0, test_fraction=0.0)
+        base = dataclasses.replace(base, data=theirs_only)
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
+    for key in ("validation_fraction", "test_fraction") if own and data is None else ():
+        if getattr(chosen, key) != getattr(base.data, key):
+            raise UserError(
+                f"{model} was trained with data.{key} = {getattr(base.data, key):g}: with another one, rows that it "
+                f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
+            )
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
     keys = [setting.partition("=")[0].strip() for setting in overrides]
     only_how = ("generation.engine", "generation.precision")
@@ -233,20 +240,16 @@ def write_predictions(
         return _write_share(work, run, progress, (lambda _: None) if shares.rank() else say)
 
 
-def read_split(work: Job, *, held_out: Sequence[str] = ("validation",)) -> Split:
-    """Read the documents of a job.
-
-    Args:
-        work: the job.
-        held_out: the splits that mind ``data.validation_fraction``.
-    """
+def read_split(work: Job) -> Split:
+    """Read the documents of a job."""
     return load(
         work.data.name,
         work.split,
         **columns_of(work.data, work.task),
         on_bad_row=work.data.on_bad_row,
         limit=work.limit,
-        validation_fraction=work.data.validation_fraction if work.split in held_out else 0.0,
+        validation_fraction=work.data.validation_fraction,
+        test_fraction=work.data.test_fraction,
     )
 
 

@@ -216,6 +216,7 @@ def _prepare(
                 on_bad_row=data.on_bad_row,
                 limit=limit,
                 validation_fraction=data.validation_fraction,
+                test_fraction=data.test_fraction,
                 progress=bar.update,
             )
 
@@ -620,7 +621,8 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
         ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None,
         **sharded,
     )
-    arguments.get_warmup_steps = train.warmup  # the trainer asks for it when it knows the number of all steps
+    # The trainer asks for it when it knows the number of all steps.
+    arguments.get_warmup_steps = train.warmup  # type: ignore[method-assign, assignment]
     _ = arguments.device  # starts the process group
     return arguments
 
