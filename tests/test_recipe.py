@@ -565,7 +565,8 @@ def test_a_warm_up_is_steps_or_a_share_of_them(tmp_path):
 
 def test_what_is_held_out_leaves_rows_to_train_on():
     with pytest.raises(
-        UserError, match=r"data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is"
+        UserError,
+        match=r"data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is",
     ):
         recipe.load("xsum", ["data.validation_fraction=0.5", "data.test_fraction=0.5"])
     assert recipe.load("xsum", ["data.validation_fraction=0.5", "data.test_fraction=0.4"]).data.test_fraction == 0.4

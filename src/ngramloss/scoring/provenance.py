@@ -101,7 +101,8 @@ def run(folder: Path) -> Run:
         "data": data,
         "model": model,
         "generation": search,
-        "train": {key: value for key, value in train.items() if key != "seed"},
+        # A warm-up of 100 steps is 100 in recipes of earlier versions and 100.0 now.
+        "train": {key: float(value) if type(value) is int else value for key, value in train.items() if key != "seed"},
     }
     kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates
     name = escape.name(str(label))
