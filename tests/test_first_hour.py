@@ -112,3 +112,57 @@ def test_rows_that_were_trained_on_are_not_held_out_afterwards(here, capsys):
     ) in capsys.readouterr().err
     assert cli.main(["generate", "a"]) == 2
     assert "mine.csv is a single file, so it has no split 'test'" in capsys.readouterr().err
+
+
+def test_what_happens_to_the_data_is_said_before_training_in_the_card_and_on_the_page(here, capsys):
+    """Three rows are there twice, one document is long, one test row is trained on."""
+    with (here / "mine.csv").open() as file:
+        header, *rows = csv.reader(file)
+    long = [rows[0][0] * 200, "Long."]
+    with (here / "mine.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows, *rows[:3], long])
+    with (here / "test.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, rows[5], ["Another text.", "Another."], ["", "bad"]])
+    write_rows(here / "dev.csv", "validation", 6)
+    name = "train=mine.csv,validation=dev.csv,test=test.csv"
+    settings = (
+        f"--set data.name={name} --set data.validation_limit=4 --set data.max_source=600 --set data.max_target=200"
+    )
+    said = run(capsys, f"ngramloss train tiny.toml --run a {settings}").err
+    expected = [
+        "train: 64 rows; 1 source cut to 600 tokens (data.max_source); 3 repeated rows.",
+        "validation: 4 rows; the rest not used (data.validation_limit = 4); no text cut.",
+        "test: 2 rows; 1 bad row skipped.",
+        "warning: the training data contain 1 of the 2 test rows (ids 1), so scores on them say little about new texts. "
+        "Remove them from one of the two splits.",
+    ]
+    lines = said.splitlines()
+    start = lines.index(expected[0])
+    assert lines[start : start + 4] == expected
+    card = (here / "a" / "card.md").read_text().replace("\\", "")
+    assert all(f"* {sentence}" in card for sentence in expected)
+    run(capsys, "ngramloss generate a --on-bad-row skip")
+    run(capsys, "ngramloss report a -o page")
+    page = (here / "page" / "index.html").read_text()
+    assert "<h3>Training data</h3>" in page
+    assert all(sentence in page for sentence in expected)
+    assert f'<p class="note" dir="auto">{expected[-1]}</p>' in page
+
+
+def test_the_limit_of_the_demo_is_not_a_limit_of_other_data():
+    from ngramloss import recipe
+    from ngramloss.data import load
+
+    assert recipe.load("demo", ["data.name=mine.csv"]).data.limit == 0
+    assert len(load("newswire", "train", limit=recipe.load("demo").data.limit).examples) == 24_000
+
+
+def test_a_test_split_that_cannot_be_read_does_not_stop_a_training(here, capsys):
+    write_rows(here / "dev.csv", "validation", 6)
+    (here / "test.csv").write_text("headline\nno texts here\n")
+    said = run(
+        capsys, "ngramloss train tiny.toml --run a --set data.name=train=mine.csv,validation=dev.csv,test=test.csv"
+    ).err
+    assert (
+        "the test split was not compared with the training data: cannot find the source and the target column" in said
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import escape
+from ngramloss.errors import UserError
 from ngramloss.files import parse_toml, read_json, whole_rows
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
@@ -122,6 +123,15 @@ def _task(settings: dict[str, Any]) -> str:
 def log(folder: Path) -> list[dict[str, Any]]:
     """All lines of the training log."""
     return whole_rows(RunFolder(folder).log)
+
+
+def used(folder: Path) -> list[str]:
+    """What a training used of its data, in sentences; none if an earlier version trained it."""
+    try:
+        sentences = _json(RunFolder(folder).prepared).get("used")
+    except UserError:  # damaged, and not needed for anything else
+        return []
+    return [sentence for sentence in sentences if isinstance(sentence, str)] if isinstance(sentences, list) else []
 
 
 def docs_per_second(folder: Path) -> float | None:

@@ -55,6 +55,8 @@ def card_text(settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any],
             f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
             for name, split in prepared["splits"].items()
         ),
+        "",
+        *(f"* {in_markdown(sentence)}" for sentence in prepared.get("used", [])),
         *(
             line
             for part in ("validation", "test")

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from ngramloss import heartbeat as heart
 from ngramloss import recipe
-from ngramloss.data import Example, Split, columns_of, load
+from ngramloss.data import Example, Split, columns_of, has_split, load
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates, tokenise_candidates
 from ngramloss.data.candidates import read_candidates
 from ngramloss.data.multilingual import codes, set_languages
+from ngramloss.data.overview import overview
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import MissingFileError, UserError
@@ -207,13 +208,13 @@ def _prepare(
 
     progress_bar = partial(tqdm, unit=f" {recipe.WORDS[settings.task].sources}", leave=False)
 
-    def read(split: str, limit: int) -> Split:
+    def read(split: str, limit: int, on_bad_row: str = data.on_bad_row) -> Split:
         with progress_bar(total=limit or None, desc=f"reading {split}") as bar:
             return load(
                 data.name,
                 split,
                 **columns_of(data, settings.task),
-                on_bad_row=data.on_bad_row,
+                on_bad_row=on_bad_row,
                 limit=limit,
                 validation_fraction=data.validation_fraction,
                 test_fraction=data.test_fraction,
@@ -241,7 +242,7 @@ def _prepare(
         first = [example.source for example in train_split.examples[:LOOKED_AT]]
         for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
             say(note)
-    described = {}
+    described, cut = {}, {}
     for name, split in splits.items():
         with progress_bar(total=len(split.examples), desc=f"tokenising {name}") as bar:
             tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update, say=say)
@@ -251,6 +252,15 @@ def _prepare(
             "fingerprint": split.fingerprint,
             "tokens": str(tokens.folder.resolve()),
         }
+        cut[name] = tokens.cut
+    if has_split(data, "test"):
+        try:
+            splits["test"] = read("test", 0, "skip")
+        except (UserError, MissingFileError) as reason:  # generate will need it, training does not
+            say(f"the test split was not compared with the training data: {reason}")
+    used = overview(splits, cut, data)
+    for sentence in used:
+        say(sentence)
     compared = None
     if candidates is not None:
         with progress_bar(total=len(train_split.examples), desc="tokenising candidates") as bar:
@@ -281,6 +291,7 @@ def _prepare(
         _raise_unless_same_code(run.path, saved.newest, code)
     record = {
         "splits": described,
+        "used": used,
         "candidates": compared,
         **code,
         "tokenizer": str(tokenizer_folder or settings.model.name),
