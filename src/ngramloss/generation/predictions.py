@@ -22,7 +22,7 @@ from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import fingerprint, read_object, write_whole
 from ngramloss.generation import engines, shares
-from ngramloss.generation.baselines import baseline_writer
+from ngramloss.generation.baselines import baseline_writer, is_baseline
 from ngramloss.generation.batches import Budget, budget_for
 from ngramloss.generation.decoders import DECODERS
 from ngramloss.generation.engines.settings import Search, search_of
@@ -31,6 +31,7 @@ from ngramloss.generation.shares import Output, Progress
 from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import RunFolder, weight_files
+from ngramloss.training.models import load_config
 from ngramloss.version import __version__, installed
 
 SEEN = 500
@@ -195,6 +196,12 @@ def job(
         sampling,
         settings.generation.precision,
     )
+
+
+def check_model(work: Job, verb: str) -> None:
+    """Raise if a command cannot use the model of a job, before any data are read."""
+    if not is_baseline(work.model):
+        load_config(work.loading, trust_remote_code=work.trust_remote_code, verb=verb)
 
 
 def check_sampling(sampling: Sampling) -> None:

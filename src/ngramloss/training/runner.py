@@ -99,6 +99,8 @@ def train(
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
     settings = _with_candidates(settings, run, say)
+    if rank == 0 and settings.model.name != "scratch" and not run.finished:  # a mistake is found before data are read
+        models.load_config(settings.model, trust_remote_code=trust_remote_code)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
