@@ -206,3 +206,16 @@ def test_a_refused_model_does_not_delete_an_earlier_run(here, capsys):
     (here / "a" / "model").rename(here / "elsewhere")  # not finished
     assert cli.main(["train", "tiny.toml", "--run", "a", "--fresh", "--set", "model.name=llama"]) == 2
     assert (here / "a" / "checkpoints" / "checkpoint-1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("objective", "remarked"), [("matches(1)", True), ("0*ce + matches(1)", False), ("dft + matches(1)", False)]
+)
+def test_an_objective_without_a_term_for_each_token_gets_one_remark(here, capsys, objective, remarked):
+    said = run(capsys, f"ngramloss train tiny.toml --run a --set train.eval_every=0 --set objective='{objective}'").err
+    remark = (
+        "matches(1) has no term for each token, such as ce. Terms of n-grams are meant to be added to ce: alone, they teach "
+        "little that the model does not write yet. Train on ce + matches(1), or on 0*ce + matches(1), which is the same as "
+        "now, without this remark."
+    )
+    assert said.count(remark) == said.count("has no term for each token") == int(remarked)

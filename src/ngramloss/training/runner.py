@@ -29,6 +29,7 @@ from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.metrics.registry import METRICS
 from ngramloss.objectives.parser import parse
+from ngramloss.objectives.registry import OBJECTIVES
 from ngramloss.objectives.term import plugin_sources
 from ngramloss.plugins import source_hash
 from ngramloss.recipe import Recipe
@@ -263,6 +264,12 @@ def _prepare(
     used = overview(splits, cut, data)
     for sentence in used:
         say(sentence)
+    if not any(OBJECTIVES.entry(term.name).per == "token" for term in parse(settings.objective)):
+        say(
+            f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
+            f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or on "
+            f"0*ce + {settings.objective}, which is the same as now, without this remark."
+        )
     compared = None
     if candidates is not None:
         with progress_bar(total=len(train_split.examples), desc="tokenising candidates") as bar:
