@@ -219,3 +219,32 @@ def test_an_objective_without_a_term_for_each_token_gets_one_remark(here, capsys
         "now, without this remark."
     )
     assert said.count(remark) == said.count("has no term for each token") == int(remarked)
+
+
+def test_the_first_hour_on_ones_own_csv(here, capsys):
+    """As the README and docs/start.md go, with columns of one's own and nothing that is trained long enough."""
+    rows = [(item.document, item.summary) for item in newswire.items("train", 300)]
+    with (here / "mine.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("Ticket text", "Short version"), *rows])
+    small = "--set data.max_source=96 --set data.max_target=32 --set generation.max_length=32 --set train.max_steps=2"
+    train = f"ngramloss train demo --run runs/mine --set data.name=mine.csv {small}"
+    columns = '--source "Ticket text" --target "Short version"'
+    parts = "--set data.validation_fraction=0.1 --set data.test_fraction=0.1"
+
+    assert cli.main(shlex.split(train)[1:]) == 2
+    assert "--source COLUMN --target COLUMN on the command line" in capsys.readouterr().err
+    assert cli.main(shlex.split(f"{train} {columns}")[1:]) == 2
+    assert "hold a part of the training split out with data.validation_fraction=0.1" in capsys.readouterr().err
+    said = run(capsys, f"{train} {columns} {parts}").err
+    assert re.search(r"train: 240 rows; .*\nvalidation: 30 rows; .*\ntest: 30 rows\.$", said, re.MULTILINE)
+
+    (following,) = suggested(said)
+    assert run(capsys, following).out == "runs/mine/predictions.jsonl\n"
+    baseline = f"ngramloss generate lead-1 --data mine.csv --out lead {columns} --set data.test_fraction=0.1"
+    assert run(capsys, baseline).out == "lead/predictions.jsonl\n"
+    table = run(capsys, "ngramloss score lead runs/mine --samples 20 --shuffles 20").out
+    assert re.search(r"^system .*rouge1.*\nlead .*\nmine ", table)
+    assert run(capsys, "ngramloss report lead runs/mine -o page --samples 20 --shuffles 20").out == "page/index.html\n"
+    page = (here / "page" / "index.html").read_text()
+    assert "2 systems on 30 documents" in page
+    assert "train: 240 rows;" in page

@@ -375,7 +375,8 @@ def test_holding_out_needs_rows_and_no_validation_split(tmp_path):
         with pytest.raises(
             UserError,
             match=rf"one.csv is a single file, so it has no split '{split}', only 'train' and what is held out of it. .*or hold "
-            rf"a part of it out of the training with data.{split}_fraction=0.1. generate and candidates read another split",
+            rf"a part of the training split out with data.{split}_fraction=0.1. (train.eval_every=0 trains without it|"
+            r"--split validation reads another split)\.",
         ):
             load(str(path), split)
     (tmp_path / "folder").mkdir()
@@ -399,6 +400,7 @@ def test_a_test_split_is_held_out_beside_the_validation_split(tmp_path):
     assert {split: len(part) for split, part in parts.items()} == {"train": 70, "validation": 10, "test": 20}
     assert len(set().union(*parts.values())) == 100
     assert parts["validation"] == ids("validation", validation_fraction=0.1)
+    assert parts["test"] == ids("test", test_fraction=0.2)
     assert len(ids("train", test_fraction=0.2)) == 80
     with pytest.raises(UserError, match=r"has no split 'validation'"):
         ids("validation", test_fraction=0.2)

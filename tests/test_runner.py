@@ -803,7 +803,7 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["model.name=nowhere/nothing"], "cannot load the tokenizer of"),
+        (["model.name=nowhere/nothing"], "cannot load the model of"),
         (["data.name=nowhere.jsonl"], "nowhere.jsonl"),
         (["data.separator=<gap>"], "the tokenizer has no token '<gap>'"),
         (["data.max_source=2000"], "supports 1024 positions, but the recipe asks for 2000 tokens"),

@@ -177,17 +177,16 @@ def has_split(data: Data, split: str) -> bool:
 def _part(whole: Split, split: str, held_out: Mapping[str, float], limit: int) -> Split:
     """A part of a training split that is held out, or the rest.
 
-    The ids decide, not the order of the rows: those with the smallest hashes are held out for validation, the next ones
-    for the test. So a test fraction does not change which rows are for validation.
+    The ids decide, not the order of the rows: those with the smallest hashes are held out for validation, those with
+    the largest for the test. So neither depends on the other's fraction.
     """
     order = sorted(whole.examples, key=lambda example: hashlib.sha256(example.id.encode()).digest())
-    part_of: dict[str, str] = {}
-    for part, fraction in held_out.items():
-        count = max(1, round(fraction * len(order)))
-        part_of |= {example.id: part for example in order[len(part_of) : len(part_of) + count]}
-    if len(part_of) == len(order):
+    counts = {part: max(1, round(fraction * len(order))) for part, fraction in held_out.items()}
+    if sum(counts.values()) >= len(order):
         wanted = " and ".join(f"{fraction:g} of them for {part}" for part, fraction in held_out.items())
         raise UserError(f"{whole.name} has {len(order)} examples: too few to hold out {wanted} and train on the rest.")
+    ends = {"validation": order[: counts.get("validation", 0)], "test": order[len(order) - counts.get("test", 0) :]}
+    part_of = {example.id: part for part, examples in ends.items() for example in examples}
     chosen = [example for example in whole.examples if part_of.get(example.id, "train") == split]
     kept = chosen[:limit] if limit else chosen
     skipped = whole.skipped if split == "train" else []

@@ -267,8 +267,8 @@ def _prepare(
     if not any(OBJECTIVES.entry(term.name).per == "token" for term in parse(settings.objective)):
         say(
             f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
-            f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or on "
-            f"0*ce + {settings.objective}, which is the same as now, without this remark."
+            f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or "
+            f"on 0*ce + {settings.objective}, which is the same as now, without this remark."
         )
     compared = None
     if candidates is not None:
