@@ -369,5 +369,185 @@ def test_holding_out_needs_rows_and_no_validation_split(tmp_path):
         UserError, match=r"newswire has a validation split of its own. Leave data.validation_fraction out."
     ):
         load("newswire", "train", validation_fraction=0.1)
-    with pytest.raises(UserError, match=r"or hold a part of it out with data.validation_fraction=0.05"):
-        load(str(path), "validation")
+    with pytest.raises(UserError, match=r"newswire has a test split of its own. Leave data.test_fraction out."):
+        load("newswire", "train", test_fraction=0.1)
+    for split in ("validation", "test"):
+        with pytest.raises(
+            UserError,
+            match=rf"one.csv is a single file, so it has no split '{split}', only 'train' and what is held out of it. .*or hold "
+            rf"a part of the training split out with data.{split}_fraction=0.1. (train.eval_every=0 trains without it|"
+            r"--split validation reads another split)\.",
+        ):
+            load(str(path), split)
+    (tmp_path / "folder").mkdir()
+    save(tmp_path / "folder", "train", [{"text": "a", "summary": "b"}], ".csv")
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"has no split 'test'; its splits are \['train'\]. Add a file for it, or hold .* data.test_fraction=0.1.",
+    ):
+        load(str(tmp_path / "folder"), "test")
+
+
+def test_a_test_split_is_held_out_beside_the_validation_split(tmp_path):
+    rows = [{"id": f"row {number}", "text": f"text {number}", "summary": "b"} for number in range(100)]
+    path = str(save(tmp_path, "all", rows, ".csv"))
+
+    def ids(split, **fractions):
+        return [example.id for example in load(path, split, **fractions).examples]
+
+    both = {"validation_fraction": 0.1, "test_fraction": 0.2}
+    parts = {split: ids(split, **both) for split in ("train", "validation", "test")}
+    assert {split: len(part) for split, part in parts.items()} == {"train": 70, "validation": 10, "test": 20}
+    assert len(set().union(*parts.values())) == 100
+    assert parts["validation"] == ids("validation", validation_fraction=0.1)
+    assert parts["test"] == ids("test", test_fraction=0.2)
+    assert len(ids("train", test_fraction=0.2)) == 80
+    with pytest.raises(UserError, match=r"has no split 'validation'"):
+        ids("validation", test_fraction=0.2)
+    with pytest.raises(
+        UserError,
+        match=r"too few to hold out 0.6 of them for validation and 0.5 of them for test and train on the rest",
+    ):
+        ids("train", validation_fraction=0.6, test_fraction=0.5)
+
+
+@pytest.mark.parametrize("fractions", [{}, {"test_fraction": 0.25}])
+def test_a_split_says_whether_its_limit_leaves_rows_out(tmp_path, fractions):
+    rows = [{"text": f"text {number}", "summary": "b"} for number in range(12)]
+    path = str(save(tmp_path, "all", rows, ".jsonl"))
+    count = len(load(path, "train", **fractions).examples)
+    assert [load(path, "train", limit=limit, **fractions).more for limit in (0, count - 1, count, count + 1)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+FRAMES = zstandard.ZstdCompressor()
+WITHOUT_SIZE = zstandard.ZstdCompressor(write_content_size=False)
+
+
+def lines_of(count):
+    return [json.dumps({"document": f"text {number}", "summary": f"short {number}"}) + "\n" for number in range(count)]
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7])
+def test_every_frame_of_a_zst_file_is_read(tmp_path, frames):
+    lines = lines_of(700)
+    step = len(lines) // frames
+    blocks = ["".join(lines[start : start + step]).encode() for start in range(0, len(lines), step)]
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(WITHOUT_SIZE.compress, blocks)))
+    assert [row.target for row in load(str(tmp_path / "a.jsonl.zst"), "train").examples] == [
+        f"short {number}" for number in range(700)
+    ]
+
+
+@pytest.mark.parametrize("missing", [1, 3, 200])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_zst_file_that_ends_too_early_is_an_error_in_any_frame(tmp_path, before, missing):
+    frame = WITHOUT_SIZE.compress("".join(lines_of(700)).encode())
+    (tmp_path / "a.jsonl.zst").write_bytes(frame * before + frame[:-missing])
+    with pytest.raises(UserError, match=r"a.jsonl.zst is truncated or damaged: the compressed data end before"):
+        load(str(tmp_path / "a.jsonl.zst"), "train", on_bad_row="skip", id="none")
+
+
+def test_a_zst_file_is_read_in_linear_time(tmp_path, monkeypatch):
+    """Bytes that are ready are not copied again at every read."""
+    from ngramloss.data import zstd
+
+    blob = FRAMES.compress(b"a" * (1 << 24))
+    (tmp_path / "a.zst").write_bytes(blob)
+    copied = 0
+
+    class Counted(bytearray):
+        def __setitem__(self, place, value):
+            nonlocal copied
+            copied += len(value)
+            super().__setitem__(place, value)
+
+    with zstd.open(tmp_path / "a.zst") as file:
+        ready = []
+        while file.readinto(buffer := Counted(1 << 16)):
+            ready.append(file._ready)
+            assert bytes(buffer[:1]) == b"a"
+    assert copied == 1 << 24
+    assert all(isinstance(rest, memoryview) for rest in ready)
+    assert max(len(rest) for rest in ready) <= 256 * zstd.CHUNK * 128
+
+
+def long_row(form, size):
+    """A file whose second row is of this size."""
+    rows = [{"document": "a", "summary": "b"}, {"document": "c" * size, "summary": "d"}]
+    if form == ".txt":
+        return f"a\n{'c' * size}\n".encode()
+    if form == "quoted.csv":  # many short lines between two quotes
+        return ('document,summary\na,b\n"' + "c\n" * (size // 2) + '",d\n').encode()
+    if form == "open.json":
+        return written(rows, ".json").rstrip()[:-30]
+    return written(rows, form)
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("form", [".jsonl", ".json", ".csv", ".tsv", "quoted.csv", ".txt", "open.json", ".parquet"])
+def test_a_row_has_a_bound(tmp_path, monkeypatch, form, compression):
+    from ngramloss.data import rows
+
+    if form == ".parquet" and compression:
+        pytest.skip("Parquet has its own compression")
+    path = tmp_path / f"a.{form.rpartition('.')[2]}{compression}"
+    monkeypatch.setattr(rows, "LONGEST_ROW", 100_000)
+    path.write_bytes(COMPRESS[compression](long_row(form, 99_000)))
+    if form != "open.json":
+        assert len([row for row in rows.rows(path) if isinstance(row, rows.Row)]) == 2
+    path.write_bytes(COMPRESS[compression](long_row(form, 300_000)))
+    line = {".csv": 3, ".tsv": 3, "quoted.csv": 3, ".json": 6, "open.json": 6}.get(form, 2)
+    with pytest.raises(
+        UserError,
+        match=rf"a\..*:{line}: the row is longer than 100,000 bytes, the most that is read of one row\. Is a quote or "
+        r"bracket never closed, or a line end missing\? Otherwise divide the text into several rows\.",
+    ):
+        list(rows.rows(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[{"a": 1},\n {"a": }]', "Expecting value on line 2"),
+        ('[{"a": 1}\n {"a": 2}]', "expected ',' or ']' on line 2"),
+        ('[{"a": 1}]\n\nmore', "unexpected text after the list on line 3"),
+        ('[{"a": 1},\n {"a": "b', "Unterminated string starting at on line 2"),
+        ('[{"a": 1}, ', "Expecting value on line 1"),
+        ('[{"a": 1}', "expected ',' or ']' on line 1"),
+        ('[{"a":\n' + "9" * 5000 + "}]", "Exceeds the limit .4300 digits.*on line 1"),
+        ('[{"a": 1},\n {"a": 2,}, ' + '{"a": "' + "b" * 300 + '"}]', "on line 2"),
+    ],
+)
+def test_a_json_list_says_where_it_cannot_be_read(tmp_path, monkeypatch, text, reason):
+    from ngramloss.data import rows
+
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UserError, match=rf"a.json starts as a JSON list but cannot be read to its end: .*{reason}"):
+        list(rows.rows(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+def test_a_json_list_is_the_same_however_it_is_read(tmp_path, monkeypatch, chunk):
+    from ngramloss.data import rows
+
+    monkeypatch.setattr(rows, "CHUNK", chunk)
+    items = [{"a": 12345, "b": 'x\n"] é'}, {"a": [1, {"c": None}]}, 123, "text", True, {}]
+    for text in (
+        json.dumps(items),
+        json.dumps(items, indent=2, ensure_ascii=False),
+        " [ ] \n",
+        "\ufeff" + json.dumps(items),
+    ):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        found = list(rows.rows(tmp_path / "a.json"))
+        expected = json.loads(text.removeprefix("\ufeff"))
+        assert [row.values if isinstance(row, rows.Row) else row.reason.split()[-1] for row in found] == [
+            item if isinstance(item, dict) else type(item).__name__ for item in expected
+        ]
+        starts = [number for number, line in enumerate(text.split("\n"), 1) if line[:3] == "  {"]
+        assert not starts or [row.line for row in found if isinstance(row, rows.Row)] == starts

@@ -379,8 +379,8 @@ def test_a_decoder_only_model_is_refused(tmp_path, tokenizer):
     families.tiny("gpt2").save_pretrained(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"is a decoder-only model \(gpt2\); recipes train encoder-decoders\. Use NgramTrainer or attach in your own "
-        r"script: docs/adopt\.md\.",
+        match=r"is not an encoder-decoder \(its type is gpt2\), and ngramloss train runs only those\. Train a decoder-only "
+        r"model in your own trainer, with ng\.attach\(model, \"ce \+ matches\(2\)\"\): docs/adopt\.md\.",
     ):
         models.load(Model(name=str(tmp_path)), tokenizer)
 

@@ -226,7 +226,7 @@ def test_a_process_that_was_never_started_is_named(run, tmp_path):
             "--batch-size must be 1 or more, got -2",
         ),
         (["lead-0", "--data", "newswire", "--out", "x"], "lead-0 would write nothing; use lead-1"),
-        (["nowhere/model", "--data", "newswire", "--limit", "2", "--out", "x"], "cannot load the tokenizer of"),
+        (["nowhere/model", "--data", "newswire", "--limit", "2", "--out", "x"], "cannot load the model of"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):

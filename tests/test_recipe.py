@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramloss import recipe
+from ngramloss.errors import UserError
 from ngramloss.recipe import Data, Generation, Model, Recipe, Train
 
 LEGAL = re.compile(r"[\w.+-]{1,200}")
@@ -91,7 +92,7 @@ def test_brios_recipes_have_its_authors_settings(name, objective, rows, lengths)
     )
     assert (train.clip, train.weight_decay, data.separator) == (0.0, 0.0, "none")
     optimiser = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], train.learning_rate)
-    schedule = get_scheduler(train.schedule, optimiser, train.warmup_steps, 50_000)
+    schedule = get_scheduler(train.schedule, optimiser, train.warmup(50_000), 50_000)
     rates = {}
     for step in range(1, 30_001):
         optimiser.step()
@@ -139,7 +140,7 @@ def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path):
         "train.bach_size: unknown key. Did you mean train.batch_size?",
         "data.learning_rate: unknown key. Did you mean train.learning_rate?",
         "train.epochs: must be a number, got 'ten'.",
-        "train.warmup_steps: must be a whole number, got True.",
+        "train.warmup_steps: must be a number, got True.",
         "data.max_source: must be a whole number, got 1.5.",
         "train.accumulate: must be at least 1, got 0.",
         "train.precision: must be one of auto, bf16, fp16, fp32, got 'fp8'.",
@@ -546,3 +547,26 @@ def test_a_recipe_that_was_written_when_pysbd_split_sentences_still_does_so(tmp_
     assert recipe.differences(before, recipe.load("xsum", ["data.splitter=pysbd"])) == []
     (changed,) = recipe.differences(before, recipe.load("xsum"))
     assert "data.splitter" in changed
+
+
+def test_a_warm_up_is_steps_or_a_share_of_them(tmp_path):
+    """Recipes of earlier versions have whole steps, which mean what they meant."""
+    (tmp_path / "old.toml").write_text('base = "demo"\n[train]\nwarmup_steps = 100\n')
+    assert recipe.differences(recipe.load("demo"), recipe.load(str(tmp_path / "old.toml"))) == []
+    warmups = {name: recipe.load(name).train.warmup(10**6) for name in ("demo", "newswire", "xsum", "brio-xsum")}
+    assert warmups == {"demo": 100, "newswire": 40, "xsum": 1000, "brio-xsum": 10_000}
+    assert recipe.load("xsum", ["train.warmup_steps=0.03"]).train.warmup(200) == 6
+    with pytest.raises(
+        UserError,
+        match=r"train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got 1.5\.",
+    ):
+        recipe.load("xsum", ["train.warmup_steps=1.5"])
+
+
+def test_what_is_held_out_leaves_rows_to_train_on():
+    with pytest.raises(
+        UserError,
+        match=r"data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is",
+    ):
+        recipe.load("xsum", ["data.validation_fraction=0.5", "data.test_fraction=0.5"])
+    assert recipe.load("xsum", ["data.validation_fraction=0.5", "data.test_fraction=0.4"]).data.test_fraction == 0.4

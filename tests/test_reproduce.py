@@ -358,10 +358,6 @@ OWN = [
         (["--metrics", "bertscore", "--set", "bertscore.zzz=1"], "bertscore.zzz: unknown option"),
         (["--metrics", "wmd"], "nothing was trained, because a metric cannot run: wmd needs --set wmd.vectors=…"),
         (["--set", "data.name=xsum"], "choose the data with --data, not with --set data.name."),
-        (
-            ["--set", "train.warmup_steps=2"],
-            "train.warmup_steps: a warm-up of 2 steps does not end within this training of 2 steps",
-        ),
         (["-o", __file__], f"cannot write the page to {__file__}: {__file__} is a file. Choose another --out."),
         (["-o", f"{__file__}/page"], f"cannot write the page to {__file__}/page: {__file__} is a file."),
     ],
@@ -372,7 +368,7 @@ def test_what_would_fail_after_the_trainings_fails_before_them(tmp_path, base, c
 
 @pytest.mark.usefixtures("untrained")
 def test_columns_and_rows_of_the_test_split_are_checked_before_anything_is_trained(tmp_path, base, capsys, own_data):
-    assert "cannot find the source column" in refused(capsys, tmp_path, base, data=own_data)
+    assert "cannot find the source and the target column" in refused(capsys, tmp_path, base, data=own_data)
     with (own_data / "test.jsonl").open("a") as file:
         file.write('{"nummer": "x", "quelle": "", "ziel": "y"}\n')
     assert "'quelle' is empty" in refused(capsys, tmp_path, base, *OWN, "--limit", "0", data=own_data)

@@ -441,30 +441,33 @@ def test_a_run_that_never_began_may_begin_with_other_settings(place, tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("steps", "warmup", "fits"),
+    ("steps", "warmup", "used", "shortened"),
     [
-        (["train.max_steps=0", "train.epochs=3"], 24, False),
-        (["train.max_steps=0", "train.epochs=3"], 23, True),  # 60 rows, 8 a step
-        (["train.max_steps=2"], 2, False),
-        (["train.max_steps=2"], 1, True),
-        (["train.max_steps=1"], 0, True),
+        (["train.max_steps=0", "train.epochs=3"], 24, 2, True),  # 60 rows, 8 a step: 24 steps
+        (["train.max_steps=0", "train.epochs=3"], 23, 23, False),
+        (["train.max_steps=0", "train.epochs=3"], 0.25, 6, False),
+        (["train.max_steps=2"], 1000, 0, True),
+        (["train.max_steps=2"], 1, 1, False),
+        (["train.max_steps=2"], 0.9, 1, False),
+        (["train.max_steps=1"], 0, 0, False),
     ],
 )
-def test_a_warm_up_that_the_training_does_not_reach_the_end_of_is_refused(place, tmp_path, capsys, steps, warmup, fits):
+def test_a_warm_up_fits_into_every_training(place, tmp_path, capsys, monkeypatch, steps, warmup, used, shortened):
+    from transformers import trainer
+
+    asked = []
+    made = trainer.get_scheduler
+    monkeypatch.setattr(trainer, "get_scheduler", lambda *a, **k: asked.append(k["num_warmup_steps"]) or made(*a, **k))
     changes = [
         word for one in [*steps, f"train.warmup_steps={warmup}", "train.eval_every=0"] for word in ("--set", one)
     ]
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == (0 if fits else 2)
-    told = capsys.readouterr().err
-    assert (
-        fits
-        or (
-            f"train.warmup_steps: a warm-up of {warmup} steps does not end within this training of {warmup} steps, so the learning rate would "
-            "never reach 0.01. Lower train.warmup_steps, or raise train.max_steps or train.epochs."
-        )
-        in told
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 0
+    assert asked == [used]
+    said = (
+        rf"a warm-up of {warmup:,} steps does not end within this training of \d+ steps, so it takes a tenth of them, "
+        rf"{used}\. A share, such as train\.warmup_steps=0\.05, fits every length\."
     )
-    assert not list((tmp_path / "a").rglob("checkpoint-*")) or fits
+    assert bool(re.search(said, capsys.readouterr().err)) == shortened
 
 
 def test_other_data_do_not_continue_a_run(place, tmp_path):
@@ -800,7 +803,7 @@ def test_mlflow_receives_what_the_log_has(place, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["model.name=nowhere/nothing"], "cannot load the tokenizer of"),
+        (["model.name=nowhere/nothing"], "cannot load the model of"),
         (["data.name=nowhere.jsonl"], "nowhere.jsonl"),
         (["data.separator=<gap>"], "the tokenizer has no token '<gap>'"),
         (["data.max_source=2000"], "supports 1024 positions, but the recipe asks for 2000 tokens"),

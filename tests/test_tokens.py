@@ -459,8 +459,11 @@ def written_the_plain_way(folder, examples, tokenizer, shape):
     """As tokens were written before words were looked up: the tokenizer encodes every sentence, everything is in memory."""
     separator, (before, after) = separator_id(tokenizer, shape.separator), frame(tokenizer)
     rows = {"input_ids": [], "labels": []}
+    cut = []
     for example in examples:
         whole = tokens_of(tokenizer, example.source, separator, shape.splitter)
+        target = tokenizer(text_target=example.target)["input_ids"]
+        cut.append([len(whole) > shape.max_source, len(target) > shape.max_target])
         body = whole[len(before) : len(whole) - len(after)]
         rows["input_ids"].append([*before, *body[: shape.max_source - len(before) - len(after)], *after])
         rows["labels"].append(
@@ -469,6 +472,9 @@ def written_the_plain_way(folder, examples, tokenizer, shape):
     for name, lists in rows.items():
         np.save(folder / f"{name}.npy", np.array([token for row in lists for token in row], dtype=np.int32))
         np.save(folder / f"{name}.ends.npy", np.cumsum([len(row) for row in lists], dtype=np.int64))
+    np.save(folder / "cut.npy", np.array(cut, np.uint8).flatten())
+    np.save(folder / "cut.ends.npy", np.arange(2, 2 * len(cut) + 1, 2))
+    return tuple(np.array(cut).sum(0))
 
 
 def content(folder):
@@ -480,10 +486,16 @@ def content(folder):
 def test_files_are_byte_for_byte_those_of_the_plain_way(tmp_path, monkeypatch, tokenizer, splitter, part):
     monkeypatch.setattr(tokens, "PART", part)
     monkeypatch.setattr(tokens, "CHUNK", 2)
-    shape = Shape(splitter=splitter, max_source=40, max_target=12)
-    (tmp_path / "plain").mkdir()
-    written_the_plain_way(tmp_path / "plain", MANY, tokenizer, shape)
-    assert content(made(tmp_path, MANY, tokenizer, shape).folder) == content(tmp_path / "plain")
+    cuts = []
+    for max_source, max_target in ((40, 12), (400, 40)):
+        shape = Shape(splitter=splitter, max_source=max_source, max_target=max_target)
+        plain = tmp_path / f"plain-{max_source}"
+        plain.mkdir()
+        cuts.append(written_the_plain_way(plain, MANY, tokenizer, shape))
+        found = made(tmp_path, MANY, tokenizer, shape)
+        assert content(found.folder) == content(plain)
+        assert found.cut == cuts[-1]
+    assert cuts[0] > cuts[1] == (0, 1)
 
 
 @given(st.lists(ODD, max_size=4), st.sampled_from(["ours", "bart"]))
@@ -617,7 +629,7 @@ def test_after_a_kill_at_any_moment_the_next_start_continues_and_ends_with_the_s
     assert int(counted) == len(MANY)
     assert int(operations) > 60
     expected = everything(tmp_path / "whole")
-    assert len(expected) == 5
+    assert len(expected) == 7
     redone = []
     for kill_at in range(1, int(operations) + 1, 6):
         cache = tmp_path / str(kill_at)

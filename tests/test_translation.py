@@ -86,7 +86,8 @@ def test_texts_by_language_in_one_column_are_columns(tmp_path):
         "Hello.",
     )
     with pytest.raises(
-        UserError, match=r"cannot find the source column .* columns are 'de', 'en', 'id'|columns are 'id', 'de', 'en'"
+        UserError,
+        match=r"cannot find the source and the target column .* columns are 'de', 'en', 'id'|columns are 'id', 'de', 'en'",
     ):
         load(file, "train", task="translation")
 

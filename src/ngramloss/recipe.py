@@ -40,6 +40,8 @@ class Data:
     validation_fraction: float = setting(0.0, least=0, below=1)
     """If the data have no validation split: the part of the training split that is held out for validation, chosen by
     the ids, so that the same rows are held out every time."""
+    test_fraction: float = setting(0.0, least=0, below=1)
+    """The same for the test split. It shares no row with the validation split."""
     separator: str = "auto"
     """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
     splitter: str = setting("sentencex", choices=("sentencex", "pysbd", "newline", "period"))
@@ -95,7 +97,8 @@ class Train:
     """The most tokens of a micro-batch in each process, padding included: a step is cut into as many micro-batches as
     that takes, which does not change it. 0: as many as the GPU's memory allows; on a CPU, ``batch_size`` sequences."""
     learning_rate: float = setting(3e-5, least=0)
-    warmup_steps: int = setting(1000, least=0)
+    warmup_steps: float = setting(1000.0, least=0)
+    """Steps in which the learning rate rises; below 1 a share of all steps, as in Transformers."""
     schedule: str = setting(
         "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial")
     )
@@ -140,14 +143,15 @@ class Train:
     seed: int = setting(42, least=0)
     report_to: list[str] = setting([], choices=("mlflow", "tensorboard", "trackio", "wandb"))
 
-    def raise_unless_warmup_fits(self, steps: int) -> None:
-        """Raise if a training of this many steps ends before the warm-up does."""
-        if self.warmup_steps and self.warmup_steps >= steps:
-            raise UserError(
-                f"train.warmup_steps: a warm-up of {self.warmup_steps:,} steps does not end within this training of "
-                f"{steps:,} steps, so the learning rate would never reach {self.learning_rate:g}. Lower "
-                "train.warmup_steps, or raise train.max_steps or train.epochs."
-            )
+    def warmup(self, steps: int) -> int:
+        """Steps of the warm-up in a training of this many steps. One that would not end takes a tenth of them.
+
+        >>> Train(warmup_steps=100).warmup(1800), Train(warmup_steps=100).warmup(90), Train(warmup_steps=0.1).warmup(90)
+        (100, 9, 9)
+        """
+        if self.warmup_steps < 1:
+            return min(round(self.warmup_steps * steps), steps - 1)
+        return int(self.warmup_steps) if self.warmup_steps < steps else steps // 10
 
 
 @dataclass(frozen=True)
@@ -452,6 +456,15 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
         (
             recipe.generation.min_length <= recipe.generation.max_length,
             "generation.min_length: must not be above generation.max_length.",
+        ),
+        (
+            recipe.train.warmup_steps < 1 or recipe.train.warmup_steps.is_integer(),
+            "train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got "
+            f"{recipe.train.warmup_steps:g}.",
+        ),
+        (
+            recipe.data.validation_fraction + recipe.data.test_fraction < 1,
+            "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
         ),
         (bool(recipe.data.name), "data.name: must not be empty."),
         (bool(recipe.model.name), "model.name: must not be empty."),

@@ -417,9 +417,6 @@ def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] 
     """
     if all(RunFolder(training.folder).finished for training in plan.trainings):
         return
-    for training in plan.trainings:
-        if training.settings.train.max_steps:
-            training.settings.train.raise_unless_warmup_fits(training.settings.train.max_steps)
     page.check_packages()
     _raise_unless_writable(page_folder)
     first = predictions.read_split(work).examples[0]

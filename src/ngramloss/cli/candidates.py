@@ -96,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
         verb="candidates",
     )
+    predictions.check_model(work, "candidates")
     making = candidates.check_making(
         candidates.Making(
             options.count,

@@ -195,6 +195,7 @@ def run(options: argparse.Namespace) -> int:
             options.rerank or "",
         ),
     )
+    predictions.check_model(work, "generate")
     folder, words = output_folder(options, "MODEL"), WORDS[work.task]
     with bar(words.sources) as show:
         path = predictions.write_predictions(work, folder, progress=partial(show, f"writing {words.texts}"), say=tell)

@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from ngramloss import recipe
+    from ngramloss.data import has_split
     from ngramloss.training.best import best_of
 
     settings = recipe.load(options.recipe, recipe_settings(options))
@@ -77,5 +78,13 @@ def run(options: argparse.Namespace) -> int:
     if not outcome.finished:
         return 130
     if os.environ.get("RANK", "0") == "0":
-        tell(f"next: ngramloss generate {shlex.quote(str(folder))}")
+        split = next(part for part in ("test", "validation", "train") if has_split(settings.data, part))
+        if split == "train":
+            tell(
+                "the data have no test split, so the next command writes texts of the training split. Hold a part of "
+                "it out with data.test_fraction=0.1, or choose other data with --data."
+            )
+        extra = {"test": "", "validation": " --split validation", "train": " --split train --limit 20"}[split]
+        trust = " --trust-remote-code" if options.trust_remote_code else ""
+        tell(f"next: ngramloss generate {shlex.quote(str(folder))}{extra}{trust}")
     return 0

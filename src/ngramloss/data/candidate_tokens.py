@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -187,9 +186,10 @@ class _PartWriter(PartWriter):
         for chunk in self.chunks(part):
             own = [self.candidates.rows.get(example.id, ((), ())) for example in chunk]
             texts = [text for group, _ in own for text in group]
-            made = targets(texts, self.tokenizer, self.shape, self.words) if texts else []
+            short: list[bool] = []
+            made = targets(texts, self.tokenizer, self.shape, self.words, short) if texts else []
             ids.append(np.fromiter(chain.from_iterable(made), dtype=np.int32))
-            cut.append(self._cut(texts, made))
+            cut.append(np.array(short, np.uint8))
             gains.append(np.array([gain for _, group in own for gain in group], np.float32))
             lengths += map(len, made)
             counts += [len(group) for group, _ in own]
@@ -197,13 +197,3 @@ class _PartWriter(PartWriter):
         for name, values in (("ids", ids), ("gains", gains), ("cut", cut)):
             np.save(folder / f"{name}.npy", np.concatenate(values))
             np.save(folder / f"{name}.ends.npy", np.cumsum(ends[name], dtype=np.int64))
-
-    def _cut(self, texts: Sequence[str], made: Sequence[Sequence[int]]) -> NDArray[np.uint8]:
-        """Which texts lost their end: with room for one more token, they have more."""
-        full = [index for index, ids in enumerate(made) if len(ids) >= self.shape.max_target]
-        cut = np.zeros(len(texts), np.uint8)
-        if full:
-            roomier = replace(self.shape, max_target=self.shape.max_target + 1)
-            longer = targets([texts[index] for index in full], self.tokenizer, roomier, self.words)
-            cut[full] = [len(ids) > self.shape.max_target for ids in longer]
-        return cut

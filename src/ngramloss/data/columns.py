@@ -67,9 +67,9 @@ def columns(
         Columns(source='en', target='de', id=None, others=())
     """
     given_targets = given_columns(target, present)
-    for role, names in (("source", [source] if source else []), ("target", given_targets)):
-        for name in names:
-            check_present(name, role, present, where)
+    given = [("source", name) for name in [source] if name] + [("target", name) for name in given_targets]
+    if absent := [_absent(name, role, present) for role, name in given if name not in present]:
+        raise UserError(f"{where} has {' and '.join(absent)}. Its columns are {listed(present)}.")
     if source is not None and source in given_targets:
         raise UserError(f"source and target of {where} must be different columns, but both are {source!r}.")
     first = FIRST.get(task, ((), ()))
@@ -79,14 +79,16 @@ def columns(
     )
     chosen_source = source if source is not None else usual(sources, present, taken=given_targets)
     targets = given_targets or reference_columns(all_targets, present, taken=[chosen_source] if chosen_source else [])
-    for role, chosen, wanted in (("source", chosen_source, sources), ("target", targets, all_targets)):
-        if not chosen:
-            raise UserError(
-                f"cannot find the {role} column of {where}. Its columns are {listed(present)}, and none of them is "
-                f'called {", ".join(wanted[:-1])} or {wanted[-1]}. Set it with data.{role} = "…" in a recipe, '
-                f'--{role} on the command line or {role}="…" in Python.'
-            )
-    assert chosen_source is not None
+    missing = {} if chosen_source else {"source": sources}
+    missing |= {} if targets else {"target": all_targets}
+    if chosen_source is None or missing:
+        called = [f"a {role} is called {', '.join(names[:-1])} or {names[-1]}" for role, names in missing.items()]
+        raise UserError(
+            f"cannot find the {' and the '.join(missing)} column of {where}. Its columns are {listed(present)}; "
+            f"usually {'; '.join(called)}. Set it with {' and '.join(f'data.{role} = …' for role in missing)} in a "
+            f"recipe, {' '.join(f'--{role} COLUMN' for role in missing)} on the command line or "
+            f"{', '.join(f'{role}=…' for role in missing)} in Python."
+        )
     return Columns(chosen_source, targets[0], id_column(id, present, where), tuple(targets[1:]))
 
 
@@ -100,11 +102,12 @@ def given_columns(written: str | None, present: Sequence[str]) -> list[str]:
 def check_present(name: str, role: str, present: Sequence[str], where: str) -> None:
     """Raise an error if a table does not have the given column."""
     if name not in present:
-        close = difflib.get_close_matches(name, present, n=1)
-        raise UserError(
-            f"{where} has no column {name!r} for the {role}{f' (did you mean {close[0]!r}?)' if close else ''}. "
-            f"Its columns are {listed(present)}."
-        )
+        raise UserError(f"{where} has {_absent(name, role, present)}. Its columns are {listed(present)}.")
+
+
+def _absent(name: str, role: str, present: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, present, n=1)
+    return f"no column {name!r} for the {role}{f' (did you mean {close[0]!r}?)' if close else ''}"
 
 
 def id_column(given: str | None, present: Sequence[str], where: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ class Split(NamedTuple):
         examples: in the order of the file.
         skipped: bad rows that were skipped, if skipping was allowed.
         fingerprint: 16 hexadecimal digits that depend on ids, sources and targets, but not on format or compression.
+        more: whether there are more rows, which the limit left out.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Split(NamedTuple):
     examples: list[Example]
     skipped: list[BadRow]
     fingerprint: str
+    more: bool = False
 
 
 def load(
@@ -64,6 +66,7 @@ def load(
     limit: int = 0,
     seed: int = 0,
     validation_fraction: float = 0.0,
+    test_fraction: float = 0.0,
     languages: tuple[str, str] = ("", ""),
     task: str = "",
     progress: Callable[[int], None] | None = None,
@@ -87,6 +90,7 @@ def load(
         seed: for ``newswire``, which is generated. Other data sets ignore it.
         validation_fraction: if above 0, ``validation`` is this part of the data set's training split, and ``train``
             the rest. The data set must not have a validation split of its own.
+        test_fraction: the same for ``test``. It shares no row with ``validation``.
         languages: codes of the languages of source and target, if columns may be named after them. The texts of a
             column ``translation`` that has a text by language are columns too.
         task: ``translation`` looks for the column names that are usual there first.
@@ -101,9 +105,12 @@ def load(
     if limit < 0:
         raise UserError(f"limit must be 0 (all rows) or more, got {limit}.")
     split = origins.SPLIT_ALIASES.get(split, split)
-    if validation_fraction and split in ("train", "validation"):
-        if "validation" in origins.split_names(name):
-            raise UserError(f"{name} has a validation split of its own. Leave data.validation_fraction out.")
+    fractions = {"validation": validation_fraction, "test": test_fraction}
+    held_out = {part: fraction for part, fraction in fractions.items() if fraction}
+    if held_out and split in ("train", *held_out):
+        for part in held_out:
+            if part in origins.split_names(name):
+                raise UserError(f"{name} has a {part} split of its own. Leave data.{part}_fraction out.")
         whole = load(
             name,
             "train",
@@ -116,10 +123,11 @@ def load(
             task=task,
             progress=progress,
         )
-        return _held_out(whole, split, validation_fraction, limit)
+        return _part(whole, split, held_out, limit)
     rows = map(_by_language, origins.split_rows(name, split, limit=limit, seed=seed))
     first = _first_rows(rows)
     examples: list[Example] = []
+    more = False
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
         known_source, known_target = origins.known_columns(name)
@@ -133,13 +141,14 @@ def load(
             languages=languages,
             task=task,
         )
-        counted = _counted(chain(first, rows), progress) if progress else chain(first, rows)
-        examples, bad = _separate(_examples(counted, chosen), limit)
+        every = chain(first, rows)
+        examples, bad = _separate(_examples(_counted(every, progress) if progress else every, chosen), limit)
+        more = len(examples) == limit and next(every, None) is not None
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
-    return Split(name, split, examples, bad, fingerprint(examples))
+    return Split(name, split, examples, bad, fingerprint(examples), more)
 
 
 def columns_of(data: Data, task: str) -> dict[str, Any]:
@@ -153,22 +162,35 @@ def columns_of(data: Data, task: str) -> dict[str, Any]:
     }
 
 
-def _held_out(whole: Split, split: str, fraction: float, limit: int) -> Split:
-    """The part of a training split that is held out for validation, or the rest.
+def has_split(data: Data, split: str) -> bool:
+    """Whether a recipe's data have this split, of their own or held out; no if that cannot be found out."""
+    if {"train": 1.0, "validation": data.validation_fraction, "test": data.test_fraction}.get(split):
+        return True
+    if origins.canonical(data.name) in origins.KNOWN:  # all of them have all three
+        return split in ("validation", "test")
+    try:
+        return split in origins.split_names(data.name)
+    except (UserError, FileNotFoundError):  # the hub cannot be reached
+        return False
 
-    The ids decide: those with the smallest hashes are held out. So the order of the rows plays no part.
+
+def _part(whole: Split, split: str, held_out: Mapping[str, float], limit: int) -> Split:
+    """A part of a training split that is held out, or the rest.
+
+    The ids decide, not the order of the rows: those with the smallest hashes are held out for validation, those with
+    the largest for the test. So neither depends on the other's fraction.
     """
     order = sorted(whole.examples, key=lambda example: hashlib.sha256(example.id.encode()).digest())
-    count = max(1, round(fraction * len(order)))
-    if count == len(order):
-        raise UserError(
-            f"{whole.name} has {len(order)} examples: too few to hold out {fraction:g} of them for "
-            "validation and train on the rest."
-        )
-    held_out = {example.id for example in order[:count]}
-    chosen = [example for example in whole.examples if (example.id in held_out) == (split == "validation")]
-    chosen = chosen[:limit] if limit else chosen
-    return Split(whole.name, split, chosen, whole.skipped if split == "train" else [], fingerprint(chosen))
+    counts = {part: max(1, round(fraction * len(order))) for part, fraction in held_out.items()}
+    if sum(counts.values()) >= len(order):
+        wanted = " and ".join(f"{fraction:g} of them for {part}" for part, fraction in held_out.items())
+        raise UserError(f"{whole.name} has {len(order)} examples: too few to hold out {wanted} and train on the rest.")
+    ends = {"validation": order[: counts.get("validation", 0)], "test": order[len(order) - counts.get("test", 0) :]}
+    part_of = {example.id: part for part, examples in ends.items() for example in examples}
+    chosen = [example for example in whole.examples if part_of.get(example.id, "train") == split]
+    kept = chosen[:limit] if limit else chosen
+    skipped = whole.skipped if split == "train" else []
+    return Split(whole.name, split, kept, skipped, fingerprint(kept), len(kept) < len(chosen))
 
 
 def fingerprint(examples: Iterable[Example]) -> str:

@@ -240,13 +240,17 @@ def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
 def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel]:
     """The files of one split, in order. Raises an error if one is missing."""
     if split not in data_set.splits:
+        other = {"validation": "train.eval_every=0 trains without it", "test": "--split validation reads another split"}
+        hint = f", or hold a part of the training split out with data.{split}_fraction=0.1" if split in other else ""
+        hint += f". {other[split]}" if split in other else ""
         if Path(name).expanduser().is_file():
             raise UserError(
-                f"{name} is a single file, so it has only the split 'train', not {split!r}. Give a folder with "
-                f"a file for each split, name the files (train={name},{split}=FILE), or hold a part of it out with "
-                "data.validation_fraction=0.05, which makes the split 'validation'."
+                f"{name} is a single file, so it has no split {split!r}, only 'train' and what is held out of it. Give "
+                f"a folder with a file for each split, name the files (train={name},{split}=FILE){hint}."
             )
-        raise MissingFileError(f"{name} has no split {split!r}; its splits are {sorted(data_set.splits)}.")
+        raise MissingFileError(
+            f"{name} has no split {split!r}; its splits are {sorted(data_set.splits)}. Add a file for it{hint}."
+        )
     paths = data_set.splits[split]
     plain = [file for path in paths for file in (path.columns.values() if isinstance(path, Parallel) else [path])]
     for path in plain:

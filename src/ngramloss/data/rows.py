@@ -9,6 +9,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,12 @@ MISTAKEN = {
 }
 """First bytes of a file that is not the text its name says → what it is, and what to do."""
 
-LONGEST_FIELD = 2**31 - 1
-"""Maximum characters in a CSV field. Python's own limit is 131,072, less than a long document."""
+LONGEST_ROW = 2**26
+"""Maximum size of a row, in bytes, for CSV in characters. A few megabytes of a compressed file may be a line of
+gigabytes, which would fill the memory."""
+
+CHUNK = 2**16
+"""Characters of a JSON list that are read at a time."""
 
 
 class Row(NamedTuple):
@@ -140,8 +145,23 @@ def opened(path: Path, compression: str) -> io.BufferedReader:
     return io.BufferedReader(import_module(COMPRESSIONS[compression]).open(path))
 
 
+def _too_long(path: Path, line: int) -> UserError:
+    return UserError(
+        f"{path}:{line}: the row is longer than {LONGEST_ROW:,} bytes, the most that is read of one row. Is a quote or "
+        "bracket never closed, or a line end missing? Otherwise divide the text into several rows."
+    )
+
+
+def _raw_lines(stream: io.BufferedReader, path: Path) -> Iterator[bytes]:
+    """The lines of a file; an error at a line that is too long."""
+    for line, raw in enumerate(iter(partial(stream.readline, LONGEST_ROW + 1), b""), 1):
+        if len(raw) > LONGEST_ROW:
+            raise _too_long(path, line)
+        yield raw
+
+
 def _json_lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
-    for line, raw in enumerate(stream, 1):
+    for line, raw in enumerate(_raw_lines(stream, path), 1):
         text = _text(raw, first=line == 1)
         if text.strip():
             yield _json_line(text, path, line)
@@ -161,42 +181,76 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
     if not stream.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         yield from _json_lines(stream, path)
         return
-    text = _text(stream.read(), first=True)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        items = list(_list_items(text))
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} starts as a JSON list but cannot be read to its end: {error}. Fix it there, or write one object "
-            "per line; then a bad row affects no other rows."
-        ) from error
-    plain = all(isinstance(item, str) for _, item in items)
-    for line, item in items:
-        yield Row(str(path), line, {LINE: item}) if plain else _json_row(item, path, line)
+        plain = None
+        for line, item in _list_items(text, path):
+            plain = isinstance(item, str) if plain is None else plain  # the first item says what the list contains
+            yield Row(str(path), line, {LINE: item}) if plain and isinstance(item, str) else _json_row(item, path, line)
+    finally:
+        text.detach()  # otherwise the stream, which may be standard input, is closed with it
 
 
-def _list_items(text: str) -> Iterator[tuple[int, object]]:
-    """The items of a JSON list, each with the line on which it starts."""
-    decoder = json.JSONDecoder()
-    at, line, counted = _past_white(text, text.index("[") + 1), 1, 0
-    closed = text[at : at + 1] == "]"
-    while not closed:
-        line, counted = line + text.count("\n", counted, at), at
-        item, at = decoder.raw_decode(text, at)
-        yield line, item
-        at = _past_white(text, at)
-        closed = text[at : at + 1] == "]"
-        if not closed:
-            if text[at : at + 1] != ",":
-                raise json.JSONDecodeError("expected ',' or ']'", text, at)
-            at = _past_white(text, at + 1)
-    if text[at + 1 :].strip():
-        raise json.JSONDecodeError("unexpected text after the list", text, at + 1)
+def _list_items(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[int, object]]:
+    """The items of a JSON list, each with the line on which it starts. Not more than one is in memory."""
+    decode = json.JSONDecoder().raw_decode
+    buffer, line = "", 1
+
+    def following() -> str:
+        """The next character that is not white space, now the first of the buffer; empty at the end of the file."""
+        nonlocal buffer, line
+        while True:
+            rest = buffer.lstrip(" \t\r\n")
+            line += buffer.count("\n", 0, len(buffer) - len(rest))
+            buffer = rest or text.read(CHUNK)
+            if rest or not buffer:
+                return rest[:1]
+
+    def item() -> object:
+        """The value at the beginning of the buffer, which is removed from it."""
+        nonlocal buffer, line
+        while True:
+            fault = ""
+            try:
+                value, end = decode(buffer)
+                cut = end == len(buffer)  # 12 may go on as 123
+            except json.JSONDecodeError as error:
+                end, fault = len(buffer), f"{error.msg} on line {line + error.lineno - 1}"
+                cut = error.pos + 16 > end or error.msg.startswith("Unterminated string")
+            except (ValueError, RecursionError) as error:  # a number or nesting that Python refuses to read
+                raise _unreadable_list(path, f"{error}, on line {line}") from error
+            if end > LONGEST_ROW:
+                raise _too_long(path, line)
+            more = text.read(max(CHUNK, end)) if cut else ""
+            if not more:
+                break
+            buffer += more
+        if fault:
+            raise _unreadable_list(path, fault)
+        line += buffer.count("\n", 0, end)
+        buffer = buffer[end:]
+        return value
+
+    following()
+    buffer = buffer[1:]  # the bracket
+    sign = "]" if following() == "]" else ","
+    while sign == ",":
+        following()
+        yield line, item()
+        sign = following()
+        if sign not in (",", "]"):
+            raise _unreadable_list(path, f"expected ',' or ']' on line {line}")
+        buffer = buffer[1:] if sign == "," else buffer
+    buffer = buffer[1:]
+    if following():
+        raise _unreadable_list(path, f"unexpected text after the list on line {line}")
 
 
-def _past_white(text: str, at: int) -> int:
-    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
-        at += 1
-    return at
+def _unreadable_list(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} starts as a JSON list but cannot be read to its end: {reason}. Fix it there, or write one object per "
+        "line; then a bad row affects no other rows."
+    )
 
 
 def _json_row(value: object, path: Path, line: int) -> Row | BadRow:
@@ -207,7 +261,7 @@ def _json_row(value: object, path: Path, line: int) -> Row | BadRow:
 
 def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
     """Read plain text. Every line is a row, also an empty one."""
-    for line, raw in enumerate(stream, 1):
+    for line, raw in enumerate(_raw_lines(stream, path), 1):
         yield Row(str(path), line, {LINE: _text(raw, first=line == 1).rstrip("\r\n")})
 
 
@@ -239,14 +293,24 @@ def _delimiter(opening: bytes) -> str:
 
 def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Iterator[Row | BadRow]:
     delimiter = delimiter or _delimiter(stream.peek(1 << 13))
-    # The limit is raised permanently, because two readers may be open at the same time.
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
+    # Python's own limit is 131,072. It is raised permanently, because two readers may be open at the same time.
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_ROW))
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    line = size = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal size
+        for part in iter(partial(text.readline, LONGEST_ROW + 1), ""):
+            size += len(part)
+            if size > LONGEST_ROW:
+                raise _too_long(path, line)
+            yield part
+
     # Strict, because the lenient reader lets an open quote silently swallow the rest of the file.
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
-        line = reader.line_num + 1
+        line, size = reader.line_num + 1, 0
         try:
             fields = next(reader)
         except StopIteration:
@@ -282,6 +346,8 @@ def _parquet(path: Path) -> Iterator[Row | BadRow]:
             for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1000):
                 for values in _batch_rows(batch):
                     number += 1
+                    if sum(len(text) for text in (values or {}).values() if isinstance(text, str)) > LONGEST_ROW:
+                        raise _too_long(path, number)
                     if values is None:
                         yield BadRow(str(path), number, "not UTF-8 text")
                     else:

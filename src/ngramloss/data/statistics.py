@@ -32,15 +32,15 @@ DEFINITIONS = {
     ],
     "released": [
         "words: len(text.split(' ')), as the paper's authors count; line ends do not separate words",
-        "sents: len(text.split('.')) for a source, len(text.split('\\n')) for a summary, including empty pieces",
+        "sents: len(text.split('.')) for a source, len(text.split('\\n')) for a target, including empty pieces",
         "bigrams: two neighbouring pieces of text.split(), with case and punctuation",
     ],
 }
 NOVEL = [
-    "% novel: bigrams of a summary that do not occur in its source",
-    "  types: percentage of the summary's distinct bigrams; mean over examples",
+    "% novel: bigrams of a target that do not occur in its source",
+    "  types: percentage of the target's distinct bigrams; mean over examples",
     "  tokens: the same, with repeated bigrams counted each time; mean over examples",
-    "  pooled: novel distinct bigrams of all summaries, as a percentage of all their distinct bigrams",
+    "  pooled: novel distinct bigrams of all targets, as a percentage of all their distinct bigrams",
 ]
 
 
@@ -67,7 +67,7 @@ PAPER = {
 class Statistics:
     """Counts over examples, and their means. The counts of two splits can be added with ``+``.
 
-    Percentages cover only the ``with_bigrams`` summaries that have a bigram; if there are none, they are None.
+    Percentages cover only the ``with_bigrams`` targets that have a bigram; if there are none, they are None.
     """
 
     examples: int
@@ -96,17 +96,17 @@ class Statistics:
 
     @property
     def target_words(self) -> float:
-        """Mean words in a summary."""
+        """Mean words in a target."""
         return self.target_words_total / self.examples
 
     @property
     def target_sentences(self) -> float:
-        """Mean sentences in a summary."""
+        """Mean sentences in a target."""
         return self.target_sentences_total / self.examples
 
     @property
     def novel_bigrams(self) -> float | None:
-        """Percentage of a summary's distinct bigrams that do not occur in its source, mean over examples."""
+        """Percentage of a target's distinct bigrams that do not occur in its source, mean over examples."""
         return _percent(self.novel_types_shares, self.with_bigrams)
 
     @property
@@ -116,7 +116,7 @@ class Statistics:
 
     @property
     def novel_bigrams_pooled(self) -> float | None:
-        """Percentage of novel bigrams among the distinct bigrams of all summaries: long summaries count more."""
+        """Percentage of novel bigrams among the distinct bigrams of all targets: long targets count more."""
         return _percent(self.novel_types_total, self.types_total)
 
     def record(self) -> dict[str, float | int | None]:
@@ -279,7 +279,7 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
     paper = PAPER.get(canonical(name))
     if paper:
         rows.append(["paper", paper.sizes, *(f"{value:.2f}" for value in paper[1:]), "", ""])
-    over = ["", "", "source", "", "summary", "", "% novel bigrams", "", ""]
+    over = ["", "", "source", "", "target", "", "% novel bigrams", "", ""]
     heads = ["split", "examples", "words", "sents", "words", "sents", "types", "tokens", "pooled"]
     lines = tabular.aligned([heads, *rows])
     top = ""
@@ -297,7 +297,7 @@ def _cells(counts: Statistics) -> list[str]:
 
 
 class _Novelty(NamedTuple):
-    """The number of bigrams in one summary, and of those that do not occur in its source."""
+    """The number of bigrams in one target, and of those that do not occur in its source."""
 
     types: int
     novel_types: int

@@ -27,7 +27,7 @@ from ngramloss.recipe import Data
 from ngramloss.version import installed
 
 Ids = NDArray[np.int32]
-FORMAT = 1
+FORMAT = 2
 """Part of the cache key: increased when the same settings give other tokens."""
 CHUNK = 1000
 """Examples that are tokenised at a time."""
@@ -55,6 +55,8 @@ PROBES = (
     "",
 )
 """Texts by which tokenizers are told apart: several scripts, spaces, characters that may be normalised, a long one."""
+CUT = "cut"
+"""An array beside these: whether the source of a row lost its end, and whether its target did, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,12 @@ class Tokens(Dataset[dict[str, Ids]]):
         """Target tokens of each row."""
         lengths: NDArray[np.int64] = np.diff(self._ends["labels"], prepend=0)
         return lengths
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """How many sources and how many targets lost their end."""
+        cut = np.load(self.folder / f"{CUT}.npy")
+        return int(cut[::2].sum()), int(cut[1::2].sum())
 
 
 def tokenise(
@@ -210,23 +218,27 @@ class PartWriter:
 class _PartWriter(PartWriter):
     """Examples → the tokens of their sources and targets."""
 
-    names = NAMES
+    names = (*NAMES, CUT)
 
     def fill(self, part: str, folder: Path) -> None:
         """Tokenise a part and write it into a folder."""
         separator = separator_id(self.tokenizer, self.shape.separator)
         pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}  # arrays: lists would need ten times the memory
         lengths: dict[str, list[int]] = {name: [] for name in NAMES}
+        cut: list[bool] = []
         for chunk in self.chunks(part):
             texts = [example.source for example in chunk]
+            short: tuple[list[bool], list[bool]] = [], []
             with _without_collector():
-                inputs = sources(texts, self.tokenizer, self.shape, separator, self.words)
-                labels = targets([example.target for example in chunk], self.tokenizer, self.shape, self.words)
+                inputs = sources(texts, self.tokenizer, self.shape, separator, self.words, short[0])
+                labels = targets([row.target for row in chunk], self.tokenizer, self.shape, self.words, short[1])
                 for name, ids in zip(NAMES, (inputs, labels), strict=True):
                     pieces[name].append(np.fromiter(chain.from_iterable(ids), dtype=np.int32))
                     lengths[name] += map(len, ids)
-        for name in NAMES:
-            np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
+            cut += chain.from_iterable(zip(*short, strict=True))
+        lengths[CUT] = [2] * (len(cut) // 2)
+        for name in self.names:
+            np.save(folder / f"{name}.npy", np.array(cut, np.uint8) if name == CUT else np.concatenate(pieces[name]))
             np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
 
@@ -259,7 +271,12 @@ def join_parts(names: Sequence[str], parts: list[Path], folder: Path) -> None:
 
 
 def sources(
-    texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int | None, encode: Encode | None = None
+    texts: Sequence[str],
+    tokenizer: Any,
+    shape: Shape,
+    separator: int | None,
+    encode: Encode | None = None,
+    cut: list[bool] | None = None,
 ) -> list[list[int]]:
     """Source ids. Separators are inserted before truncation, so only texts that are too long lose their end.
 
@@ -269,6 +286,7 @@ def sources(
         shape: the settings.
         separator: the id of the token before every sentence, if there is one.
         encode: gives the same ids as the tokenizer, faster.
+        cut: extended by whether each text lost its end.
     """
     before, after = _frame(tokenizer)
     room = shape.max_source - len(before) - len(after)
@@ -285,17 +303,30 @@ def sources(
         prefix = encode([shape.prefix])[0] if shape.prefix else []
         rest = iter(pieces)
         bodies = [[*prefix, *chain.from_iterable(islice(rest, len(document)))] for document in split]
+    if cut is not None:
+        cut += [len(body) > room for body in bodies]
     return [[*before, *body[:room], *after] for body in bodies]
 
 
-def targets(texts: Sequence[str], tokenizer: Any, shape: Shape, encode: Encode | None = None) -> list[list[int]]:
+def targets(
+    texts: Sequence[str], tokenizer: Any, shape: Shape, encode: Encode | None = None, cut: list[bool] | None = None
+) -> list[list[int]]:
     """Target ids, truncated; arguments as in :func:`sources`."""
     before, after = ([], []) if encode is None else _frame(tokenizer, "text_target")
     room = shape.max_target - len(before) - len(after)
     if encode is None or room < 0 or tokenizer.truncation_side != "right":
-        encoded = tokenizer(text_target=list(texts), truncation=True, max_length=shape.max_target)
-        return list(encoded["input_ids"])
-    return [[*before, *body[:room], *after] for body in encode(texts)]
+        limit = shape.max_target
+        made = list(tokenizer(text_target=list(texts), truncation=True, max_length=limit)["input_ids"])
+        if cut is not None:  # with room for one more token, what lost its end has more
+            full = [text for text, ids in zip(texts, made, strict=True) if len(ids) >= limit]
+            roomier = tokenizer(text_target=full, truncation=True, max_length=limit + 1)["input_ids"] if full else []
+            longer = iter(roomier)
+            cut += [len(ids) >= limit and len(next(longer)) > limit for ids in made]
+        return made
+    bodies = encode(texts)
+    if cut is not None:
+        cut += [len(body) > room for body in bodies]
+    return [[*before, *body[:room], *after] for body in bodies]
 
 
 def separator_id(tokenizer: Any, separator: str) -> int | None:

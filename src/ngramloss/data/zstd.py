@@ -8,7 +8,8 @@ from typing import Any, BinaryIO
 
 from ngramloss.errors import UserError
 
-CHUNK = 1 << 17
+CHUNK = 1 << 10
+"""Bytes that are decompressed at a time. Four of them can become 128 KiB, so this bounds the memory to 32 MiB."""
 
 
 class ZstdFile(io.RawIOBase):
@@ -25,7 +26,8 @@ class ZstdFile(io.RawIOBase):
         self._file, self._error = file, ZstdError
         self._new_frame: Any = lambda: ZstdDecompressor().decompressobj()
         self._frame: Any = None
-        self._compressed = self._ready = b""
+        self._compressed = b""
+        self._ready = memoryview(b"")  # a part of it is not a copy
 
     def readable(self) -> bool:
         """Whether it can be read: yes."""
@@ -53,7 +55,7 @@ class ZstdFile(io.RawIOBase):
             return False
         self._frame = self._frame or self._new_frame()
         try:
-            self._ready = self._frame.decompress(self._compressed)
+            self._ready = memoryview(self._frame.decompress(self._compressed))
         except self._error as error:
             raise EOFError(str(error)) from error
         self._compressed = self._frame.unused_data if self._frame.eof else b""

@@ -209,7 +209,7 @@ def _write(
     bars: tuple[Progress | None, Progress | None],
     say: Callable[[str], None],
 ) -> None:
-    split = read_split(work, held_out=("train", "validation"))
+    split = read_split(work)
     examples = split.examples
     for note in gains.check(examples):
         say(note)

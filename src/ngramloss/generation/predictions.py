@@ -22,7 +22,7 @@ from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import fingerprint, read_object, write_whole
 from ngramloss.generation import engines, shares
-from ngramloss.generation.baselines import baseline_writer
+from ngramloss.generation.baselines import baseline_writer, is_baseline
 from ngramloss.generation.batches import Budget, budget_for
 from ngramloss.generation.decoders import DECODERS
 from ngramloss.generation.engines.settings import Search, search_of
@@ -31,6 +31,7 @@ from ngramloss.generation.shares import Output, Progress
 from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import RunFolder, model_files, weight_files
+from ngramloss.training.models import load_config
 from ngramloss.version import __version__, installed
 
 SEEN = 500
@@ -170,13 +171,20 @@ def job(
         )
         base = dataclasses.replace(base, generation=theirs)
     if data is not None:  # columns and a held-out part are of the run's own data
-        base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, validation_fraction=0.0))
+        theirs_only = dataclasses.replace(base.data, name=data, validation_fraction=0.0, test_fraction=0.0)
+        base = dataclasses.replace(base, data=theirs_only)
     if like is not None:
         base, of_run = _like(base, RunFolder(Path(like)))
         split, limit = split or of_run.get("split"), limit or of_run.get("documents", 0)
     split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
+    for key in ("validation_fraction", "test_fraction") if own and data is None else ():
+        if getattr(chosen, key) != getattr(base.data, key):
+            raise UserError(
+                f"{model} was trained with data.{key} = {getattr(base.data, key):g}: with another one, rows that it "
+                f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
+            )
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
     keys = [setting.partition("=")[0].strip() for setting in overrides]
     only_how = ("generation.engine", "generation.precision")
@@ -213,6 +221,12 @@ def _like(base: Recipe, run: RunFolder) -> tuple[Recipe, dict[str, Any]]:
     recorded = read_object(run.generation) if run.generation.is_file() else {}
     same = recorded.get("data") == theirs.data.name  # otherwise its predictions are of other documents
     return dataclasses.replace(base, data=data, task=theirs.task), recorded if same else {}
+
+
+def check_model(work: Job, verb: str) -> None:
+    """Raise if a command cannot use the model of a job, before any data are read."""
+    if not is_baseline(work.model):
+        load_config(work.loading, trust_remote_code=work.trust_remote_code, verb=verb)
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -258,20 +272,16 @@ def write_predictions(
         return _write_share(work, run, progress, (lambda _: None) if shares.rank() else say)
 
 
-def read_split(work: Job, *, held_out: Sequence[str] = ("validation",)) -> Split:
-    """Read the documents of a job.
-
-    Args:
-        work: the job.
-        held_out: the splits that mind ``data.validation_fraction``.
-    """
+def read_split(work: Job) -> Split:
+    """Read the documents of a job."""
     return load(
         work.data.name,
         work.split,
         **columns_of(work.data, work.task),
         on_bad_row=work.data.on_bad_row,
         limit=work.limit,
-        validation_fraction=work.data.validation_fraction if work.split in held_out else 0.0,
+        validation_fraction=work.data.validation_fraction,
+        test_fraction=work.data.test_fraction,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss import paper
+from ngramloss.data.overview import WARNING
 from ngramloss.data.statistics import words_of
 from ngramloss.files import whole_rows
 from ngramloss.metrics.registry import Score, scores_of
@@ -54,19 +55,20 @@ def build_record(
     """
     labels = _labels(result)
     groups = _groups(result)
+    systems = [
+        dataclasses.replace(_system(result, index, label), group=groups[index]) for index, label in enumerate(labels)
+    ]
+    warnings = dict.fromkeys(sentence for system in systems for sentence in system.used if sentence.startswith(WARNING))
     known = {run.generation["data"] for run in result.runs if run is not None and "data" in run.generation}
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
         title=title or _title(result, groups),
-        notes=list(notes) or [_first_note(result)],
+        notes=[*(notes or [_first_note(result)]), *warnings],
         version=__version__,
         made=date.today().isoformat(),
         task=_task(result),
         scores=_scores(result),
-        systems=[
-            dataclasses.replace(_system(result, index, label), group=groups[index])
-            for index, label in enumerate(labels)
-        ],
+        systems=systems,
         seeds=[_seed_group(seeds) for seeds in _shown_seeds(result)],
         seed_notes=_seed_notes(result),
         signatures=result.signatures,
@@ -210,6 +212,7 @@ def _system(result: Result, index: int, label: str) -> System:
         docs_per_second=provenance.docs_per_second(run.folder) if run.own else None,
         most_tokens=most,
         audit=result.audit[index],
+        used=provenance.used(run.folder) if run.recipe else [],
         settings=flat({key: value for key, value in settings.items() if value}),
         forced=_forced(run) if run.recipe else {},
     )

@@ -109,11 +109,21 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "description": tables.description(report, description) if description else None,
         "comparisons": tables.comparisons(report),
         "settings": tables.settings(report.systems),
+        "data": _data(report.systems),
         "randomised": any(test is not None and test.p_randomisation is not None for test in tests),
         "style": (_HERE / "page.css").read_text(encoding="utf-8"),
         "script": script,
         "script_hash": _hash(script),
     }
+
+
+def _data(systems: Sequence[System]) -> list[tuple[str, tuple[str, ...]]]:
+    """Labels of systems → what their trainings used of their data; systems that used the same are together."""
+    labels: dict[tuple[str, ...], list[str]] = {}
+    for system in systems:
+        if system.used:
+            labels.setdefault(tuple(system.used), []).append(system.label)
+    return [(", ".join(names), used) for used, names in labels.items()]
 
 
 def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:

@@ -72,6 +72,8 @@ class System:
     most_tokens: int | None = None
     """The most tokens that a text may have. A text with so many may be cut off."""
     audit: Sequence[str] = ()
+    used: Sequence[str] = ()
+    """What its training used of its data, in sentences."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """By dotted name."""
     forced: Mapping[str, TeacherForced] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import escape
+from ngramloss.errors import UserError
 from ngramloss.files import parse_toml, read_json, whole_rows
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
@@ -101,7 +102,8 @@ def run(folder: Path) -> Run:
         "data": data,
         "model": model,
         "generation": search,
-        "train": {key: value for key, value in train.items() if key != "seed"},
+        # A warm-up of 100 steps is 100 in recipes of earlier versions and 100.0 now.
+        "train": {key: float(value) if type(value) is int else value for key, value in train.items() if key != "seed"},
     }
     kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates
     name = escape.name(str(label))
@@ -121,6 +123,15 @@ def _task(settings: dict[str, Any]) -> str:
 def log(folder: Path) -> list[dict[str, Any]]:
     """All lines of the training log."""
     return whole_rows(RunFolder(folder).log)
+
+
+def used(folder: Path) -> list[str]:
+    """What a training used of its data, in sentences; none if an earlier version trained it."""
+    try:
+        sentences = _json(RunFolder(folder).prepared).get("used")
+    except UserError:  # damaged, and not needed for anything else
+        return []
+    return [sentence for sentence in sentences if isinstance(sentence, str)] if isinstance(sentences, list) else []
 
 
 def docs_per_second(folder: Path) -> float | None:

@@ -121,14 +121,19 @@ class Sealing(TrainerCallback):
 
 
 class Warmup(TrainerCallback):
-    """Refuses a warm-up that is not shorter than the training, as soon as the number of steps is known."""
+    """Says that a warm-up is shortened because the training would end before it."""
 
-    def __init__(self, settings: Train) -> None:
-        self.settings = settings
+    def __init__(self, settings: Train, say: Callable[[str], None]) -> None:
+        self.settings, self.say = settings, say
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Compare them."""
-        self.settings.raise_unless_warmup_fits(state.max_steps)
+        """Compare both numbers of steps."""
+        if self.settings.warmup_steps >= max(state.max_steps, 1):
+            self.say(
+                f"a warm-up of {self.settings.warmup_steps:,.0f} steps does not end within this training of "
+                f"{state.max_steps:,} steps, so it takes a tenth of them, {self.settings.warmup(state.max_steps):,}. A "
+                "share, such as train.warmup_steps=0.05, fits every length."
+            )
 
 
 class Finite(TrainerCallback):

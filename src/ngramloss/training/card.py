@@ -58,14 +58,16 @@ def card_text(
             f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
             for name, split in prepared["splits"].items()
         ),
+        "",
+        *(f"* {in_markdown(sentence)}" for sentence in prepared.get("used", [])),
         *(
-            [
+            line
+            for part in ("validation", "test")
+            if (fraction := getattr(settings.data, f"{part}_fraction"))
+            for line in (
                 "",
-                f"The validation split is {settings.data.validation_fraction:g} of the training split, held out by the "
-                "ids of its rows.",
-            ]
-            if settings.data.validation_fraction
-            else []
+                f"The {part} split is {fraction:g} of the training split, held out by the ids of its rows.",
+            )
         ),
         *_candidates(prepared.get("candidates")),
         "",

@@ -44,8 +44,24 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
         )
 
 
-def load_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
-    """Load the configuration of a model that is not created from scratch. It must be an encoder-decoder."""
+INSTEAD = {
+    "train": 'Train a decoder-only model in your own trainer, with ng.attach(model, "ce + matches(2)"): docs/adopt.md.',
+    "generate": "Generate with the program that runs your model, write a line with id and prediction for each "
+    "document, and score that file: ngramloss score FILE --references FILE (docs/score.md).",
+    "candidates": "The terms that compare candidates train only encoder-decoders, too. To train a decoder-only model "
+    "on its references, use ng.attach in your own trainer: docs/adopt.md.",
+}
+"""Command → what to do with a model that is no encoder-decoder."""
+
+
+def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str = "train") -> Any:
+    """Load the configuration of a model that is not created from scratch. It must be an encoder-decoder.
+
+    Args:
+        settings: the model section of a recipe.
+        trust_remote_code: as in :func:`load`.
+        verb: the command that needs it, one of ``INSTEAD``.
+    """
     from transformers import AutoConfig
 
     with _explained(settings.name, "model"):
@@ -54,8 +70,8 @@ def load_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
             _refuse_foreign_kernels(config)
     if not getattr(config, "is_encoder_decoder", False):
         raise UserError(
-            f"{settings.name} is a decoder-only model ({config.model_type}); recipes train encoder-decoders. Use "
-            "NgramTrainer or attach in your own script: docs/adopt.md."
+            f"{settings.name} is not an encoder-decoder (its type is {config.model_type}), and ngramloss {verb} runs "
+            f"only those. {INSTEAD[verb]}"
         )
     return config
 

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from ngramloss import heartbeat as heart
 from ngramloss import recipe
-from ngramloss.data import Example, Split, columns_of, load
+from ngramloss.data import Example, Split, columns_of, has_split, load
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates, tokenise_candidates
 from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates
 from ngramloss.data.multilingual import codes, set_languages
+from ngramloss.data.overview import overview
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
@@ -28,6 +29,7 @@ from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.metrics.registry import METRICS
 from ngramloss.objectives.parser import parse
+from ngramloss.objectives.registry import OBJECTIVES
 from ngramloss.objectives.term import plugin_sources
 from ngramloss.recipe import Recipe
 from ngramloss.run_folder import RunFolder, model_files
@@ -97,8 +99,8 @@ def train(
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
     settings = _with_candidates(settings, run, say)
-    if settings.train.max_steps:  # otherwise the data decide how many steps there are
-        settings.train.raise_unless_warmup_fits(settings.train.max_steps)
+    if rank == 0 and settings.model.name != "scratch" and not run.finished:  # a mistake is found before data are read
+        models.load_config(settings.model, trust_remote_code=trust_remote_code)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
@@ -208,15 +210,16 @@ def _prepare(
 
     progress_bar = partial(tqdm, unit=f" {recipe.WORDS[settings.task].sources}", leave=False)
 
-    def read(split: str, limit: int) -> Split:
+    def read(split: str, limit: int, on_bad_row: str = data.on_bad_row) -> Split:
         with progress_bar(total=limit or None, desc=f"reading {split}") as bar:
             return load(
                 data.name,
                 split,
                 **columns_of(data, settings.task),
-                on_bad_row=data.on_bad_row,
+                on_bad_row=on_bad_row,
                 limit=limit,
                 validation_fraction=data.validation_fraction,
+                test_fraction=data.test_fraction,
                 progress=bar.update,
             )
 
@@ -241,7 +244,7 @@ def _prepare(
         first = [example.source for example in train_split.examples[:LOOKED_AT]]
         for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
             say(note)
-    described = {}
+    described, cut = {}, {}
     for name, split in splits.items():
         with progress_bar(total=len(split.examples), desc=f"tokenising {name}") as bar:
             tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update, say=say)
@@ -251,6 +254,21 @@ def _prepare(
             "fingerprint": split.fingerprint,
             "tokens": str(tokens.folder.resolve()),
         }
+        cut[name] = tokens.cut
+    if has_split(data, "test"):
+        try:
+            splits["test"] = read("test", 0, "skip")
+        except (UserError, MissingFileError) as reason:  # generate will need it, training does not
+            say(f"the test split was not compared with the training data: {reason}")
+    used = overview(splits, cut, data)
+    for sentence in used:
+        say(sentence)
+    if not any(OBJECTIVES.entry(term.name).per == "token" for term in parse(settings.objective)):
+        say(
+            f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
+            f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or "
+            f"on 0*ce + {settings.objective}, which is the same as now, without this remark."
+        )
     compared = None
     if candidates is not None:
         about = about_candidates(path)
@@ -290,6 +308,7 @@ def _prepare(
         _raise_unless_same_code(run.path, saved.newest, code)
     record = {
         "splits": described,
+        "used": used,
         "candidates": compared,
         **model,
         **code,
@@ -518,7 +537,7 @@ def _run_trainer(
         trainer.add_callback(Log(run.log, began))
     best = best_of(settings)
     progress = Progress(trainer.loss_fn, best.name if best.metric else "")
-    for callback in (Warmup(settings.train), progress, Finite(), patience, stopping, sealing):
+    for callback in (Warmup(settings.train, say), progress, Finite(), patience, stopping, sealing):
         trainer.add_callback(callback)
     fingerprints = _fingerprints(prepared["splits"], compared)
     identity = {kind: prepared[kind] for kind in ("tokens", "model_files", "plugins", "metrics")}
@@ -661,6 +680,8 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
         ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None,
         **sharded,
     )
+    # The trainer asks for it when it knows the number of all steps.
+    arguments.get_warmup_steps = train.warmup  # type: ignore[method-assign, assignment]
     _ = arguments.device  # starts the process group
     return arguments
 

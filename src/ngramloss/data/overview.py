@@ -1,0 +1,73 @@
+"""splits as they were read and tokenised → what is used, cut, repeated or in two splits, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ngramloss.data.examples import Example, Split
+from ngramloss.recipe import Data
+
+WARNING = "warning: "
+"""What a sentence begins with that says something may be wrong."""
+SHOWN = 3
+"""Number of ids that a warning shows."""
+
+
+def overview(splits: Mapping[str, Split], cut: Mapping[str, tuple[int, int]], data: Data) -> list[str]:
+    """A sentence for each split, then warnings about rows that are also in the training split.
+
+    A row is a source with its target; its id does not matter. Rows are found by their hashes, so the time is linear.
+
+    Args:
+        splits: by name, with ``train``.
+        cut: split → how many of its sources and of its targets were cut, if it was tokenised.
+        data: the settings that limit rows and texts.
+    """
+    train = _rows(splits["train"].examples)
+    sentences, warnings = [], []
+    for name, split in splits.items():
+        sentences.append(_sentence(name, split, cut.get(name), data))
+        shared = [] if name == "train" else [row.id for row in split.examples if (row.source, row.target) in train]
+        if shared:
+            ids = ", ".join(shared[:SHOWN]) + (", …" if len(shared) > SHOWN else "")
+            held_out = data.validation_fraction or data.test_fraction
+            remedy = "Remove repeated rows from the data" if held_out else "Remove them from one of the two splits"
+            rows = _many(len(split.examples), f"{name} row")
+            warnings.append(
+                f"{WARNING}the training data contain {len(shared):,} of the {rows} (ids {ids}), so scores on them say "
+                f"little about new texts. {remedy}."
+            )
+    return sentences + warnings
+
+
+def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data) -> str:
+    facts = [f"{name}: {_many(len(split.examples), 'row')}"]
+    if split.more:
+        setting, limit = ("limit", data.limit) if name == "train" else ("validation_limit", data.validation_limit)
+        facts.append(f"the rest not used (data.{setting} = {limit:,})")
+    if split.skipped:
+        facts.append(f"{_many(len(split.skipped), 'bad row')} skipped")
+    if cut is not None:
+        sources, targets = cut
+        if sources:
+            facts.append(f"{_many(sources, 'source')} cut to {data.max_source:,} tokens (data.max_source)")
+        if targets:
+            facts.append(f"{_many(targets, 'target')} cut to {data.max_target:,} tokens (data.max_target)")
+        if not sources and not targets:
+            facts.append("no text cut")
+    if repeated := len(split.examples) - len(_rows(split.examples)):
+        facts.append(_many(repeated, "repeated row"))
+    return "; ".join(facts) + "."
+
+
+def _rows(examples: Sequence[Example]) -> set[tuple[str, str]]:
+    return {(example.source, example.target) for example in examples}
+
+
+def _many(count: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> _many(1, "row"), _many(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {noun}" + "s" * (count != 1)
