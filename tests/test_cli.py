@@ -18,6 +18,7 @@ from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS
+from ngramloss.objectives import OBJECTIVES
 from ngramloss.stats import BACKENDS, chosen_backend
 
 PAIR = ["explain", "--reference", "the cat sat on the mat", "--candidate", "the cat lay on the mat"]
@@ -387,6 +388,7 @@ def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
         "ngramloss",
         "python",
         "packages",
+        "torch",
         "gpu",
         "chosen",
         "backends",
@@ -419,6 +421,57 @@ def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
     }
     assert known["metrics"].keys() == set(METRICS)
     assert "\n".join(doctor.lines(known)) + "\n" == shown, "nothing is printed that JSON does not have"
+
+
+def test_doctor_separates_every_name_from_what_it_says(capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    first = [line.split()[0] for line in shown.splitlines() if line.startswith("  ")]
+    assert {*doctor.PACKAGES, *BACKENDS, *ENGINES, *OBJECTIVES, *METRICS} <= set(first)
+
+
+NAKED = "import sys; sys.path.insert(0, sys.argv[1]); from ngramloss.cli import main; sys.exit(main(sys.argv[2:]))"
+
+
+def naked(*arguments, before=""):
+    """Run a command in a Python that has no packages but its own, after a line of code."""
+    source = str(Path(doctor.__file__).parent.parent)
+    program = [sys.executable, "-S", "-E", "-c", before + NAKED, source, *arguments]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
+def test_doctor_works_where_nothing_is_installed():
+    ended = naked("doctor")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "training and generation: needs the package torch: pip install 'ngramloss[torch]'\n" in ended.stdout
+    needed = "needs the package torch: pip install 'ngramloss[torch]'"
+    known = json.loads(naked("doctor", "--json").stdout)
+    assert (known["torch"], known["chosen"], set(known["packages"].values())) == (needed, [], {None})
+    assert {entry["state"] for kind in ("objectives", "engines") for entry in known[kind].values()} == {needed}
+    assert known["metrics"]["bleu"]["state"].startswith("needs the package sacrebleu")
+    assert known["metrics"]["facts"]["ready"]
+
+
+@pytest.mark.parametrize("package", ["transformers", "numpy"])
+def test_doctor_works_without_other_packages(package):
+    blocked = f"import sys; sys.path[:0] = {[*filter(None, sys.path)]!r}; sys.modules[{package!r}] = None; "
+    ended = naked("doctor", before=blocked)
+    assert ended.returncode == 0, ended.stderr
+    assert "GPU: " in ended.stdout
+    assert "metrics:\n" in ended.stdout
+
+
+def test_doctor_shows_why_torch_cannot_be_imported(monkeypatch, capsys):
+    class Damaged:
+        def find_spec(self, name, path=None, target=None):
+            if name == "torch":
+                raise OSError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(sys, "meta_path", [Damaged(), *sys.meta_path])
+    assert main(["doctor"]) == 0
+    reason = "needs torch, which cannot be imported: OSError: libcudart.so.12: cannot open shared object file"
+    assert f"training and generation: {reason}\n" in capsys.readouterr().out
 
 
 # train

@@ -51,9 +51,10 @@ class Engine(NamedTuple):
     @property
     def needs(self) -> str:
         """What must be installed first; empty if nothing."""
-        if self.version is not None:
-            return ""
-        return f"needs the package {self.package}: pip install 'ngramloss[{EXTRAS[self.package]}]'"
+        for package in ("torch", "transformers", self.package):
+            if installed(package) is None:
+                return f"needs the package {package}: pip install 'ngramloss[{EXTRAS[package]}]'"
+        return ""
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
