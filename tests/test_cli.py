@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import ngramloss
-from ngramloss import doctor
+from ngramloss import doctor, recipe
 from ngramloss.cli import main
+from ngramloss.cli.list_ import LISTS
+from ngramloss.cli.program import VERBS
 from ngramloss.errors import UserError
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS
@@ -49,9 +51,56 @@ def test_help_of_a_command_that_scores_names_every_metric(command, capsys):
     assert f"separated by commas: {', '.join(METRICS)} (default: rouge" in " ".join(capsys.readouterr().out.split())
 
 
-def test_version_and_missing_command():
+def test_version():
     assert run("--version").stdout == f"ngramloss {ngramloss.__version__}\n"
-    assert run().returncode == 2
+
+
+def test_without_a_command_all_are_shown(capsys):
+    assert main([]) == 2
+    shown = capsys.readouterr().err
+    for module in VERBS:
+        assert re.search(rf"^    {module.__name__.rpartition('.')[2].strip('_')}\s+\w+", shown, re.M), module
+    for group, part in (("bench", "ngrams"), ("data", "stats")):
+        assert main([group]) == 2
+        assert re.search(rf"^    {part}\s+\w+", capsys.readouterr().err, re.M)
+
+
+def test_list_alone_shows_what_can_be_listed(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [["ngramloss", "list", name] for name in LISTS]
+    assert all(len(line.split()) > 5 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "usage", "hint"),
+    [
+        (["score", "--metric-s", "x"], "score", " Did you mean '--metrics'?"),
+        (["bench", "head", "--frobnicate"], "bench head", ""),
+        (["bench", "--frobnicate", "head", "--sizes", "cpu"], "bench", ""),
+        (["--frobnicate", "list"], "", ""),
+    ],
+)
+def test_an_unknown_option_shows_the_usage_of_its_own_command(given, usage, hint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert shown.startswith(f"usage: ngramloss {usage}".rstrip() + " [-h]")
+    unknown = next(word for word in given if word.startswith(("--f", "--metric-")))
+    assert shown.rstrip().endswith(f"error: unrecognized arguments: {unknown}.{hint}")
+
+
+def test_every_recipe_has_a_whole_sentence_and_is_in_the_help_of_train(capsys):
+    for name in recipe.builtin():
+        about = recipe.about(name)
+        assert about.endswith(".")
+        assert about.count("(") == about.count(")"), about
+        assert "al." not in about.split()[-1]
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    words = re.findall(r"[\w-]+", capsys.readouterr().out)
+    assert set(recipe.builtin()) <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -315,6 +364,43 @@ def test_bench_head_captures_every_objective_on_a_gpu(monkeypatch):
         lambda *_, capture, **__: [(head.FLOOR, None, []), (head.STOCK, None, []), ("x, captured", None, [])],
     )
     assert [row.milliseconds for row in head.measure(["tiny"], "cpu", torch.float32, loops=False)] == [2, 2, 1]
+
+
+def test_bench_head_prints_a_dash_with_a_reason_for_what_it_could_not_measure(monkeypatch, capsys):
+    from ngramloss.bench import head
+    from ngramloss.bench.clock import Cost
+
+    failing: set[str] = set()
+
+    def cost(run, device, **_):
+        if run in failing:
+            raise ValueError(f"no room for {run}")
+        return Cost(2.0, memory)
+
+    names = [head.FLOOR, head.STOCK, "mine"]
+    monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
+    monkeypatch.setattr(head, "cost", cost)
+    monkeypatch.setattr(head, "contestants", lambda *_, **__: [(name, name, []) for name in names])
+    command = ["bench", "head", "--sizes", "tiny", "--device", "cpu"]
+
+    memory = 0.5
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert [line[54:].split() for line in shown.out.splitlines()[-3:]] == [["2.00", "0.50", "1.00", "1.00"]] * 3
+    assert shown.err == ""
+    failing.update(names[:2])
+    assert main(command) == 0
+    *_, floor, stock, mine = capsys.readouterr().out.splitlines()
+    assert "no room for" in floor
+    assert "no room for" in stock
+    assert mine[54:].split() == ["2.00", "0.50", "–", "–"]
+    failing.clear()
+    memory = float("nan")
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "nan" not in shown.out
+    assert shown.out.splitlines()[-1][54:].split() == ["2.00", "–", "1.00", "1.00"]
+    assert shown.err == "note: GiB is – because this system has no /proc, where the memory of a process is read.\n"
 
 
 def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypatch, capsys):

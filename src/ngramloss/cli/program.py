@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ngramloss import escape
 from ngramloss.cli import (
@@ -25,9 +25,11 @@ from ngramloss.cli import (
     score,
     train,
 )
+from ngramloss.cli.options import choice
 from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
 from ngramloss.plugins import load_file
+from ngramloss.settings import nearest
 from ngramloss.version import __version__, lacking
 
 
@@ -141,6 +143,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(escape.for_terminal(message))
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Report unknown arguments here, with the usage of their own command; otherwise the program would."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hint = nearest(unknown[0].partition("=")[0], self._option_string_actions, 0.6)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}. {hint}".rstrip())
+        return options, unknown
+
 
 VERBS = (train, generate, candidates, score, report, explain, list_, reproduce, import_, data, bench, doctor)
 
@@ -151,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
         prog="ngramloss", description="N-gram training objectives at the price of cross-entropy."
     )
     root.add_argument("--version", action="version", version=f"ngramloss {__version__}")
-    verbs = root.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    verbs = choice(root, metavar="COMMAND", title="commands")
     for module in VERBS:
         module.add(verbs)
     return root
