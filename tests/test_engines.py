@@ -507,8 +507,25 @@ def test_a_batch_has_as_many_documents_as_the_budget_allows():
     assert sizes(batching.Budget(documents=4)) == [[9, 8, 8, 3], [3, 2, 1, 1], [1]]
     assert sizes(batching.Budget(tokens=18)) == [[9, 8], [8, 3], [3, 2, 1, 1, 1]]
     assert sizes(batching.Budget(tokens=40, rest=10)) == [[9, 8], [8, 3], [3, 2, 1], [1, 1]]
+    assert sizes(batching.Budget(padded=18, rest=10)) == [[9, 8], [8, 3], [3, 2, 1, 1, 1]]
+    assert sizes(batching.Budget(tokens=40, rest=10, padded=9)) == [[9], [8], [8], [3, 3, 2], [1, 1, 1]]
     assert sizes(batching.Budget(tokens=1)) == [[length] for length in lengths], "never none"
     assert sizes(batching.Budget()) == [lengths]
+
+
+def test_on_a_cpu_the_free_memory_bounds_a_batch_however_short_its_sources_are(monkeypatch):
+    model = tiny("bart")
+    search = with_settings(model, num_beams=16, max_length=50)
+    per_token, per_document = batching._bytes(model, search)
+    assert batching.budget_for(model, search, 7) == batching.Budget(documents=7)
+    assert batching._free_memory() > 2**20
+    monkeypatch.setattr(batching, "_free_memory", lambda: 40 * (per_document + 10 * per_token))
+    budget = batching.budget_for(model, search, 0)
+    assert budget.allows(18, 10)
+    assert not budget.allows(21, 10)
+    assert not budget.allows(2, batching.CPU_TOKENS), "nor more tokens than are fast"
+    monkeypatch.setattr(batching, "_free_memory", lambda: None)
+    assert batching.budget_for(model, search, 0) == batching.Budget(padded=batching.CPU_TOKENS)
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost():

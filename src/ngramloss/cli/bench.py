@@ -379,9 +379,7 @@ def _bench_step(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
     ):
         rows.append(row)
-        values = (
-            f"{row.docs_per_second:>9.1f}{_cell(row.to_stock, 9)}{row.milliseconds:>9.1f}{_cell(row.gibibytes, 8)}"
-        )
+        values = f"{row.docs_per_second:>9.1f}{_cell(row.to_stock, 9)}{row.milliseconds:>9.1f}{_cell(row.gibibytes, 8)}"
         added = "" if row.added_milliseconds != row.added_milliseconds else f"{row.added_milliseconds:>12.2f}"
         print_result(f"{row.what:<46}{row.why_not or values + added}")
     _explain_dashes(rows)
