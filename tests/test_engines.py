@@ -52,7 +52,7 @@ searches = st.fixed_dictionaries(
         "no_repeat_ngram_size": st.sampled_from([0, 2, 3]),
         "early_stopping": st.sampled_from([True, True, True, False]),
         "renormalize_logits": st.sampled_from([True, True, None]),
-        "forced_bos_token_id": st.sampled_from([None, None, 4]),
+        "forced_bos_token_id": st.sampled_from([None, None, 4, 7]),
         "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
         "num_return_sequences": st.sampled_from([1, 1, 2]),
     }
@@ -197,6 +197,8 @@ def test_the_paper_s_settings_are_the_same_if_they_renormalise():
         ({"no_repeat_ngram_size": 2, "decoder_start_token_id": 3}, "the start token is a part of the n-grams"),
         ({"no_repeat_ngram_size": 1}, "the start token is a part of the n-grams"),
         ({"num_beams": 2, "forced_bos_token_id": 6}, "never writes an empty text"),
+        ({"forced_bos_token_id": 2}, "a text ends if its forced first token is the end token"),
+        ({"num_beams": 2, "forced_bos_token_id": 2, "min_length": 5, "renormalize_logits": True}, "a text ends if"),
         ({"num_beams": 2, "forced_eos_token_id": 2, "num_return_sequences": 2}, "are ranked differently"),
         ({"num_beams": 2, "forced_eos_token_id": 2, "length_penalty": -1.0}, "are ranked differently"),
         ({"do_sample": True, "top_k": 0}, "draws other random numbers"),
