@@ -18,6 +18,7 @@ from ngramloss.cli import main
 from ngramloss.cli.list_ import LISTS
 from ngramloss.cli.program import VERBS
 from ngramloss.errors import UserError
+from ngramloss.files import cache_folder
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS
 from ngramloss.objectives import OBJECTIVES
@@ -673,8 +674,24 @@ def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
     for outcome, code, told in [
         (runner.Stopped("elsewhere"), 1, "a sentence\n"),
         (KeyboardInterrupt(), 130, "a sentence\nstopped.\n"),
-        (OSError(28, "No space left on device", "runs/x"), 1, "a sentence\nerror: No space left on device: runs/x\n"),
-        (OSError(28, "No space left on device"), 1, "a sentence\nerror: No space left on device\n"),
+        (
+            OSError(28, "No space left on device", "runs/x"),
+            1,
+            "a sentence\nerror: No space left on device: runs/x. Free some disk space, or choose a folder on another "
+            "disk; then run the same command again.\n",
+        ),
+        (
+            OSError(28, "No space left on device", str(cache_folder() / "tokens" / "x")),
+            1,
+            f"a sentence\nerror: No space left on device: {cache_folder()}/tokens/x. Free some disk space, or name a "
+            "cache on another disk with NGRAMLOSS_CACHE; then run the same command again.\n",
+        ),
+        (
+            OSError(122, "Disk quota exceeded"),
+            1,
+            "a sentence\nerror: Disk quota exceeded. Free some disk space, or choose a folder on another disk; then run "
+            "the same command again.\n",
+        ),
         (
             OSError("the checkpoint could not be written."),
             1,

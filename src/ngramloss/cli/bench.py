@@ -576,7 +576,10 @@ def _write_json(path: Path, content: object) -> None:
     """Write JSON, with null for what could not be measured."""
     import json
 
-    path.write_text(json.dumps(_without_nan(content), indent=1) + "\n")
+    from ngramloss.files import writing
+
+    with writing(path):
+        path.write_text(json.dumps(_without_nan(content), indent=1) + "\n")
 
 
 def _without_nan(content: object) -> object:

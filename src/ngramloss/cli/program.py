@@ -28,6 +28,7 @@ from ngramloss.cli import (
 from ngramloss.cli.options import choice
 from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
+from ngramloss.files import FULL, cache_folder
 from ngramloss.plugins import load_file
 from ngramloss.settings import nearest
 from ngramloss.version import __version__, lacking
@@ -136,7 +137,12 @@ def _refusal(refused: OSError) -> str:
     """An error of the operating system, as a sentence."""
     if refused.strerror is None:
         return str(refused)
-    return f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
+    told = f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
+    if refused.errno not in FULL:
+        return told
+    is_cache = refused.filename and Path(refused.filename).is_relative_to(cache_folder())
+    where = "name a cache on another disk with NGRAMLOSS_CACHE" if is_cache else "choose a folder on another disk"
+    return f"{told}. Free some disk space, or {where}; then run the same command again."
 
 
 class _Parser(argparse.ArgumentParser):
