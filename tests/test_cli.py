@@ -722,6 +722,19 @@ def test_a_bug_of_ours_shows_its_traceback_and_is_not_blamed_on_the_user(trainin
     )
 
 
+def test_an_error_of_a_library_names_the_library(training, capsys):
+    with pytest.raises(ValueError) as raised:
+        torch.nn.functional.dropout(torch.zeros(1), p=3)
+    training["outcome"] = raised.value
+    assert main(["train", "demo"]) == 1
+    told = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in told
+    assert told.endswith(
+        "error: torch raised ValueError. If the model, the data and the versions are what they should be, this is a bug "
+        "in ngramloss. Please report it with the traceback above and the output of `ngramloss doctor`.\n"
+    )
+
+
 def test_a_lack_of_memory_is_no_bug_and_says_what_to_lower(training, capsys):
     import torch
 

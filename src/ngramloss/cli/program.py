@@ -29,9 +29,9 @@ from ngramloss.cli.options import choice
 from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
 from ngramloss.files import FULL, cache_folder
-from ngramloss.plugins import load_file
+from ngramloss.plugins import blame, load_file
 from ngramloss.settings import nearest
-from ngramloss.version import __version__, lacking
+from ngramloss.version import __version__, installed, lacking
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,7 +108,10 @@ def _check_counts(options: argparse.Namespace) -> None:
 def _report_failure(error: Exception) -> int:
     """Print why a command failed: one sentence for a missing package or a system error, a traceback for a bug."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
-    if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
+    if plugin := blame(error):
+        tell(plugin.lines)
+        tell(f"error: {plugin.place} raised {type(error).__name__}: {error}")
+    elif isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
         tell(f"error: {lacking(error)}")
     elif isinstance(error, OSError):  # such as a full disk or a folder without write permission
         tell(f"error: {_refusal(error)}")
@@ -120,11 +123,22 @@ def _report_failure(error: Exception) -> int:
         )
     else:
         tell("".join(traceback.format_exception(error)).rstrip("\n"))
-        tell(
-            "error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
-            "with the traceback above and the output of `ngramloss doctor`."
+        library = _library(error)
+        whose = (
+            f"{library} raised {type(error).__name__}. If the model, the data and the versions are what they should be, "
+            "this is a bug in ngramloss."
+            if library
+            else "unexpected error. This is probably a bug in ngramloss, not a mistake of yours."
         )
+        tell(f"error: {whose} Please report it with the traceback above and the output of `ngramloss doctor`.")
     return 1
+
+
+def _library(error: Exception) -> str:
+    """The installed package whose code raised an error; empty if it is our own or Python's."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    package = str(innermost.f_globals.get("__name__", "")).partition(".")[0]
+    return package if package != "ngramloss" and installed(package) else ""
 
 
 def _lacks_memory(error: Exception) -> bool:
