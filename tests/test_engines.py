@@ -494,6 +494,50 @@ def test_samples_of_ctranslate2_are_not_sorted_by_their_probability():
     assert 40 < first < 130, "one of four by chance; some of the four are equal"
 
 
+# Settings of a model that few engines know
+
+
+def test_several_forced_last_tokens_are_left_to_hf_and_one_in_a_list_is_that_token():
+    model = tiny("bart")
+    one, same = (with_settings(model, num_beams=2, forced_eos_token_id=token) for token in (models.EOS, [models.EOS]))
+    assert one == same
+    search = with_settings(model, num_beams=2, forced_eos_token_id=[2, 3])
+    assert search.others == ("forced_eos_token_id",)
+    told = []
+    assert engines.load("auto", model, search, say=told.append).name == "hf"
+    assert "does not know these generation settings of the model: forced_eos_token_id" in told[0]
+    assert len(written(hf, model, search)) == len(SOURCES)
+    with pytest.raises(
+        UserError, match=r"graph cannot be used: it does not know forced_eos_token_id\. Use --engine hf"
+    ):
+        engines.load("graph", model, search, say=silent)
+
+
+@pytest.mark.parametrize("engine", ["hf", "auto"])
+def test_groups_of_beams_in_a_model_s_settings_are_refused_with_what_to_do(engine):
+    model = tiny("bart", 2)
+    search = with_settings(model, num_beams=4, num_beam_groups=2)
+    try:
+        with pytest.raises(
+            UserError,
+            match=r"^the engine hf cannot be used: num_beam_groups in generation_config\.json is 2, but transformers has "
+            r"no groups of beams any more: set it to 1 there, and for groups use --groups 2\.$",
+        ):
+            engines.load(engine, model, search, say=silent)
+    finally:
+        model.generation_config.update(num_beam_groups=None)
+
+
+def test_settings_that_transformers_refuses_are_a_sentence():
+    model = tiny("bart", 2)
+    search = with_settings(model, repetition_penalty="x")
+    try:
+        with pytest.raises(UserError, match=r"transformers cannot generate with this model's settings: ValueError: .*"):
+            written(hf, model, search)
+    finally:
+        model.generation_config.update(repetition_penalty=None)
+
+
 # Batches
 
 

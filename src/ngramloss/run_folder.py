@@ -183,8 +183,8 @@ _UNFINISHED = re.compile(
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The weight files in a model folder."""
-    return sorted(model.glob("*.safetensors"))
+    """The weight files in a model folder: safetensors, or pickled ones if there are no others."""
+    return sorted(model.glob("*.safetensors")) or sorted(model.glob("pytorch_model*.bin"))
 
 
 def _stamps(files: Sequence[Path]) -> dict[str, list[int]]:

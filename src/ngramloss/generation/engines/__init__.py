@@ -127,7 +127,8 @@ def _named(name: str, model: Any, search: Search, say: Callable[[str], None]) ->
     if engine.needs:
         raise UserError(f"the engine {name} {engine.needs}.")
     if reasons := list(engine.function("unsupported")(model, search)):
-        raise UserError(f"the engine {name} cannot be used: {_joined(reasons)}. Use --engine hf.")
+        instead = "" if name == "hf" else " Use --engine hf."
+        raise UserError(f"the engine {name} cannot be used: {_joined(reasons)}.{instead}")
     precision = _precision(engine, model)
     write = engine.function("load")(model, search, precision=precision, say=say)
     reasons = list(engine.function("differences")(model, search, precision=precision))
