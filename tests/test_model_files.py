@@ -88,8 +88,7 @@ def test_a_damaged_file_of_a_model_is_an_error_that_is_told_or_does_not_matter(s
             model, tokenizer = load_model(Model(name=str(folder)), data, trained_here=True, device="cpu")
             engine = engines.load(random.choice(["hf", "graph"]), model, search_of(model), say=lambda _: None)
             summaries(model, tokenizer, source_ids(["a cat sat."], tokenizer, Shape.of(data), None), write=engine.write)
-        except UserError as reason:
-            assert "\n" not in str(reason)
+        except UserError:
             refused += 1
         except Exception as error:
             pytest.fail(f"{name}: {path} = {value!r}: {type(error).__name__}: {error}")

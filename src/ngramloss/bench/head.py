@@ -91,8 +91,10 @@ def _row(size: str, what: str, results: Mapping[str, Cost | str]) -> Row:
     spent, stock, floor = results[what], results[STOCK], results[FLOOR]
     if isinstance(spent, str):
         return Row(size, what, NAN, NAN, NAN, NAN, spent)
-    ratios = (NAN if isinstance(other, str) else spent.milliseconds / other.milliseconds for other in (stock, floor))
-    return Row(size, what, *spent, *ratios)
+    to_stock, to_floor = (
+        NAN if isinstance(other, str) else spent.milliseconds / other.milliseconds for other in (stock, floor)
+    )
+    return Row(size, what, *spent, to_stock, to_floor)
 
 
 def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

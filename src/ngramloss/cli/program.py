@@ -125,8 +125,8 @@ def _report_failure(error: Exception) -> int:
         tell("".join(traceback.format_exception(error)).rstrip("\n"))
         library = _library(error)
         whose = (
-            f"{library} raised {type(error).__name__}. If the model, the data and the versions are what they should be, "
-            "this is a bug in ngramloss."
+            f"{library} raised {type(error).__name__}. If the model, the data and the versions are what they should "
+            "be, this is a bug in ngramloss."
             if library
             else "unexpected error. This is probably a bug in ngramloss, not a mistake of yours."
         )

@@ -50,9 +50,11 @@ class CheckedFormula:
 
         found = call("objective", self.name, self.formula, stats, *labels, **options)
         like = labels[0] if labels else stats.logp                       # [B, T] or [B, K]
-        is_tensor = isinstance(found, Tensor)
-        if not is_tensor or found.shape != like.shape[:1] or not found.is_floating_point() or found.device != like.device:
-            got = f"{found.dtype} of shape {list(found.shape)} on {found.device}" if is_tensor else type(found).__name__
+        got = type(found).__name__
+        if isinstance(found, Tensor):
+            got = f"{found.dtype} of shape {list(found.shape)} on {found.device}"
+        if (not isinstance(found, Tensor) or not found.is_floating_point()
+                or (found.shape, found.device) != (like.shape[:1], like.device)):
             raise UserError(
                 f"the objective {self.name!r} must return a floating-point number for each row, a tensor of shape "
                 f"[{len(like)}] on {like.device}, got {got}. docs/add_objective.md has an example."
