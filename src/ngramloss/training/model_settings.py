@@ -45,6 +45,8 @@ def check_settings(model: Any) -> None:
     Libraries check few of them when they read the files, and fail later with other words.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
+    if getattr(model.config, "pad_token_id", None) is None:
+        raise UserError("pad_token_id in config.json: must be the number of a token, got none: batches are padded.")
     for config, file in ((model.config, "config.json"), (model.generation_config, "generation_config.json")):
         for name in IDS:
             _check_ids(f"{name} in {file}", getattr(config, name, None), vocabulary)
@@ -70,7 +72,7 @@ def _check_ids(key: str, value: Any, vocabulary: int) -> None:
 
 @torch.inference_mode()
 def try_out(model: Any) -> None:
-    """Compute one small loss. A configuration of wrong sizes or types fails here, and not in the middle of a job."""
+    """Compute a few logits. A configuration of wrong sizes or types fails here, and not in the middle of a job."""
     if all(weight.device.type == "cpu" and weight.numel() for weight in model.parameters()):  # not meta, nor sharded
         ids = torch.zeros(1, 2, dtype=torch.long)  # [1, 2]
-        model.eval()(input_ids=ids, labels=ids)
+        model.eval()(input_ids=ids, decoder_input_ids=ids)  # not labels: the start token may depend on the language
