@@ -284,6 +284,7 @@ def test_on_a_gpu_auto_is_hf_for_a_family_that_graph_does_not_serve():
 
     class OnGpu:
         device, dtype, config, eval = torch.device("cuda"), model.dtype, model.config, model.eval
+        generation_config = model.generation_config
 
     assert engines.load("auto", OnGpu(), search, say=told.append).name == "hf"
     assert told == [
