@@ -29,18 +29,21 @@ TIMED = ("docs_per_second", "memory_gib", "runtime", "per_second")
 
 
 def trace(root, act):
-    """Call ``act(event)`` before each operation that changes a file or folder under ``root``."""
+    """Call ``act(event, path)`` before each operation that changes a file or folder under ``root``.
+
+    As in an error of the system, the path is None if the operation has only a handle.
+    """
 
     def look(event, path):
         if isinstance(path, (str, bytes, os.PathLike)) and os.path.abspath(os.fsdecode(path)).startswith(str(root)):
-            act(event)
+            act(event, None if event == "fsync" else path)
 
     def hook(event, arguments):
         if event == "open":
             if isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
                 look(event, arguments[0])
         elif event in ("os.remove", "os.rmdir") and arguments[1] != -1:  # shutil.rmtree deletes by a handle
-            act(event)
+            act(event, arguments[0])
         elif event in CHANGES:
             look(event, arguments[0])
 
@@ -71,13 +74,13 @@ def attempt(root, *more, kill_at=None, full_at=None):
         os.close(reader)
         count = 0
 
-        def act(event):
+        def act(event, path):
             nonlocal count
             count += 1
             if count == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             if full_at is not None and count >= full_at and event not in DELETES:
-                raise OSError(errno.ENOSPC, "No space left on device")
+                raise OSError(errno.ENOSPC, "No space left on device", path)
 
         with (
             root.with_suffix(".txt").open("w") as said,

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from ngramloss import JointLoss
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, detach, last_parts
-from ngramloss.hf.heads import head_module
+from ngramloss.hf.heads import bare, head_module
 from ngramloss.hf.step_loss import compute_loss_func, shifted
 
 OBJECTIVE = "ce + 0.5*matches(1,2) + bag(2)"
@@ -534,17 +534,50 @@ def lora(model, **options):
     return peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False, **options))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"target_modules": ["q_proj", "lm_head"]}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}],
-    ids=["target_modules", "modules_to_save"],
-)
-def test_an_adapter_on_the_head_itself_is_refused(options):
-    with pytest.raises(ValueError, match=r"wrapped by an adapter .*target_modules"):
+def test_an_adapter_on_the_head_itself_is_refused():
+    options = {"target_modules": ["q_proj", "lm_head"]}
+    with pytest.raises(
+        ValueError, match=r"wrapped by an adapter .*target_modules.*name it in `modules_to_save` instead"
+    ):
         attach(lora(tiny("llama"), **options), OBJECTIVE)
     model = lora(attach(tiny("llama"), OBJECTIVE), **options)
     with pytest.raises(ValueError, match="wrapped by an adapter"):
         model(**batch("llama"))
+
+
+@pytest.mark.parametrize("first", ["attach", "wrap"])
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_a_head_in_modules_to_save_is_the_active_adapter_s_copy(family, first):
+    model, inputs = tiny(family), batch(family)
+    if first == "attach":
+        attach(model, OBJECTIVE)
+    options = {"r": 2, "init_lora_weights": False, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    wrapped = lora(model, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    wrapped.add_adapter("second", peft.LoraConfig(**options))
+    head = bare(wrapped).get_output_embeddings()
+    with torch.no_grad():
+        for number, copied in enumerate(head.modules_to_save.values()):
+            copied.weight.add_(torch.randn_like(copied.weight), alpha=0.1 * (number + 1))
+    if first == "wrap":
+        attach(wrapped, OBJECTIVE)
+    losses = []
+    for name in ("default", "second"):
+        wrapped.set_adapter(name)
+        expected, other = reference(model, inputs)
+        model.zero_grad()
+        loss = wrapped(**inputs).loss
+        loss.backward()
+        assert_close(loss, expected)
+        assert_same_gradients(model, other)
+        assert head.modules_to_save[name].weight.grad.abs().sum() > 0
+        assert head.original_module.weight.grad is None or family == "bart"
+        losses.append(loss.item())
+    with wrapped.disable_adapter():
+        model.requires_grad_(True)
+        expected, _ = reference(model, inputs)
+        assert_close(wrapped(**inputs).loss, expected)
+        losses.append(expected.item())
+    assert len(set(losses)) == 3
 
 
 @pytest.mark.parametrize("first", ["attach", "wrap"])

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import weakref
 from dataclasses import replace
 
 import models
@@ -158,10 +159,9 @@ def test_sources_that_are_done_leave_the_batch(family, changes, monkeypatch):
     for end in (0, 1, 10, 12):
         search = with_settings(model, eos_token_id=end, decoder_start_token_id=end, max_length=30, **changes)
         expected = [written(graph, model, search, [source])[0] for source in sources]
-        for room in (graph._room, graph._room_on_gpu):
-            with monkeypatch.context() as patched:
-                patched.setattr(graph, "_room", room)
-                assert written(graph, model, search, sources) == expected
+        assert written(graph, model, search, sources) == expected
+        of_gpu = graph.found(lambda count: graph.Searcher(model, search, *graph._room_on_gpu(count, 9)), sources)  # noqa: B023
+        assert [[hf.ended(row, search.ends) for row in rows] for rows in of_gpu] == expected
     assert len(sizes) > 1
     assert all(2 * left <= before and left <= after < before for before, after, left in sizes)
 
@@ -184,6 +184,26 @@ def test_it_is_done_when_all_sources_are_and_few_shapes_are_kept(monkeypatch):
     both = made[1, 10].bytes + made[1, 11].bytes
     graph._searcher(made, new, (1, 11), both)
     assert list(made) == [(1, 10), (1, 11)]
+
+
+def test_on_a_cpu_nothing_is_kept_between_batches_and_at_most_two_caches_exist(monkeypatch):
+    model = tiny("bart")
+    search = with_settings(model, num_beams=4, eos_token_id=7, decoder_start_token_id=7, max_length=30)
+    living, peak, init = weakref.WeakSet(), [0], graph.Searcher.__init__
+
+    def counted(self, *args, **options):
+        init(self, *args, **options)
+        living.add(self)
+        peak[0] = max(peak[0], sum(each.bytes for each in living))
+
+    monkeypatch.setattr(graph.Searcher, "__init__", counted)
+    monkeypatch.setattr(graph, "LOOKED", 2)
+    write = graph.load(model, search, precision="fp32", say=silent)
+    largest = graph.Searcher(model, search, 6, 12).bytes
+    for length in range(1, 13):
+        write([[*([5] * length), 2][:length], *SOURCES[1:2] * 5])
+        assert not living, "all caches are freed when a batch is done"
+    assert 0 < peak[0] <= 1.5 * largest, "one search, and the smaller one that goes on"
 
 
 def test_a_model_that_computes_otherwise_is_refused():

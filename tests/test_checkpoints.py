@@ -192,6 +192,17 @@ def test_a_checkpoint_half_deleted_does_not_count_as_whole(tmp_path, monkeypatch
     assert fault(newest) == ""
 
 
+def test_of_a_linked_checkpoint_only_the_link_is_deleted(tmp_path):
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (folder := tmp_path / "checkpoints").mkdir()
+    theirs = checkpoint(elsewhere, 1)
+    (folder / "checkpoint-1").symlink_to(theirs)
+    checkpoint(folder, 2)
+    prune(folder, keep=1, best=None)
+    assert left(folder) == [2]
+    assert not fault(theirs), "no file of it was touched, not even its seal"
+
+
 def test_one_that_was_never_sealed_is_deleted_like_any_other(tmp_path):
     checkpoint(tmp_path, 1, sealed=False)
     checkpoint(tmp_path, 2)

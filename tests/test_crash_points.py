@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,10 @@ def test_a_disk_that_is_full_from_the_start_is_a_sentence_and_the_same_command_w
     assert len(outcomes) == 5
     for one in outcomes:
         assert one["code"] == 1, one
-        assert one["said"].splitlines()[-1] == "error: No space left on device", one
+        assert re.match(
+            rf"error: No space left on device: {tmp_path}/full/\S+\. Free some disk space, or .+; then run the same "
+            r"command again\.$",
+            one["said"].splitlines()[-1],
+        ), one
         assert "Traceback" not in one["said"]
     assert not wrong(outcomes)

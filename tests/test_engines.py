@@ -52,7 +52,7 @@ searches = st.fixed_dictionaries(
         "no_repeat_ngram_size": st.sampled_from([0, 2, 3]),
         "early_stopping": st.sampled_from([True, True, True, False]),
         "renormalize_logits": st.sampled_from([True, True, None]),
-        "forced_bos_token_id": st.sampled_from([None, None, 4]),
+        "forced_bos_token_id": st.sampled_from([None, None, 4, 7]),
         "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
         "num_return_sequences": st.sampled_from([1, 1, 2]),
     }
@@ -210,6 +210,8 @@ def test_the_paper_s_settings_are_the_same_if_they_renormalise():
         ({"no_repeat_ngram_size": 2, "decoder_start_token_id": 3}, "the start token is a part of the n-grams"),
         ({"no_repeat_ngram_size": 1}, "the start token is a part of the n-grams"),
         ({"num_beams": 2, "forced_bos_token_id": 6}, "never writes an empty text"),
+        ({"forced_bos_token_id": 2}, "a text ends if its forced first token is the end token"),
+        ({"num_beams": 2, "forced_bos_token_id": 2, "min_length": 5, "renormalize_logits": True}, "a text ends if"),
         ({"num_beams": 2, "forced_eos_token_id": 2, "num_return_sequences": 2}, "are ranked differently"),
         ({"num_beams": 2, "forced_eos_token_id": 2, "length_penalty": -1.0}, "are ranked differently"),
         ({"do_sample": True, "top_k": 0}, "draws other random numbers"),
@@ -295,6 +297,7 @@ def test_on_a_gpu_auto_is_hf_for_a_family_that_graph_does_not_serve():
 
     class OnGpu:
         device, dtype, config, eval = torch.device("cuda"), model.dtype, model.config, model.eval
+        generation_config = model.generation_config
 
     assert engines.load("auto", OnGpu(), search, say=told.append).name == "hf"
     assert told == [
@@ -505,6 +508,50 @@ def test_samples_of_ctranslate2_are_not_sorted_by_their_probability():
     assert 40 < first < 130, "one of four by chance; some of the four are equal"
 
 
+# Settings of a model that few engines know
+
+
+def test_several_forced_last_tokens_are_left_to_hf_and_one_in_a_list_is_that_token():
+    model = tiny("bart")
+    one, same = (with_settings(model, num_beams=2, forced_eos_token_id=token) for token in (models.EOS, [models.EOS]))
+    assert one == same
+    search = with_settings(model, num_beams=2, forced_eos_token_id=[2, 3])
+    assert search.others == ("forced_eos_token_id",)
+    told = []
+    assert engines.load("auto", model, search, say=told.append).name == "hf"
+    assert "does not know these generation settings of the model: forced_eos_token_id" in told[0]
+    assert len(written(hf, model, search)) == len(SOURCES)
+    with pytest.raises(
+        UserError, match=r"graph cannot be used: it does not know forced_eos_token_id\. Use --engine hf"
+    ):
+        engines.load("graph", model, search, say=silent)
+
+
+@pytest.mark.parametrize("engine", ["hf", "auto"])
+def test_groups_of_beams_in_a_model_s_settings_are_refused_with_what_to_do(engine):
+    model = tiny("bart", 2)
+    search = with_settings(model, num_beams=4, num_beam_groups=2)
+    try:
+        with pytest.raises(
+            UserError,
+            match=r"^the engine hf cannot be used: num_beam_groups in generation_config\.json is 2, but transformers has "
+            r"no groups of beams any more: set it to 1 there, and for groups use --groups 2\.$",
+        ):
+            engines.load(engine, model, search, say=silent)
+    finally:
+        model.generation_config.update(num_beam_groups=None)
+
+
+def test_settings_that_transformers_refuses_are_a_sentence():
+    model = tiny("bart", 2)
+    search = with_settings(model, repetition_penalty="x")
+    try:
+        with pytest.raises(UserError, match=r"transformers cannot generate with this model's settings: ValueError: .*"):
+            written(hf, model, search)
+    finally:
+        model.generation_config.update(repetition_penalty=None)
+
+
 # Batches
 
 
@@ -520,8 +567,25 @@ def test_a_batch_has_as_many_documents_as_the_budget_allows():
     assert sizes(batching.Budget(documents=4)) == [[9, 8, 8, 3], [3, 2, 1, 1], [1]]
     assert sizes(batching.Budget(tokens=18)) == [[9, 8], [8, 3], [3, 2, 1, 1, 1]]
     assert sizes(batching.Budget(tokens=40, rest=10)) == [[9, 8], [8, 3], [3, 2, 1], [1, 1]]
+    assert sizes(batching.Budget(padded=18, rest=10)) == [[9, 8], [8, 3], [3, 2, 1, 1, 1]]
+    assert sizes(batching.Budget(tokens=40, rest=10, padded=9)) == [[9], [8], [8], [3, 3, 2], [1, 1, 1]]
     assert sizes(batching.Budget(tokens=1)) == [[length] for length in lengths], "never none"
     assert sizes(batching.Budget()) == [lengths]
+
+
+def test_on_a_cpu_the_free_memory_bounds_a_batch_however_short_its_sources_are(monkeypatch):
+    model = tiny("bart")
+    search = with_settings(model, num_beams=16, max_length=50)
+    per_token, per_document = batching._bytes(model, search)
+    assert batching.budget_for(model, search, 7) == batching.Budget(documents=7)
+    assert batching._free_memory() > 2**20
+    monkeypatch.setattr(batching, "_free_memory", lambda: 40 * (per_document + 10 * per_token))
+    budget = batching.budget_for(model, search, 0)
+    assert budget.allows(18, 10)
+    assert not budget.allows(21, 10)
+    assert not budget.allows(2, batching.CPU_TOKENS), "nor more tokens than are fast"
+    monkeypatch.setattr(batching, "_free_memory", lambda: None)
+    assert batching.budget_for(model, search, 0) == batching.Budget(padded=batching.CPU_TOKENS)
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost():

@@ -7,9 +7,21 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
-from ngramloss.files import cache_folder, lock_folder, remove, whole_folder, whole_rows, write_whole
+from ngramloss import checksums
+from ngramloss.files import (
+    FULL,
+    appended,
+    cache_folder,
+    lock_folder,
+    remove,
+    whole_folder,
+    whole_rows,
+    write_whole,
+    writing,
+)
 
 # Files
 
@@ -187,3 +199,125 @@ def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_p
     finally:
         os.kill(child, signal.SIGKILL)
         process.stdout.close()
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_files():
+    """No file may grow beyond 64 KiB, so that the system itself refuses to write, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+LARGE = 2**20
+
+
+def by_write_whole(path):
+    write_whole(path, "x" * LARGE)
+
+
+def by_appending(path):
+    with appended(path) as file:
+        file.write("x" * LARGE)
+
+
+def in_a_new_folder(fill):
+    def write(path):
+        with whole_folder(path) as partial:
+            fill(partial)
+
+    return write
+
+
+def of_numpy(folder):
+    np.save(folder / "a.npy", np.zeros(LARGE))
+
+
+def of_rust(folder):
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.zeros(LARGE)}, folder / "a.safetensors")
+
+
+def of_tokenizers(folder):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({str(number): number for number in range(20000)}, unk_token="0")).save(str(folder / "a"))
+
+
+def of_ours(folder):
+    write_whole(folder / "a", "x" * LARGE)
+
+
+IN_A_FOLDER = (of_numpy, of_rust, of_tokenizers, of_ours)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [by_write_whole, by_appending, *map(in_a_new_folder, IN_A_FOLDER)],
+    ids=["whole", "appended", *(fill.__name__ for fill in IN_A_FOLDER)],
+)
+def test_an_error_of_a_full_disk_names_what_was_written(write, tmp_path, small_files):
+    path = tmp_path / "written"
+    with pytest.raises(OSError) as refused:
+        write(path)
+    assert refused.value.errno in FULL
+    assert str(refused.value.filename).startswith(str(path))
+    assert [file.name for file in tmp_path.iterdir()] == (["written"] if write is by_appending else [])
+
+
+def test_other_errors_and_those_that_name_a_file_stay_as_they_are(tmp_path):
+    for error in (ValueError("a shape"), OSError(5, "Input/output error"), OSError(28, "No space left", "other")):
+        with pytest.raises(type(error)) as raised, writing(tmp_path):
+            raise error
+        assert raised.value is error
+
+
+def json_of_a_benchmark(path):
+    from ngramloss.cli.bench import _write_json
+
+    _write_json(path, {"rows": []})
+
+
+def chart_of_a_benchmark(path):
+    from ngramloss.bench import chart
+
+    chart.draw([chart.Panel("a", "b", [("c", 1.0, "1")])], path, "title")
+
+
+def picture_of_gradients(path):
+    from ngramloss import compare_gradients
+
+    compare_gradients.plot([compare_gradients.Push(1, "a", "both", 0.5, (0.1,))], ["ce"], path)
+
+
+def tokens_of_a_benchmark(path):
+    from ngramloss.bench import lengths
+
+    path.with_name("input_ids.npy").symlink_to("/dev/full")
+    lengths.write_tokens(path.parent, np.array([3]), np.array([2]), vocabulary=9, seed=0)
+
+
+def seal_of_a_folder(path):
+    checksums.seal(path.parent)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    "write", [json_of_a_benchmark, chart_of_a_benchmark, picture_of_gradients, tokens_of_a_benchmark, seal_of_a_folder]
+)
+def test_an_output_that_goes_to_a_full_disk_is_named(write, tmp_path, monkeypatch):
+    path = tmp_path / "it.png"
+    if write is seal_of_a_folder:
+        path.write_text("x")
+        monkeypatch.setattr(os, "fsync", lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    elif write is not tokens_of_a_benchmark:
+        path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        write(path)
+    assert str(refused.value.filename) == str(tmp_path if write is tokens_of_a_benchmark else path)

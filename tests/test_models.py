@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import pickle
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +19,7 @@ from ngramloss.data import Example
 from ngramloss.errors import UserError
 from ngramloss.hf.batches import Padder
 from ngramloss.recipe import Generation, Model
+from ngramloss.run_folder import weight_files
 from ngramloss.settings import settings_of
 from ngramloss.training import models
 
@@ -298,7 +301,10 @@ def refused(settings, tokenizer, part="model"):
     return told
 
 
-FOLDER = "The folder must contain what save_pretrained writes: config, model.safetensors, tokenizer files."
+FOLDER = (
+    "The folder must contain what save_pretrained writes: config, tokenizer files, and weights as model.safetensors or "
+    "pytorch_model.bin."
+)
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
@@ -342,11 +348,113 @@ def test_a_folder_without_weights_is_told(saved, tokenizer):
     assert refused(Model(name=str(saved)), tokenizer).endswith(FOLDER)
 
 
-def test_weights_that_are_not_safetensors_are_refused(saved, tokenizer):
-    (saved / "model.safetensors").unlink()
-    torch.save(built("bart").state_dict(), saved / "pytorch_model.bin")
+def pickled(folder, parts=1):
+    """Replace the weights of a folder by the same in a .bin file, or in several with an index."""
+    weights = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
+    (folder / "model.safetensors").unlink()
+    if parts == 1:
+        torch.save(weights, folder / "pytorch_model.bin")
+        return weights
+    files = [f"pytorch_model-{part + 1:05}-of-{parts:05}.bin" for part in range(parts)]
+    places = {name: files[number % parts] for number, name in enumerate(weights)}
+    for file in files:
+        torch.save({name: weights[name] for name in weights if places[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return weights
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_pickled_weights_are_read_and_have_a_fingerprint(saved, tokenizer, parts):
+    expected = pickled(saved, parts)
+    found = models.load(Model(name=str(saved)), tokenizer).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert len(weight_files(saved)) == parts
+    assert all(path.suffix == ".bin" for path in weight_files(saved))
+    built("bart", seed=1).save_pretrained(saved)
+    assert [path.name for path in weight_files(saved)] == ["model.safetensors"], "which are read if there are both"
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("named", ["pytorch_model.bin", "pytorch_model-00002-of-00003.bin"])
+@pytest.mark.parametrize("content", ["code", "garbage", "empty"])
+def test_code_in_pickled_weights_does_not_run(saved, tokenizer, tmp_path, named, content):
+    pickled(saved, 1 if named == "pytorch_model.bin" else 3)
+    if content == "code":
+        torch.save({"model.shared.weight": Malicious(str(tmp_path / "ran"))}, saved / named)
+    else:
+        (saved / named).write_bytes(b"garbage" if content == "garbage" else b"")
     told = refused(Model(name=str(saved)), tokenizer)
-    assert told.endswith("Only safetensors are read: load the model once in Python and save it with save_pretrained.")
+    assert told.endswith(FOLDER)
+    assert not (tmp_path / "ran").exists()
+    if content != "empty":
+        reason = "its .bin file is damaged, or contains more than tensors, which is never loaded"
+        assert told == f"cannot load the model of {str(saved)!r}: {reason}. {FOLDER}"
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        ({"a": "pytorch_model.bin"}, "names 'pytorch_model.bin', which is not a .safetensors file in the same folder"),
+        ({"a": "/b.safetensors"}, "names '/b.safetensors', which is not a .safetensors file in the same folder"),
+        ({"a": 3}, "names 3, which is not a .safetensors file in the same folder"),
+        ({}, "has no weight_map, which says where each tensor is"),
+        (None, "has no weight_map, which says where each tensor is"),
+    ],
+)
+def test_an_index_names_files_of_its_own_kind_beside_it(saved, tokenizer, index, reason):
+    pickled(saved)
+    (saved / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    told = refused(Model(name=str(saved)), tokenizer)
+    assert told == f"cannot load the model of {str(saved)!r}: model.safetensors.index.json {reason}. {FOLDER}"
+
+
+def test_weights_that_lack_a_tensor_are_refused(saved, tokenizer):
+    weights = pickled(saved)
+    del weights["model.encoder.layers.0.fc1.weight"]
+    torch.save(weights, saved / "pytorch_model.bin")
+    told = refused(Model(name=str(saved)), tokenizer)
+    assert "its weights lack 1 tensors, such as model.encoder.layers.0.fc1.weight, which would be random. " in told
+
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value", "reason"),
+    [
+        (
+            CONFIG,
+            "eos_token_id",
+            10**6,
+            "eos_token_id in config.json: must be the number of a token, 0 to 388, got 1000000",
+        ),
+        (CONFIG, "pad_token_id", None, "pad_token_id in config.json: must be the number of a token, got none: batches"),
+        (CONFIG, "decoder_start_token_id", -1, "decoder_start_token_id in config.json: must be the number of a token"),
+        (CONFIG, "activation_dropout", 77, "dropout probability has to be between 0 and 1, but got 77"),
+        (CONFIG, "decoder_attention_heads", -1, "RuntimeError: invalid shape dimension"),
+        (CONFIG, "decoder_layers", -1, "decoder_layers in config.json: must be at least 1, got -1"),
+        (GENERATION, "eos_token_id", "x", "eos_token_id in generation_config.json: must be the number of a token"),
+        (GENERATION, "forced_eos_token_id", [], "forced_eos_token_id in generation_config.json: must be the number"),
+        (GENERATION, "num_beams", "4", "num_beams in generation_config.json: must be a whole number, got '4'"),
+        (GENERATION, "num_beams", 0, "num_beams in generation_config.json: must be at least 1, got 0"),
+        (GENERATION, "bad_words_ids", [3], "bad_words_ids in generation_config.json: must be lists of token ids, got"),
+        (GENERATION, "bad_words_ids", [[-3]], "bad_words_ids in generation_config.json: must be the number of a token"),
+    ],
+)
+def test_a_wrong_setting_of_a_model_is_named_when_it_is_loaded(saved, tokenizer, file, name, value, reason):
+    content = json.loads((saved / file).read_text())
+    (saved / file).write_text(json.dumps({**content, name: value}))
+    told = refused(Model(name=str(saved)), tokenizer)
+    assert reason in told
+    assert told.endswith(FOLDER)
 
 
 def test_damaged_weights_are_told(saved, tokenizer):
@@ -393,6 +501,13 @@ def test_a_folder_without_a_tokenizer_is_told(saved, tokenizer):
     assert told.endswith(FOLDER)
 
 
+def test_a_tokenizer_that_cannot_be_used_is_told_when_it_is_loaded(saved, tokenizer):
+    path = saved / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": []}))
+    told = refused(Model(name=str(saved)), tokenizer, "tokenizer")
+    assert "TypeError: '>' not supported between" in told
+
+
 CODE = """
 from transformers import BartConfig, BartForConditionalGeneration
 class Mine(BartConfig):
@@ -417,12 +532,20 @@ def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, m
     assert type(trusted).__name__ == "MineForWriting"
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, pickle.UnpicklingError, MemoryError])
+def test_whatever_a_library_raises_at_a_file_is_told(error):
+    with pytest.raises(UserError, match="cannot load the model of 'x': "), models._explained("x", "model"):
+        raise error
+
+
+def test_a_full_disk_and_a_stop_are_not_errors_of_the_model():
+    for error in (OSError(28, "No space left on device", "x"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as raised, models._explained("x", "model"):
+            raise error
+        assert raised.value is error
+
+
 def test_our_own_mistakes_are_not_explained_away():
-    with pytest.raises(ZeroDivisionError), models._explained("x", "model"):
-        _ = 1 / 0
-
-
-def test_an_error_of_a_type_that_damaged_files_cause_is_not_explained_away_if_it_is_ours():
     with pytest.raises(AttributeError), models._explained("x", "model"):
         models.prepare_generation(None, Generation())
 

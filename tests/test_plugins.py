@@ -10,6 +10,7 @@ import textwrap
 from importlib.metadata import EntryPoint
 
 import pytest
+import torch
 
 import ngramloss as ng
 from ngramloss import plugins
@@ -501,6 +502,20 @@ def test_a_plugin_that_is_not_a_python_file_is_an_error(files, capsys, name):
             "the metric 'mine' returned the score 'other', which its entry does not name. It names mine.",
         ),
         ("ng.Scores({'mine': [1.0]}, 's')", "the metric 'mine' returned 1 values of 'mine' for 2 documents."),
+        ("ng.Scores({'mine': 1.0}, 's')", "the metric 'mine' returned float of 'mine' for 2 documents."),
+        (
+            "ng.Scores([1.0, 2.0], 's')",
+            "the metric 'mine' must return Scores of a dict, name → values, and a text, the",
+        ),
+        ("ng.Scores({'mine': [1.0, 2.0]}, None)", "the metric 'mine' must return Scores of a dict, name → values, and"),
+        *(
+            (
+                f"ng.Scores({{'mine': [1.0, {value}]}}, 's')",
+                "the metric 'mine' must return finite numbers, or NaN for a document without a score; among those of "
+                f"'mine' is {shown}.",
+            )
+            for value, shown in (("'x'", "'x'"), ("None", "None"), ("True", "True"), ("float('inf')", "inf"))
+        ),
     ],
 )
 def test_a_metric_that_returns_something_else_is_an_error(files, capsys, returned, message):
@@ -509,6 +524,88 @@ def test_a_metric_that_returns_something_else_is_an_error(files, capsys, returne
     )
     assert main(["score", "--plugin", "odd.py", "--references", "refs.jsonl", "a.jsonl", "--metrics", "mine"]) == 2
     assert f"error: {message}" in capsys.readouterr().err
+
+
+def test_a_document_may_have_no_score(files, capsys):
+    (files / "odd.py").write_text(
+        "import ngramloss as ng\nng.METRICS['mine'] = ng.Metric(\n"
+        "    lambda references, predictions: ng.Scores({'mine': [1.0, float('nan')]}, 's'))"
+    )
+    assert main(["score", "--plugin", "odd.py", "--references", "refs.jsonl", "a.jsonl", "--metrics", "mine"]) == 0
+
+
+ODD = "import ngramloss as ng\nimport torch\n\n\ndef odd({takes}):\n    return {returned}\n\n\n{entry}\n"
+AS_OBJECTIVE = "ng.OBJECTIVES['odd'] = ng.Objective(odd, least_n=None)"
+AS_METRIC = "ng.METRICS['odd'] = ng.Metric(odd)"
+EXPLAINED = ["explain", "--reference", "a b c", "--candidate", "a c c", "--objective", "ce + odd", "--plugin", "odd.py"]
+SCORED = ["score", "--references", "refs.jsonl", "a.jsonl", "--metrics", "odd", "--plugin", "odd.py"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        ("stats.lse", "torch.float64 of shape [1, 3] on cpu"),
+        ("stats.lse.sum()", "torch.float64 of shape [] on cpu"),
+        ("stats.lse[:0, 0]", "torch.float64 of shape [0] on cpu"),
+        ("(stats.lse > 0).any(-1)", "torch.bool of shape [1] on cpu"),
+        ("labels[:, 0]", "torch.int64 of shape [1] on cpu"),
+        ("stats.lse[:, 0].to('meta')", "torch.float64 of shape [1] on meta"),
+        ("1.0", "float"),
+        ("None", "NoneType"),
+        ("(stats.lse[:, 0], 1)", "tuple"),
+    ],
+)
+def test_an_objective_that_returns_something_else_is_an_error(files, capsys, returned, got):
+    (files / "odd.py").write_text(ODD.format(takes="stats, labels", returned=returned, entry=AS_OBJECTIVE))
+    assert main(EXPLAINED) == 2
+    assert capsys.readouterr().err == (
+        "error: the objective 'odd' must return a floating-point number for each row, a tensor of shape [1] on cpu, "
+        f"got {got}. docs/add_objective.md has an example.\n"
+    )
+
+
+def test_candidates_of_an_objective_from_outside_are_checked_by_rows():
+    right = lambda stats: stats.logp.sum(-1)  # noqa: E731
+    OBJECTIVES["right"] = ng.Objective(right, least_n=None, reads="candidates")
+    OBJECTIVES["wrong"] = ng.Objective(lambda stats: stats.logp, least_n=None, reads="candidates")
+    numbers = torch.zeros(2, 3)
+    given = {"candidates": ng.CandidateStats(numbers, numbers + 1, numbers)}
+    logits, labels = torch.zeros(2, 4, 5), torch.ones(2, 4, dtype=torch.long)
+    assert torch.isfinite(ng.JointLoss("ce + right")(logits, labels, **given))
+    with pytest.raises(UserError, match=r"a tensor of shape \[2\] on cpu, got torch.float32 of shape \[2, 3\]"):
+        ng.JointLoss("ce + wrong")(logits, labels, **given)
+
+
+@pytest.mark.parametrize(
+    ("entry", "command", "noun"), [(AS_OBJECTIVE, EXPLAINED, "objective"), (AS_METRIC, SCORED, "metric")]
+)
+def test_a_function_that_takes_other_arguments_is_an_error(files, capsys, entry, command, noun):
+    (files / "odd.py").write_text(ODD.format(takes="stats", returned="1", entry=entry))
+    assert main(command) == 2
+    assert (
+        f"error: the function of the {noun} 'odd' cannot be called as its entry says: odd() takes 1 positional argument "
+        "but 2 were given.\n" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(("entry", "command"), [(AS_OBJECTIVE, EXPLAINED), (AS_METRIC, SCORED)])
+@pytest.mark.parametrize(
+    ("returned", "raised"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("torch.zeros(2) @ torch.zeros(3)", "RuntimeError: "),
+        ("open('nowhere')", "FileNotFoundError: "),
+        ("len(1)", "TypeError: object of type 'int' has no len()"),
+    ],
+)
+def test_an_error_inside_a_plugin_is_shown_as_its_own_with_its_line(files, capsys, entry, command, returned, raised):
+    (files / "odd.py").write_text(ODD.format(takes="a, b", returned=returned, entry=entry))
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert f"error: the plugin {files}/odd.py, line 6 raised {raised}" in told
+    assert f'File "{files}/odd.py", line 6, in odd\n    return {returned}\n' in told
+    assert "bug in ngramloss" not in told
+    assert "program.py" not in told, "the traceback begins where the plugin does"
 
 
 def test_two_metrics_may_not_share_a_score():

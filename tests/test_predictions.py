@@ -176,7 +176,7 @@ def two_ranks(how, *arguments, ranks=(0, 1)):
         fork(RANK, [how, "generate", *map(str, arguments)], environment={**shared, "RANK": str(rank)}) for rank in ranks
     ]
     for rank in both:
-        rank.wait(timeout=120)
+        rank.wait()
     return both[0].returncode, both[0].communicate()[1]
 
 

@@ -127,15 +127,13 @@ def test_a_cache_with_all_parts_of_the_weights_counts(originals, cache, no_netwo
 
 @every_metric
 def test_without_a_network_an_absent_model_is_told_of_at_once(metric, cache, no_network):
-    begun = time.monotonic()
     with pytest.raises(
         Absent,
         match=rf"{metric} needs the model 'some/absent': there is no folder of that name, the hub's cache .*"
         rf"\(.*Name or service not known\)\. Give a folder .*--set {metric}\.model=FOLDER_OR_HUB_ID \(in Python model=",
     ):
         METRICS[metric]("some/absent")
-    assert time.monotonic() - begun < 2
-    assert no_network  # it was asked
+    assert 0 < len(no_network) <= 2, "it was asked, but not again and again"
 
 
 @pytest.mark.parametrize("name", ["nowhere/at/all", "/no/such/folder", "", "a b", "x" * 300, "nul\0"])

@@ -277,7 +277,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place, undisturbed):
     process = started(command(place, run))
     wait_for(lambda: (run / "log.jsonl").exists() and '"step": 1,' in (run / "log.jsonl").read_text(), process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     if process.returncode == 0:
         pytest.skip("training ended before the signal came")
     assert process.returncode == 130, err[-2000:]
@@ -695,7 +695,7 @@ def test_a_first_process_that_died_is_named_by_the_others(place, tmp_path):
         for rank in (0, 1)
     ]
     assert both[0].wait() == -signal.SIGKILL
-    assert both[1].wait(timeout=60) == 1
+    assert both[1].wait() == 1
     assert (
         "error: the first process (rank 0) gave no sign of life for 3 seconds before the data were prepared: it ended, or works in another folder. "
         "Start all processes again."

@@ -579,7 +579,7 @@ examples = [Example(*row) for row in json.loads(sys.argv[4])]
 cache, kill_at, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 tokens.PART, tokens.CHUNK = 3, 1
 count, counted = 0, []
-def act(event):
+def act(event, path):
     global count
     count += 1
     if count == kill_at:

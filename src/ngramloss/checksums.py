@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ngramloss.files import lock_folder, read_json, remove, whole_folder, write_whole
+from ngramloss.files import lock_folder, read_json, remove, whole_folder, write_whole, writing
 
 SEAL = "whole.json"
 """The file that is written last: names, sizes and checksums of the others, and facts about the folder."""
@@ -24,7 +24,7 @@ def seal(folder: Path, **facts: Any) -> None:
     """Mark a folder as complete. Its files reach the disk before the mark does."""
     content = {}
     for path in _files(folder):
-        with path.open("rb") as file:
+        with writing(path), path.open("rb") as file:
             os.fsync(file.fileno())
         content[str(path.relative_to(folder))] = [path.stat().st_size, _checksum(path)]
     described = {**facts, "files": content}

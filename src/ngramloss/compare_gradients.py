@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ngramloss.explain import raise_if_not_compared, read
+from ngramloss.files import writing
 from ngramloss.loss import JointLoss
 from ngramloss.tabular import aligned
 
@@ -114,7 +115,8 @@ def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
     figure.legend(handles=meanings, loc="upper right", ncols=2, fontsize=8, frameon=False)
     figure.supylabel("− gradient of the logit", fontsize=9)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with writing(path):
+        figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

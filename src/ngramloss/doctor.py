@@ -6,44 +6,65 @@ import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS, missing_options
 from ngramloss.objectives import OBJECTIVES
 from ngramloss.plugins import Registry
-from ngramloss.stats import BACKENDS, chosen_backend
-from ngramloss.version import __version__, installed
+from ngramloss.version import __version__, installed, lacking
 
 PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors", "ctranslate2"]
 
 
 def facts() -> dict[str, Any]:
-    """Everything that ``ngramloss doctor`` shows, as JSON has it."""
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    chosen = [(device, dtype, chosen_backend(torch.device(device), dtype)) for device in devices for dtype in dtypes]
+    """Everything that ``ngramloss doctor`` shows, as JSON has it. Works without any other package."""
+    problem = _problem_of_torch()
     return {
         "ngramloss": __version__,
         "python": platform.python_version(),
         "packages": {package: installed(package) for package in PACKAGES},
+        "torch": problem or "ready",
+        **({"gpu": None, "chosen": [], "backends": {}} if problem else _devices()),
+        "engines": {
+            name: {
+                "ready": not (needs := problem or engine.needs),
+                "state": needs or "ready",
+                "version": engine.version,
+                "precision": engine.precision or "fp32, bf16 or fp16",
+            }
+            for name, engine in ENGINES.items()
+        },
+        "objectives": {name: _entry(name, OBJECTIVES, lambda name: problem or "ready") for name in OBJECTIVES},
+        "metrics": {name: _entry(name, METRICS, _readiness) for name in METRICS},
+    }
+
+
+def _problem_of_torch() -> str:
+    """Why torch cannot be imported; empty if it can."""
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        return lacking(error).replace("this needs", "needs", 1)
+    except Exception as error:  # a damaged installation may raise anything, such as OSError for a missing library
+        return f"needs torch, which cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+def _devices() -> dict[str, Any]:
+    """The GPU, the backend for each device and precision, and all backends."""
+    import torch
+
+    from ngramloss.stats import BACKENDS, chosen_backend
+
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    chosen = [(device, dtype, chosen_backend(torch.device(device), dtype)) for device in devices for dtype in dtypes]
+    return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "chosen": [
             {"device": device, "dtype": str(dtype).removeprefix("torch."), **choice._asdict()}
             for device, dtype, choice in chosen
         ],
         "backends": dict(BACKENDS),
-        "engines": {
-            name: {
-                "ready": not engine.needs,
-                "state": engine.needs or "ready",
-                "version": engine.version,
-                "precision": engine.precision or "fp32, bf16 or fp16",
-            }
-            for name, engine in ENGINES.items()
-        },
-        "objectives": {name: _entry(name, OBJECTIVES, lambda name: "ready") for name in OBJECTIVES},
-        "metrics": {name: _entry(name, METRICS, _readiness) for name in METRICS},
     }
 
 
@@ -53,13 +74,16 @@ def lines(known: dict[str, Any]) -> Iterator[str]:
     for package, version in known["packages"].items():
         yield f"  {package:<14}{version or 'not installed'}"
     yield ""
-    yield f"GPU: {known['gpu'] or 'none found by torch'}"
-    for row in known["chosen"]:
-        yield f"  {row['device']:<5}{row['dtype']:<10}→ {row['backend']:<9}({row['reason']})"
-    yield ""
-    yield "backends:"
-    for name, text in known["backends"].items():
-        yield f"  {name:<9}{text}"
+    if known["backends"]:
+        yield f"GPU: {known['gpu'] or 'none found by torch'}"
+        for row in known["chosen"]:
+            yield f"  {row['device']:<5}{row['dtype']:<10}→ {row['backend']:<9}({row['reason']})"
+        yield ""
+        yield "backends:"
+        for name, text in known["backends"].items():
+            yield f"  {name:<9}{text}"
+    else:
+        yield f"training and generation: {known['torch']}"
     yield ""
     yield "engines:"
     for name, engine in known["engines"].items():
@@ -68,8 +92,9 @@ def lines(known: dict[str, Any]) -> Iterator[str]:
     for kind in ("objectives", "metrics"):
         yield ""
         yield f"{kind}:"
+        width = max(map(len, known[kind])) + 1
         for name, entry in known[kind].items():
-            yield f"  {name:<11}{entry['state']}" + (f" ({entry['origin']})" if entry["origin"] else "")
+            yield f"  {name:<{width}}{entry['state']}" + (f" ({entry['origin']})" if entry["origin"] else "")
 
 
 def _entry(name: str, registry: Registry[Any], state: Callable[[str], str]) -> dict[str, Any]:

@@ -28,6 +28,26 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ngramloss"
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk, a quota or a file that is full."""
+_FULL_TEXTS = re.compile(r"No space left on device|\(os error (28|122|27)\)|\d+ requested and \d+ written")
+"""How Rust and NumPy tell of them, in other exceptions."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file or folder in the error of a full disk. Python leaves it out, and libraries may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        named = isinstance(error, OSError) and error.filename
+        if named or not (number in FULL or _FULL_TEXTS.search(str(error))):
+            raise
+        number = number or errno.ENOSPC
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: readers see the old file or the complete new one.
 
@@ -36,7 +56,10 @@ def write_whole(path: Path, text: str) -> None:
     """
     partial = _beside(path)
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
+        with (
+            writing(path),
+            os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file,
+        ):
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -46,10 +69,12 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def appended(path: Path) -> TextIO:
+@contextmanager
+def appended(path: Path) -> Iterator[TextIO]:
     """Open a file for appending. Raises ``OSError`` if the path is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
+    with writing(path), os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:
+        yield file
 
 
 def fingerprint(paths: Sequence[Path]) -> str:
@@ -122,7 +147,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     partial = _beside(folder)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with writing(folder):
+            yield partial
         try:
             partial.rename(folder)
         except OSError:

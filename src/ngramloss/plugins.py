@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from inspect import getdoc
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import fingerprint
@@ -30,6 +30,10 @@ from ngramloss.settings import nearest
 Entry = TypeVar("Entry")
 _LOADING: list[Path] = []
 """The plugin files that are being run, the innermost last."""
+_PREFIX = "ngramloss_plugin_"
+"""Modules of plugin files begin with it."""
+_packages: set[str] = set()
+"""Installed packages whose entries were imported."""
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
@@ -126,6 +130,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
 
     def _import(self, point: EntryPoint) -> Any:
         package = point.dist.name if point.dist else point.value
+        _packages.add(point.module.partition(".")[0])
         try:
             return point.load()
         except Exception as error:  # another package's code may raise anything
@@ -166,7 +171,7 @@ def load_file(path: Path) -> None:
     """Run a plugin file, which adds its objectives and metrics."""
     if not path.is_file():
         raise MissingFileError(f"there is no plugin file {path}.")
-    name = f"ngramloss_plugin_{path.stem}_{fingerprint([path])[:8]}"
+    name = f"{_PREFIX}{path.stem}_{fingerprint([path])[:8]}"
     spec = spec_from_file_location(name, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None:
         raise UserError(f"a plugin is a Python file, got {path}.")
@@ -189,6 +194,38 @@ def load_file(path: Path) -> None:
         raise UserError(f"the plugin {path} failed{at}: {type(error).__name__}: {error}") from error
     finally:
         _LOADING.pop()
+
+
+def call(noun: str, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call the function of an entry. Raises ``UserError`` if it does not take these arguments."""
+    try:
+        return function(*args, **options)
+    except TypeError as error:
+        inside = error.__traceback__ and error.__traceback__.tb_next
+        if inside:
+            raise
+        raise UserError(f"the function of the {noun} {name!r} cannot be called as its entry says: {error}.") from error
+
+
+class Blame(NamedTuple):
+    """The code of a plugin in which an error was raised: its place, and the traceback from there on."""
+
+    place: str
+    lines: str
+
+
+def blame(error: BaseException) -> Blame | None:
+    """Whether code of a plugin was running when an error was raised; None if it was not."""
+    trace, theirs = error.__traceback__, []
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.startswith(_PREFIX) or module.partition(".")[0] in _packages:
+            theirs.append(trace)
+        trace = trace.tb_next
+    if not theirs:
+        return None
+    lines = "".join(traceback.format_exception(type(error), error, theirs[0])).rstrip("\n")
+    return Blame(f"the plugin {theirs[-1].tb_frame.f_code.co_filename}, line {theirs[-1].tb_lineno}", lines)
 
 
 # The code of an entry

@@ -242,7 +242,7 @@ def about(name: str) -> str:
     lines = files("ngramloss").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8").splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     text = " ".join(line.removeprefix("#").strip() for line in comment)
-    return re.split(r"(?<=\.)\s", text)[0]
+    return re.split(r"(?<=\.)(?<!et al\.)\s", text)[0]
 
 
 def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) -> Recipe:

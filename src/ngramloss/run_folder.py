@@ -195,8 +195,8 @@ READ = (".json", ".txt", ".model", ".spm", ".bpe", ".vocab", ".tiktoken", ".jinj
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The weight files in a model folder."""
-    return sorted(model.glob("*.safetensors"))
+    """The weight files in a model folder: safetensors, or pickled ones if there are no others."""
+    return sorted(model.glob("*.safetensors")) or sorted(model.glob("pytorch_model*.bin"))
 
 
 def model_files(model: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ngramloss.errors import UserError
+from ngramloss.files import writing
 
 
 class Panel(NamedTuple):
@@ -51,4 +52,5 @@ def draw(panels: Sequence[Panel], path: Path, title: str) -> None:
         axis.margins(x=0.15)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with writing(path):
+        figure.savefig(path, dpi=110)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ SIZES = {
 }
 OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
 FLOOR, STOCK = "three matrix products (lower bound)", "cross-entropy, stock"
+NAN = float("nan")
 CAPTURED = ", captured"
 """At the end of what is timed as a CUDA graph."""
 
@@ -72,20 +73,28 @@ def measure(
     for name in sizes:
         size = SIZES[name]
         hidden, weight, labels = example(size, device, dtype)
-        costs: dict[str, Cost] = {}
+        results: dict[str, Cost | str] = {}
         for what, run, leaves in contestants(
             hidden, weight, labels, loops=loops, capture=device == "cuda", objectives=objectives or OBJECTIVES
         ):
             try:
                 cost_of = captured_cost if what.endswith(CAPTURED) else cost
-                costs[what] = cost_of(run, device, clear=partial(_drop_gradients, *leaves))
+                results[what] = cost_of(run, device, clear=partial(_drop_gradients, *leaves))
             except Exception as reason:  # a peer that cannot run here gets a line with the reason
-                nothing = float("nan")
-                yield Row(name, what, nothing, nothing, nothing, nothing, shortened(reason))
-                continue
-            spent = costs[what]
-            to_stock = spent.milliseconds / costs[STOCK].milliseconds if STOCK in costs else float("nan")
-            yield Row(name, what, *spent, to_stock, spent.milliseconds / costs[FLOOR].milliseconds)
+                results[what] = shortened(reason)
+            if what != FLOOR:  # which is compared with stock, the next one
+                yield from (_row(name, each, results) for each in ([FLOOR, STOCK] if what == STOCK else [what]))
+
+
+def _row(size: str, what: str, results: Mapping[str, Cost | str]) -> Row:
+    """One line of the table; NaN where something could not be measured."""
+    spent, stock, floor = results[what], results[STOCK], results[FLOOR]
+    if isinstance(spent, str):
+        return Row(size, what, NAN, NAN, NAN, NAN, spent)
+    to_stock, to_floor = (
+        NAN if isinstance(other, str) else spent.milliseconds / other.milliseconds for other in (stock, floor)
+    )
+    return Row(size, what, *spent, to_stock, to_floor)
 
 
 def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

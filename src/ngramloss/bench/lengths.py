@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramloss.files import writing
+
 TOKENS_PER_WORD = 1.35
 SPECIAL = 2
 LONGEST = 1024, 128
@@ -69,5 +71,6 @@ def write_tokens(folder: Path, sources: Lengths, targets: Lengths, *, vocabulary
     random = np.random.default_rng(seed)
     for name, lengths in (("input_ids", sources), ("labels", targets)):
         ids = random.integers(min(4, vocabulary - 1), vocabulary, lengths.sum(), dtype=np.int32)
-        np.save(folder / f"{name}.npy", ids)
-        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths, dtype=np.int64))
+        with writing(folder):
+            np.save(folder / f"{name}.npy", ids)
+            np.save(folder / f"{name}.ends.npy", np.cumsum(lengths, dtype=np.int64))

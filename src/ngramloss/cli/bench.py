@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ngramloss.cli.options import Verbs, add_device, add_trust, chosen_device, output_file, verb
+from ngramloss.cli.options import Verbs, add_device, add_trust, choice, chosen_device, output_file, verb
 from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
 from ngramloss.version import installed
@@ -92,7 +92,7 @@ CONTESTANTS = ("stock-random", "stock-grouped", "stock-compiled", "eager", "capt
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     bench = verbs.add_parser("bench", help="measure time and memory on this machine", description=BENCH)
-    benches = bench.add_subparsers(required=True, metavar="WHAT", title="what to measure")
+    benches = choice(bench, metavar="WHAT", title="what to measure")
 
     head = verb(benches, "head", "hidden states → loss → gradients", HEAD, HEAD_EXAMPLES)
     head.add_argument(
@@ -343,8 +343,9 @@ def _bench_head(options: argparse.Namespace) -> int:
         if not rows or row.size != rows[-1].size:
             print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<54}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/bound':>9}")
         rows.append(row)
-        values = f"{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{row.to_stock:>9.2f}{row.to_floor:>9.2f}"
-        print_result(f"{row.what:<54}{row.why_not or values}")
+        values = [(row.milliseconds, 9), (row.gibibytes, 8), (row.to_stock, 9), (row.to_floor, 9)]
+        print_result(f"{row.what:<54}{row.why_not or ''.join(_cell(*value) for value in values)}")
+    _explain_dashes(rows)
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     if plot_file:
@@ -378,9 +379,10 @@ def _bench_step(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
     ):
         rows.append(row)
-        values = f"{row.docs_per_second:>9.1f}{row.to_stock:>9.2f}{row.milliseconds:>9.1f}{row.gibibytes:>8.2f}"
+        values = f"{row.docs_per_second:>9.1f}{_cell(row.to_stock, 9)}{row.milliseconds:>9.1f}{_cell(row.gibibytes, 8)}"
         added = "" if row.added_milliseconds != row.added_milliseconds else f"{row.added_milliseconds:>12.2f}"
         print_result(f"{row.what:<46}{row.why_not or values + added}")
+    _explain_dashes(rows)
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0
@@ -541,8 +543,9 @@ def _bench_candidates(options: argparse.Namespace) -> int:
         rows.append(row)
         to_parts = f"{row.to_parts:>9.2f}" if row.to_parts == row.to_parts else ""
         print_result(
-            f"{row.what:<54}{row.docs_per_second:>9.1f}{row.milliseconds:>9.2f}{row.gibibytes:>8.2f}{to_parts}"
+            f"{row.what:<54}{row.docs_per_second:>9.1f}{row.milliseconds:>9.2f}{_cell(row.gibibytes, 8)}{to_parts}"
         )
+    _explain_dashes(rows)
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0
@@ -558,11 +561,25 @@ def _bench_ngrams(options: argparse.Namespace) -> int:
     return 0
 
 
+def _cell(value: float, width: int) -> str:
+    """A number in a column; a dash where it could not be measured."""
+    return f"{value:>{width}.2f}" if value == value else f"{'–':>{width}}"
+
+
+def _explain_dashes(rows: Sequence[Any]) -> None:
+    """Say why memory was not measured. A ratio lacks only if what it compares with could not run, as its line says."""
+    if any(row.gibibytes != row.gibibytes and not getattr(row, "why_not", "") for row in rows):
+        tell("note: GiB is – because this system has no /proc, where the memory of a process is read.")
+
+
 def _write_json(path: Path, content: object) -> None:
     """Write JSON, with null for what could not be measured."""
     import json
 
-    path.write_text(json.dumps(_without_nan(content), indent=1) + "\n")
+    from ngramloss.files import writing
+
+    with writing(path):
+        path.write_text(json.dumps(_without_nan(content), indent=1) + "\n")
 
 
 def _without_nan(content: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ngramloss import escape
-from ngramloss.cli.options import Verbs, add_columns, verb
+from ngramloss.cli.options import Verbs, add_columns, choice, verb
 from ngramloss.cli.output import print_result, tell
 
 DATA = "Inspect data sets."
@@ -28,7 +28,7 @@ examples:
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     data = verbs.add_parser("data", help="inspect data sets", description=DATA)
-    looks = data.add_subparsers(required=True, metavar="WHAT", title="what to inspect")
+    looks = choice(data, metavar="WHAT", title="what to inspect")
     stats = verb(looks, "stats", "count words, sentences and novel bigrams", STATS, STATS_EXAMPLES)
     stats.add_argument("name", metavar="NAME", help="name of the data set")
     stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to count (default: all)")

@@ -30,7 +30,7 @@ examples:
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     parser = verb(verbs, "list", "list objectives, metrics, recipes, baselines or engines", LIST, EXAMPLES)
-    parser.add_argument("what", choices=list(LISTS), help="what to list")
+    parser.add_argument("what", nargs="?", choices=list(LISTS), help="what to list (default: show what there is)")
     parser.set_defaults(run_verb=run)
 
 
@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss import tabular
 
-    for line in tabular.aligned(list(LISTS[options.what]().items()), left=(0, 1)):
+    rows = LISTS[options.what]() if options.what else {f"ngramloss list {name}": text for name, text in WHAT.items()}
+    for line in tabular.aligned(list(rows.items()), left=(0, 1)):
         print_result(line)
     return 0
 
@@ -118,3 +119,11 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "baselines": _baselines,
     "engines": _engines,
 }
+WHAT = {
+    "objectives": "terms of an objective, for train and explain",
+    "metrics": "scores, for score, report and candidates",
+    "recipes": "settings of a training, for train",
+    "baselines": "texts without a model, for generate",
+    "engines": "what searches for texts, for generate and candidates",
+}
+"""What each list contains."""

@@ -47,6 +47,17 @@ def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> arg
     return parser
 
 
+def choice(parser: argparse.ArgumentParser, *, metavar: str, title: str) -> Verbs:
+    """Let a parser choose a command. Without one, it shows them all on standard error; the exit code is 2."""
+
+    def show(_: argparse.Namespace) -> int:
+        tell(parser.format_help().rstrip("\n"))
+        return 2
+
+    parser.set_defaults(run_verb=show, plugin=[])
+    return parser.add_subparsers(metavar=metavar, title=title)
+
+
 def recipe_settings(options: argparse.Namespace) -> list[str]:
     """The ``--set KEY=VALUE`` settings. ``--on-bad-row`` is a short form of one of them."""
     given = {name: getattr(options, name) for name in ("source", "target", "id")}

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ngramloss import escape
 from ngramloss.cli import (
@@ -25,10 +25,13 @@ from ngramloss.cli import (
     score,
     train,
 )
+from ngramloss.cli.options import choice
 from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
-from ngramloss.plugins import load_file
-from ngramloss.version import __version__, lacking
+from ngramloss.files import FULL, cache_folder
+from ngramloss.plugins import blame, load_file
+from ngramloss.settings import nearest
+from ngramloss.version import __version__, installed, lacking
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +108,10 @@ def _check_counts(options: argparse.Namespace) -> None:
 def _report_failure(error: Exception) -> int:
     """Print why a command failed: one sentence for a missing package or a system error, a traceback for a bug."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
-    if isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
+    if plugin := blame(error):
+        tell(plugin.lines)
+        tell(f"error: {plugin.place} raised {type(error).__name__}: {error}")
+    elif isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
         tell(f"error: {lacking(error)}")
     elif isinstance(error, OSError):  # such as a full disk or a folder without write permission
         tell(f"error: {_refusal(error)}")
@@ -117,11 +123,22 @@ def _report_failure(error: Exception) -> int:
         )
     else:
         tell("".join(traceback.format_exception(error)).rstrip("\n"))
-        tell(
-            "error: unexpected error. This is probably a bug in ngramloss, not a mistake of yours. Please report it "
-            "with the traceback above and the output of `ngramloss doctor`."
+        library = _library(error)
+        whose = (
+            f"{library} raised {type(error).__name__}. If the model, the data and the versions are what they should "
+            "be, this is a bug in ngramloss."
+            if library
+            else "unexpected error. This is probably a bug in ngramloss, not a mistake of yours."
         )
+        tell(f"error: {whose} Please report it with the traceback above and the output of `ngramloss doctor`.")
     return 1
+
+
+def _library(error: Exception) -> str:
+    """The installed package whose code raised an error; empty if it is our own or Python's."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    package = str(innermost.f_globals.get("__name__", "")).partition(".")[0]
+    return package if package != "ngramloss" and installed(package) else ""
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -134,12 +151,25 @@ def _refusal(refused: OSError) -> str:
     """An error of the operating system, as a sentence."""
     if refused.strerror is None:
         return str(refused)
-    return f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
+    told = f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
+    if refused.errno not in FULL:
+        return told
+    is_cache = refused.filename and Path(refused.filename).is_relative_to(cache_folder())
+    where = "name a cache on another disk with NGRAMLOSS_CACHE" if is_cache else "choose a folder on another disk"
+    return f"{told}. Free some disk space, or {where}; then run the same command again."
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(escape.for_terminal(message))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Report unknown arguments here, with the usage of their own command; otherwise the program would."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hint = nearest(unknown[0].partition("=")[0], self._option_string_actions, 0.6)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}. {hint}".rstrip())
+        return options, unknown
 
 
 VERBS = (train, generate, candidates, score, report, explain, list_, reproduce, import_, data, bench, doctor)
@@ -151,7 +181,7 @@ def parser() -> argparse.ArgumentParser:
         prog="ngramloss", description="N-gram training objectives at the price of cross-entropy."
     )
     root.add_argument("--version", action="version", version=f"ngramloss {__version__}")
-    verbs = root.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    verbs = choice(root, metavar="COMMAND", title="commands")
     for module in VERBS:
         module.add(verbs)
     return root

@@ -12,8 +12,9 @@ TRAIN = """\
 Train a model with the settings of a recipe. To continue a stopped run, run the same command again.
 
 RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
-(the paper's settings), translation (a small model from scratch), or a TOML file of your own. Your file may begin with
-base = "xsum" and contain only the settings that differ. docs/train.md describes all settings."""
+(the paper's settings), brio-cnndm or brio-xsum (training on candidates), translation (a small model from scratch), or a
+TOML file of your own. Your file may begin with base = "xsum" and contain only the settings that differ. docs/train.md
+describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -29,7 +30,7 @@ examples:
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     train = verb(verbs, "train", "train a model, or continue a stopped run", TRAIN, TRAIN_EXAMPLES)
-    train.add_argument("recipe", metavar="RECIPE", help="demo, newswire, cnndm, xsum, translation, or a TOML file")
+    train.add_argument("recipe", metavar="RECIPE", help="a recipe (see ngramloss list recipes), or a TOML file")
     train.add_argument(
         "-o", "--out", "--run", dest="run", metavar="DIR", help="the run's folder (default: runs/RECIPE-OBJECTIVE)"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ngramloss.generation.engines.settings import Search
@@ -16,7 +17,7 @@ CPU_TOKENS = 8192
 MOST_DOCUMENTS = 512
 """Documents of a batch, however short they are."""
 SHARE = 0.5
-"""Of the GPU's free memory that a batch may need by our estimate, which is rough."""
+"""Of the free memory that a batch may need by our estimate, which is rough."""
 
 Document = TypeVar("Document")
 Text = TypeVar("Text")
@@ -30,31 +31,52 @@ class Budget:
         documents: their number; 0 means that ``tokens`` decides.
         tokens: source tokens, padding included; 0 means that there is no limit.
         rest: tokens that are added to each source, for what a document needs whatever its length.
+        padded: source tokens, padding included and ``rest`` not; 0 means that there is no limit.
     """
 
     documents: int = 0
     tokens: int = 0
     rest: int = 0
+    padded: int = 0
 
     def allows(self, documents: int, longest: int) -> bool:
         """Whether a batch may have so many documents, of which the longest has so many tokens."""
         if self.documents:
             return documents <= self.documents
-        return documents <= MOST_DOCUMENTS and (not self.tokens or documents * (longest + self.rest) <= self.tokens)
+        counted = documents * longest, documents * (longest + self.rest)
+        limits = self.padded, self.tokens
+        return documents <= MOST_DOCUMENTS and all(
+            n <= most or not most for n, most in zip(counted, limits, strict=True)
+        )
 
 
 def budget_for(model: Any, search: Search, batch_size: int) -> Budget:
-    """The documents that were asked for; otherwise tokens: a fixed number on a CPU, from free memory on a GPU."""
+    """The documents that were asked for; otherwise tokens, from the free memory, on a CPU not more than is fast."""
     if batch_size:
         return Budget(documents=batch_size)
-    if model.device.type != "cuda":
-        return Budget(tokens=CPU_TOKENS)
+    on_gpu = model.device.type == "cuda"
+    padded, free = (0, _free_on_gpu(model.device)) if on_gpu else (CPU_TOKENS, _free_memory())
+    if free is None:
+        return Budget(padded=padded)
+    per_token, per_document = _bytes(model, search)
+    tokens = max(1, int(SHARE * free / per_token))
+    return Budget(tokens=tokens, rest=-(-per_document // per_token), padded=padded)
+
+
+def _free_on_gpu(device: Any) -> int:
     import torch
 
-    free, _ = torch.cuda.mem_get_info(model.device)
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    per_token, per_document = _bytes(model, search)
-    return Budget(tokens=max(1, int(SHARE * free / per_token)), rest=-(-per_document // per_token))
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def _free_memory() -> int | None:
+    """The free memory of this machine in bytes; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _bytes(model: Any, search: Search) -> tuple[int, int]:

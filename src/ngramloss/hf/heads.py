@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module, ModuleDict, Parameter
 
 from ngramloss.errors import UnsupportedModelError, UserError
 from ngramloss.stats import head_logits
@@ -48,10 +48,12 @@ def head_module(model: Module) -> Module:
             f"{name} has no output head: expected a Hugging Face model whose get_output_embeddings() is a module, "
             f"got {module!r}. Call JointLoss(...).from_hidden(hidden, weight, labels) in your own forward instead."
         )
+    module = _active_copy(module)
     if any(hasattr(module, sign) for sign in ADAPTER_SIGNS):
         raise UserError(
             f"the output head of {name} is wrapped by an adapter ({type(module).__name__}), so the logits do not "
-            "depend on its weight alone. Remove it from `target_modules` and `modules_to_save`, or merge the adapter."
+            "depend on its weight alone. Remove it from `target_modules`, or merge the adapter. To train the whole "
+            "head, name it in `modules_to_save` instead."
         )
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
@@ -62,6 +64,16 @@ def head_module(model: Module) -> Module:
             "(`modules_to_not_convert`, or `llm_int8_skip_modules` of bitsandbytes)."
         )
     return module
+
+
+def _active_copy(module: Any) -> Module:
+    """What runs inside PEFT's wrapper for ``modules_to_save``: the active adapter's copy, or the original module."""
+    copies = getattr(module, "modules_to_save", None)
+    if not isinstance(copies, ModuleDict):
+        return cast(Module, module)
+    active = [] if module.disable_adapters else module.active_adapters
+    has_copy = active and all(name in copies for name in active)
+    return cast(Module, copies[active[0]] if has_copy else module.original_module)
 
 
 def head_of(model: Module, module: Any) -> Head:

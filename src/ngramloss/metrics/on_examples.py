@@ -8,6 +8,7 @@ from typing import Any
 from ngramloss.data import Example
 from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.metrics.scores import Scores, check_scores
+from ngramloss.plugins import call
 
 
 def scores_on(name: str, examples: Sequence[Example], texts: Sequence[str], options: Mapping[str, Any]) -> Scores:
@@ -19,7 +20,8 @@ def scores_on(name: str, examples: Sequence[Example], texts: Sequence[str], opti
     """
     metric, given = METRICS[name], _read(examples, texts)
     unwatched = {"progress": lambda _: None} if metric.shows_progress else {}
-    scores = metric.load()(*(given[column] for column in metric.reads), **options, **unwatched)
+    columns = (given[column] for column in metric.reads)
+    scores: Scores = call("metric", name, metric.load(), *columns, **options, **unwatched)
     check_scores(name, scores, list(scores_of(name)), len(examples))
     return scores
 

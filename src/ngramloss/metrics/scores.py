@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import fsum, isfinite, isnan, nan
+from collections.abc import Callable, Sequence, Sized
+from math import fsum, isfinite, isinf, isnan, nan
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.errors import UserError
@@ -57,16 +58,26 @@ def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: i
     """Raise if a metric, which may be a user's own, returns something other than its entry says."""
     if not isinstance(scores, Scores):
         raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
+    if not isinstance(scores.values, dict) or not isinstance(scores.signature, str):
+        raise UserError(
+            f"the metric {metric!r} must return Scores of a dict, name → values, and a text, the signature; got "
+            f"{type(scores.values).__name__} and {type(scores.signature).__name__}."
+        )
     for name, column in scores.values.items():
         if name not in known:
             raise UserError(
                 f"the metric {metric!r} returned the score {name!r}, which its entry does not name. It "
                 f"names {', '.join(known)}."
             )
-        if len(column) != documents:
-            raise UserError(
-                f"the metric {metric!r} returned {len(column)} values of {name!r} for {documents} documents."
-            )
+        if not isinstance(column, Sized) or len(column) != documents:
+            count = f"{len(column)} values" if isinstance(column, Sized) else type(column).__name__
+            raise UserError(f"the metric {metric!r} returned {count} of {name!r} for {documents} documents.")
+        for value in column:
+            if not isinstance(value, Real) or isinstance(value, bool) or isinf(value):
+                raise UserError(
+                    f"the metric {metric!r} must return finite numbers, or NaN for a document without a score; among "
+                    f"those of {name!r} is {value!r}."
+                )
 
 
 class Absent(ValueError):

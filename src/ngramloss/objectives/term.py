@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ngramloss.errors import UserError
 from ngramloss.objectives.registry import MOST_N, OBJECTIVES, Objective
 from ngramloss.objectives.schedule import Schedule
+from ngramloss.plugins import call
 from ngramloss.settings import nearest
 
 if TYPE_CHECKING:
@@ -36,6 +37,31 @@ class Part:
     """Whether the function takes TokenStats and labels, or CandidateStats."""
     by_position: bool = False
     """Whether it is a plain sum over positions, also of packed rows. Other functions get one text a row."""
+
+
+@dataclass(frozen=True)
+class CheckedFormula:
+    """A formula that is not ours. What it returns is checked: a wrong shape could be broadcast to a wrong loss."""
+
+    name: str
+    formula: Callable[..., Tensor]
+
+    def __call__(self, stats: Any, *labels: Tensor, **options: Any) -> Tensor:
+        """The value of each row, [B]. Raises if it is anything else."""
+        from torch import Tensor
+
+        found = call("objective", self.name, self.formula, stats, *labels, **options)
+        like = labels[0] if labels else stats.logp                       # [B, T] or [B, K]
+        got = type(found).__name__
+        if isinstance(found, Tensor):
+            got = f"{found.dtype} of shape {list(found.shape)} on {found.device}"
+        if (not isinstance(found, Tensor) or not found.is_floating_point()
+                or (found.shape, found.device) != (like.shape[:1], like.device)):
+            raise UserError(
+                f"the objective {self.name!r} must return a floating-point number for each row, a tensor of shape "
+                f"[{len(like)}] on {like.device}, got {got}. docs/add_objective.md has an example."
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -98,7 +124,9 @@ class Term:
     def parts(self) -> list[Part]:
         """The values it computes: one for each n, or a single one."""
         spec = OBJECTIVES.entry(self.name)
-        function = partial(spec.formula(self.variant), **self.options)
+        formula = spec.formula(self.variant)
+        checked = CheckedFormula(self.name, formula) if OBJECTIVES.origin(self.name) else formula
+        function = partial(checked, **self.options)
         if spec.least_n is None:
             name = self._unweighted(())
             return [Part(name, function, self.weight, spec.per, schedule=self.schedule, reads=spec.reads,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS, Metric, Score, checked_options, missing_options, score_owners, scores_of
 from ngramloss.metrics.scores import Absent, Pooled, check_scores
+from ngramloss.plugins import call
 from ngramloss.run_folder import Busy
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
@@ -157,7 +158,7 @@ def score_systems(
             tell(f"{name} of {system}")
             try:
                 watched = _progress(metric, f"{name} of {system}", len(texts.task.ids), tell)
-                found = metric.load()(*taken.values(), **chosen[name], **watched)
+                found = call("metric", name, metric.load(), *taken.values(), **chosen[name], **watched)
             except Absent as missing:
                 absent[name] = str(missing)
                 break

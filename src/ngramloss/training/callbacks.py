@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -217,7 +216,7 @@ class Stopping(TrainerCallback):
 def discard_unsealed(folder: Path) -> None:
     """Delete incomplete checkpoints."""
     for path in checkpoints.find(folder).broken:
-        shutil.rmtree(path, ignore_errors=True)
+        checkpoints.delete(path)
 
 
 def _is_new_best(args: Any, state: Any, metrics: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ngramloss import checksums
 from ngramloss.checksums import SEAL, damage, seal
 
-__all__ = ["SEAL", "Found", "copy_model", "facts", "fault", "find", "prune", "seal", "step"]
+__all__ = ["SEAL", "Found", "copy_model", "delete", "facts", "fault", "find", "prune", "seal", "step"]
 
 _NOT_MODEL = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data)(\.|_\d)"
@@ -56,11 +56,19 @@ def step(checkpoint: Path) -> int:
 
 
 def prune(folder: Path, *, keep: int, best: int | None) -> None:
-    """Delete all but the newest and the best. The seal is deleted first, so a half-deleted one is not used."""
+    """Delete all but the newest and the best."""
     for checkpoint in sorted(_all(folder), key=step, reverse=True)[keep:]:
         if step(checkpoint) != best:
-            (checkpoint / SEAL).unlink(missing_ok=True)
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            delete(checkpoint)
+
+
+def delete(checkpoint: Path) -> None:
+    """Delete a checkpoint, its seal first, so a half-deleted one is not used. Of a link, only the link is deleted."""
+    if checkpoint.is_symlink():
+        checkpoint.unlink()
+        return
+    (checkpoint / SEAL).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def copy_model(checkpoint: Path, folder: Path) -> None:

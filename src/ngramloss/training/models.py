@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -15,10 +17,13 @@ import torch
 
 from ngramloss.checksums import cached_folder
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder
+from ngramloss.files import FULL, cache_folder, read_object
 from ngramloss.recipe import Generation, Model
+from ngramloss.training.model_settings import check_settings, try_out
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+WEIGHTS = (".safetensors", ".bin")
+"""What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
 
 
 def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
@@ -34,14 +39,34 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     from transformers import AutoModelForSeq2SeqLM
 
     config = load_config(settings, trust_remote_code=trust_remote_code)
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # or transformers asks the hub to convert a .bin
     with _explained(settings.name, "model"):
-        return AutoModelForSeq2SeqLM.from_pretrained(
+        _check_indices(Path(settings.name))
+        model, loaded = AutoModelForSeq2SeqLM.from_pretrained(
             settings.name,
             config=config,
             dtype=torch.float32,
-            use_safetensors=True,
+            weights_only=True,
+            output_loading_info=True,
             **_loading(settings, trust_remote_code),
         )
+        if missing := sorted(loaded["missing_keys"]):
+            raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
+        check_settings(model)
+        try_out(model)
+    return model
+
+
+def _check_indices(folder: Path) -> None:
+    """Raise if an index of weights in parts names anything but files of its own kind in the same folder."""
+    for suffix in WEIGHTS:
+        for path in folder.glob(f"*{suffix}.index.json"):
+            parts = read_object(path).get("weight_map")
+            if not isinstance(parts, dict) or not parts:
+                raise UserError(f"{path.name} has no weight_map, which says where each tensor is")
+            for name in parts.values():
+                if not isinstance(name, str) or not name.endswith(suffix) or Path(name).name != name:
+                    raise UserError(f"{path.name} names {name!r}, which is not a {suffix} file in the same folder")
 
 
 INSTEAD = {
@@ -132,6 +157,7 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # loaded from a config only
                 raise UserError("it has only special tokens; its vocabulary is missing")
+            tokenizer.decode(tokenizer("a b")["input_ids"])  # raises if it cannot be used
         return tokenizer, None
     key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
     folder = cache_folder() / "tokenizers" / key
@@ -278,19 +304,21 @@ class _explained:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from safetensors import SafetensorError
-
-        expected = isinstance(error, (OSError, ValueError, ImportError, KeyError, SafetensorError))
-        if not expected and not _is_of_damaged_file(error):
+        if not isinstance(error, Exception) or _is_ours(error) or getattr(error, "errno", None) in FULL:
             return
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split())
+        if not reason or not isinstance(error, (OSError, ValueError, ImportError)):  # KeyError has only the key
+            reason = f"{type(error).__name__}: {reason}"
         folder = Path(self.name)
+        if isinstance(error, pickle.UnpicklingError):  # torch would advise to run what is in it
+            reason = "its .bin file is damaged, or contains more than tensors, which is never loaded"
         if "trust_remote_code" in reason:
             advice = "It comes with its own code; if you trust it, pass --trust-remote-code on the command line."
-        elif "safetensors" in reason and any(folder.glob("pytorch_model*.bin")):
-            advice = "Only safetensors are read: load the model once in Python and save it with save_pretrained."
         elif folder.is_dir():
-            advice = "The folder must contain what save_pretrained writes: config, model.safetensors, tokenizer files."
+            advice = (
+                "The folder must contain what save_pretrained writes: config, tokenizer files, and weights as "
+                "model.safetensors or pytorch_model.bin."
+            )
         else:
             advice = (
                 "Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "
@@ -302,14 +330,11 @@ class _explained:
         raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}") from error
 
 
-def _is_of_damaged_file(error: BaseException | None) -> bool:
-    """Whether a library raised this at a file that contains anything, such as a list instead of an object."""
-    # The tokenizers package raises plain exceptions.
-    damaged = type(error) is Exception or isinstance(error, (TypeError, AttributeError, IndexError, RecursionError))
-    if error is None or not damaged:
-        return False
+def _is_ours(error: Exception) -> bool:
+    """Whether our own code raised this, unintentionally. A library may raise anything at a file of anything."""
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return not str(innermost.f_globals.get("__name__", "")).startswith("ngramloss.")
+    ours = str(innermost.f_globals.get("__name__", "")).startswith("ngramloss.")
+    return ours and not isinstance(error, UserError)
 
 
 def iterate_texts(examples: Iterable[Any]) -> Iterator[str]:

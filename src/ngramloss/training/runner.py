@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import pickle
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -301,7 +300,7 @@ def _prepare(
     }
     for checkpoint, why in saved.broken.items():
         say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        checkpoints.delete(checkpoint)
     if saved.newest is not None:
         _raise_unless_same_data(run.path, saved.newest, _fingerprints(described, compared))
         _raise_unless_same_model(run.path, saved.newest, model)

@@ -51,9 +51,10 @@ class Engine(NamedTuple):
     @property
     def needs(self) -> str:
         """What must be installed first; empty if nothing."""
-        if self.version is not None:
-            return ""
-        return f"needs the package {self.package}: pip install 'ngramloss[{EXTRAS[self.package]}]'"
+        for package in ("torch", "transformers", self.package):
+            if installed(package) is None:
+                return f"needs the package {package}: pip install 'ngramloss[{EXTRAS[package]}]'"
+        return ""
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -126,7 +127,8 @@ def _named(name: str, model: Any, search: Search, say: Callable[[str], None]) ->
     if engine.needs:
         raise UserError(f"the engine {name} {engine.needs}.")
     if reasons := list(engine.function("unsupported")(model, search)):
-        raise UserError(f"the engine {name} cannot be used: {_joined(reasons)}. Use --engine hf.")
+        instead = "" if name == "hf" else " Use --engine hf."
+        raise UserError(f"the engine {name} cannot be used: {_joined(reasons)}.{instead}")
     precision = _precision(engine, model)
     write = engine.function("load")(model, search, precision=precision, say=say)
     reasons = list(engine.function("differences")(model, search, precision=precision))

@@ -56,7 +56,9 @@ def differences(model: Any, search: Search, *, precision: str) -> Iterator[str]:
         yield "to hf the start token is a part of the n-grams that must not repeat"
     if model.config.model_type == "m2m_100" and search.start == search.pad:
         yield "to hf the start token has another position, because it is the padding token, too"
-    if beams and search.first is not None and search.min_length <= 2:
+    if search.first is not None and search.first in search.ends:
+        yield "to hf a text ends if its forced first token is the end token"
+    elif beams and search.first is not None and search.min_length <= 2:
         yield "it never writes an empty text after a forced first token"
     if beams and search.last is not None and (search.texts > 1 or search.length_penalty < 0):
         yield "texts that reach generation.max_length are ranked differently"

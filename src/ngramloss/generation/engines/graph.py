@@ -25,7 +25,8 @@ LOOKED = 8
 """Whether all texts are done is looked at after this many tokens: to look, the host waits for the device."""
 
 MOST_SHAPES, MOST_MEMORY = 8, 0.25
-"""Shapes of sources whose caches and graphs are kept: their number, and the share of the GPU's memory they may have."""
+"""Shapes of sources whose caches and graphs are kept on a GPU: their number, and the share of its memory they may have.
+On a CPU none are kept: there is no graph to capture again, and a new cache costs nothing beside the search."""
 
 Ids = Sequence[int]
 
@@ -68,26 +69,24 @@ def load(
             f"log-probability differs by {apart:.2g})."
         )
 
-    made: OrderedDict[tuple[int, int], Searcher] = OrderedDict()
-    on_gpu = model.device.type == "cuda"
-    room = _room_on_gpu if on_gpu else _room
-    most_bytes = MOST_MEMORY * torch.cuda.mem_get_info(model.device)[1] if on_gpu else float("inf")
-    pool = torch.cuda.graph_pool_handle() if on_gpu else None
-    new = partial(Searcher, model, search, head=padded_head(model), pool=pool)
+    new = partial(Searcher, model, search, head=padded_head(model))
+    searcher = _searchers_on_gpu(new, model.device) if model.device.type == "cuda" else new
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
-        length = room(len(sources), max(map(len, sources)))[1]
-
-        def searcher_of(count: int) -> Searcher:
-            return _searcher(made, new, room(count, length), most_bytes)
-
-        return [[ended(row, search.ends) for row in rows] for rows in found(searcher_of, sources)]
+        length = max(map(len, sources))
+        return [
+            [ended(row, search.ends) for row in rows] for rows in found(lambda count: searcher(count, length), sources)
+        ]
 
     return write
 
 
-def _room(sources: int, length: int) -> tuple[int, int]:
-    return sources, length
+def _searchers_on_gpu(new: Callable[..., Searcher], device: torch.device) -> Callable[[int, int], Searcher]:
+    """A number of sources and their length → a search with room for them, with those that were made before kept."""
+    made: OrderedDict[tuple[int, int], Searcher] = OrderedDict()
+    most_bytes = MOST_MEMORY * torch.cuda.mem_get_info(device)[1]
+    new = partial(new, pool=torch.cuda.graph_pool_handle())
+    return lambda sources, length: _searcher(made, new, _room_on_gpu(sources, length), most_bytes)
 
 
 def _room_on_gpu(sources: int, length: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ngramloss.errors import UserError
 from ngramloss.generation.engines.settings import Search
 from ngramloss.hf.batches import padded
 
@@ -32,6 +33,12 @@ def load(
 
 def unsupported(model: Any, search: Search) -> list[str]:
     """What has left it; otherwise nothing, because it is the specification."""
+    groups = getattr(model.generation_config, "num_beam_groups", None) or 1
+    if search.groups == 1 and groups > 1:
+        return [
+            f"num_beam_groups in generation_config.json is {groups}, but transformers has no groups of beams any more: "
+            f"set it to 1 there, and for groups use --groups {groups}"
+        ]
     return ["transformers has no groups of beams"] if search.groups > 1 else []
 
 
@@ -46,7 +53,14 @@ def generated(model: Any, sources: Sequence[Ids], pad: int, **options: Any) -> l
     # On the right: on the left, padding would shift the encoder's positions.
     batch = map(torch.from_numpy, padded(sources, len(sources), max(map(len, sources)), pad))  # [B, S] each
     ids, mask = (each.to(model.device) for each in batch)
-    rows: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options).tolist()
+    try:
+        rows: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options).tolist()
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as reason:
+        raise UserError(
+            "transformers cannot generate with this model's settings: "
+            f"{type(reason).__name__}: {' '.join(str(reason).split())[:300].rstrip('.')}. Correct its "
+            "generation_config.json, or choose settings with --preset or --set generation.…"
+        ) from reason
     return rows
 
 

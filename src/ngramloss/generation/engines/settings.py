@@ -117,6 +117,8 @@ def search_of(model: Any, *, seed: int | None = None) -> Search:
     others += ["eos_token_id"] * (len(ends) != 1)
     others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
     others += ["decoder_start_token_id"] * (not isinstance(start, int))
+    forced = {name: _only(getattr(config, name)) for name in ("forced_bos_token_id", "forced_eos_token_id")}
+    others += [name for name, token in forced.items() if isinstance(token, list)]
     return Search(
         num_beams=value("num_beams"),
         max_length=_max_length(model, value("max_length")),
@@ -128,8 +130,8 @@ def search_of(model: Any, *, seed: int | None = None) -> Search:
         start=start,
         ends=ends,
         pad=pads[0],
-        first=config.forced_bos_token_id,
-        last=config.forced_eos_token_id,
+        first=forced["forced_bos_token_id"],
+        last=forced["forced_eos_token_id"],
         banned=banned,
         texts=value("num_return_sequences"),
         sample=value("do_sample"),
@@ -139,6 +141,11 @@ def search_of(model: Any, *, seed: int | None = None) -> Search:
         seed=seed,
         others=tuple(sorted(others)),
     )
+
+
+def _only(token: Any) -> Any:
+    """The token of a list of one token."""
+    return token[0] if isinstance(token, list) and len(token) == 1 else token
 
 
 def _max_length(model: Any, otherwise: int) -> int:
