@@ -189,7 +189,7 @@ def test_stock_groups_by_length_where_it_is_asked_to(setup, tmp_path):
 def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
     from models import tiny
 
-    from ngramloss.training.models import train_tokenizer
+    from ngramloss.models.loading import train_tokenizer
 
     rows = [{"document": f"number {row} of a few words", "summary": f"words {row}"} for row in range(11)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

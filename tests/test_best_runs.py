@@ -15,8 +15,9 @@ from ngramloss import recipe
 from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation import search
 from ngramloss.metrics.rouge import rouge
+from ngramloss.models import loading
 from ngramloss.recipe import Data, Model
-from ngramloss.training import checkpoints, models
+from ngramloss.training import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
@@ -100,7 +101,7 @@ def score_by_hand(place, checkpoint, limit=None, beams=1):
     rows = [json.loads(line) for line in (place / "data" / "validation.jsonl").read_text().splitlines()][:limit]
     model, tokenizer = search.load_model(Model(name=str(checkpoint)), Data(), trained_here=True)
     assert model.generation_config.num_beams == 3  # as the recipe says, whatever validation took
-    models.prepare_generation(
+    loading.prepare_generation(
         model, recipe.load(str(place / "easy.toml"), [f"generation.num_beams={beams}"]).generation
     )
     encoded = sources(

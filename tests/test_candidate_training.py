@@ -35,10 +35,10 @@ from ngramloss.data.candidates import Candidates, read_candidates
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, last_call, logits_of
-from ngramloss.hf.batches import Padder, Steps
-from ngramloss.hf.plan import Grid, Plan, Size, fitted_grid
 from ngramloss.hf.planned import PlannedSteps, _lengths
 from ngramloss.stats import CandidateStats, head
+from ngramloss.steps.padding import Padder, Steps
+from ngramloss.steps.plan import Grid, Plan, Size, fitted_grid
 
 RANK = "ce + 10*rank(margin=0.01,alpha=1) + risk + prefer"
 FAMILIES = [family for family in ENCODER_DECODER if family != "prophetnet"]

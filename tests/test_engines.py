@@ -25,9 +25,9 @@ from ngramloss.generation import batches as batching
 from ngramloss.generation import engines, predictions
 from ngramloss.generation.engines import conversion, ct2, graph, hf
 from ngramloss.generation.engines.settings import search_of
+from ngramloss.models.loading import from_scratch, prepare_generation
 from ngramloss.recipe import Generation, Model
 from ngramloss.scoring import provenance
-from ngramloss.training.models import from_scratch, prepare_generation
 
 pytest.importorskip("ctranslate2")
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -16,8 +16,8 @@ from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.engines.settings import search_of
 from ngramloss.generation.search import load_model, summaries
+from ngramloss.models import loading
 from ngramloss.recipe import Data, Generation, Model
-from ngramloss.training import models
 
 pytestmark = pytest.mark.fuzz
 
@@ -68,8 +68,8 @@ def small_model(tmp_path_factory):
     torch.manual_seed(0)
     tokenizer = tiny_tokenizers.ours()
     sizes = {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "feed_forward": 16}
-    model = models.from_scratch(Model("scratch", **sizes), tokenizer)
-    models.prepare_generation(model, Generation(num_beams=2, max_length=10))
+    model = loading.from_scratch(Model("scratch", **sizes), tokenizer)
+    loading.prepare_generation(model, Generation(num_beams=2, max_length=10))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

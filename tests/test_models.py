@@ -17,11 +17,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from ngramloss import attach, recipe
 from ngramloss.data import Example
 from ngramloss.errors import UserError
-from ngramloss.hf.batches import Padder
+from ngramloss.models import loading
 from ngramloss.recipe import Generation, Model
 from ngramloss.run_folder import weight_files
 from ngramloss.settings import settings_of
-from ngramloss.training import models
+from ngramloss.steps.padding import Padder
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def saved(tmp_path, tokenizer):
 
 def built(architecture, seed=0, **changes):
     torch.manual_seed(seed)
-    return models.from_scratch(replace(SMALL, architecture=architecture, **changes), tiny_tokenizers.ours())
+    return loading.from_scratch(replace(SMALL, architecture=architecture, **changes), tiny_tokenizers.ours())
 
 
 def inputs(model, tokenizer):
@@ -90,7 +90,7 @@ def test_every_architecture_trains_is_saved_and_is_loaded(architecture, tokenize
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     settings = Model(name=str(tmp_path))
-    again, (words, folder) = models.load(settings, tokenizer), models.load_tokenizer(settings, lambda: (), "")
+    again, (words, folder) = loading.load(settings, tokenizer), loading.load_tokenizer(settings, lambda: (), "")
     assert folder is None
     assert words(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
     assert again.config.model_type == architecture.replace("m2m100", "m2m_100")
@@ -100,7 +100,7 @@ def test_every_architecture_trains_is_saved_and_is_loaded(architecture, tokenize
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_new_model_has_the_sizes_and_tokens_it_was_asked_for(architecture, tokenizer, caplog):
-    model = models.load(replace(SMALL, architecture=architecture), tokenizer)
+    model = loading.load(replace(SMALL, architecture=architecture), tokenizer)
     assert "WARNING" not in caplog.text
     config = model.config
     assert config.model_type == architecture.replace("m2m100", "m2m_100")
@@ -198,10 +198,10 @@ def test_a_trained_tokenizer_gives_back_any_text(tokenizer):
 
 def test_training_a_tokenizer_twice_gives_the_same():
     texts = [example for text in tiny_tokenizers.TEXTS for example in text.split()] * 3
-    one, same = models.train_tokenizer(texts, 320), models.train_tokenizer(iter(texts), 320)
+    one, same = loading.train_tokenizer(texts, 320), loading.train_tokenizer(iter(texts), 320)
     assert one.backend_tokenizer.to_str() == same.backend_tokenizer.to_str()
     assert len(one) == 320
-    assert [one.convert_tokens_to_ids(token) for token in models.SPECIAL] == [0, 1, 2, 3]
+    assert [one.convert_tokens_to_ids(token) for token in loading.SPECIAL] == [0, 1, 2, 3]
     assert (one.sep_token, one.pad_token) == ("</s>", "<pad>")
 
 
@@ -213,15 +213,15 @@ def test_a_tokenizer_is_trained_once_for_the_same_texts_and_size(tmp_path, monke
         asked.append(1)
         return tiny_tokenizers.TEXTS
 
-    first, folder = models.load_tokenizer(SMALL, texts, "print")
-    again, same = models.load_tokenizer(SMALL, texts, "print")
+    first, folder = loading.load_tokenizer(SMALL, texts, "print")
+    again, same = loading.load_tokenizer(SMALL, texts, "print")
     assert folder == same
     assert folder.parent == tmp_path / "tokenizers"
     assert len(asked) == 1
     assert first(TEXT)["input_ids"] == again(TEXT)["input_ids"] == tiny_tokenizers.ours()(TEXT)["input_ids"]
     others = [
-        models.load_tokenizer(SMALL, texts, "another")[1],
-        models.load_tokenizer(replace(SMALL, vocabulary=350), texts, "print")[1],
+        loading.load_tokenizer(SMALL, texts, "another")[1],
+        loading.load_tokenizer(replace(SMALL, vocabulary=350), texts, "print")[1],
     ]
     assert len({folder, *others}) == 3
     assert len(asked) == 3
@@ -230,16 +230,16 @@ def test_a_tokenizer_is_trained_once_for_the_same_texts_and_size(tmp_path, monke
 @pytest.mark.parametrize("damage", [lambda text: text[:-100], lambda text: text.replace('"Ġ', '"Ã', 1), lambda _: "[]"])
 def test_a_damaged_tokenizer_in_the_cache_is_named_and_trained_again(tmp_path, monkeypatch, damage):
     monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path))
-    first, folder = models.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print")
+    first, folder = loading.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print")
     (folder / "tokenizer.json").write_text(damage((folder / "tokenizer.json").read_text()))
     said = []
-    again, _ = models.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print", say=said.append)
+    again, _ = loading.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print", say=said.append)
     assert said[0].startswith(f"the tokenizer cache {folder} is damaged (tokenizer.json ")
     assert again(TEXT)["input_ids"] == first(TEXT)["input_ids"]
 
 
 def test_a_tokenizer_learns_from_sources_and_targets():
-    assert list(models.iterate_texts([Example("1", "a", "b"), Example("2", "c", "d")])) == ["a", "b", "c", "d"]
+    assert list(loading.iterate_texts([Example("1", "a", "b"), Example("2", "c", "d")])) == ["a", "b", "c", "d"]
 
 
 # Generation
@@ -257,7 +257,7 @@ def test_generation_settings_are_the_models_own_and_are_saved_with_it(architectu
         early_stopping=True,
         renormalize=True,
     )
-    models.prepare_generation(model, wanted)
+    loading.prepare_generation(model, wanted)
     model.save_pretrained(tmp_path)
     for one in (model, AutoModelForSeq2SeqLM.from_pretrained(tmp_path)):
         found = one.generation_config
@@ -273,15 +273,15 @@ def test_generation_settings_are_the_models_own_and_are_saved_with_it(architectu
 
 def test_one_beam_stops_by_itself(tmp_path):
     model = built("bart")
-    models.prepare_generation(model, Generation(num_beams=1, early_stopping=True))
+    loading.prepare_generation(model, Generation(num_beams=1, early_stopping=True))
     assert model.generation_config.early_stopping is False
-    models.prepare_generation(model, Generation(num_beams=2, early_stopping=False))
+    loading.prepare_generation(model, Generation(num_beams=2, early_stopping=False))
     assert model.generation_config.early_stopping is False
 
 
 def test_generation_settings_are_not_made_anew_from_the_config():
     model = built("bart")
-    models.prepare_generation(model, Generation())
+    loading.prepare_generation(model, Generation())
     assert model.generation_config._from_model_config is False
 
 
@@ -290,8 +290,8 @@ def test_generation_settings_are_not_made_anew_from_the_config():
 
 def refused(settings, tokenizer, part="model"):
     load = {
-        "model": lambda: models.load(settings, tokenizer),
-        "tokenizer": lambda: models.load_tokenizer(settings, lambda: (), ""),
+        "model": lambda: loading.load(settings, tokenizer),
+        "tokenizer": lambda: loading.load_tokenizer(settings, lambda: (), ""),
     }
     with pytest.raises(ValueError) as mistake:
         load[part]()
@@ -329,12 +329,12 @@ def test_where_no_hub_answers_it_is_asked_once_and_not_for_long(part, tokenizer,
             pytest.fail(f"the hub was asked again ({name})")
 
     monkeypatch.setattr("huggingface_hub.get_session", Unreachable)
-    models.hub_answers.cache_clear()
+    loading.hub_answers.cache_clear()
     try:
         for _ in range(2):
             refused(Model(name="nobody/nothing"), tokenizer, part)
     finally:
-        models.hub_answers.cache_clear()
+        loading.hub_answers.cache_clear()
     assert asked == [3]
 
 
@@ -366,7 +366,7 @@ def pickled(folder, parts=1):
 @pytest.mark.parametrize("parts", [1, 3])
 def test_pickled_weights_are_read_and_have_a_fingerprint(saved, tokenizer, parts):
     expected = pickled(saved, parts)
-    found = models.load(Model(name=str(saved)), tokenizer).state_dict()
+    found = loading.load(Model(name=str(saved)), tokenizer).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert len(weight_files(saved)) == parts
@@ -476,8 +476,8 @@ ANYTHING = ["[]", "null", "3", '"x"', "[" * 100_000, '{"a":' * 100_000, "1" * 50
 def test_a_file_of_a_model_that_contains_anything_is_told_or_does_not_matter(saved, tokenizer, name, text):
     (saved / name).write_text(text)
     for load in (
-        lambda: models.load(Model(name=str(saved)), tokenizer),
-        lambda: models.load_tokenizer(Model(name=str(saved)), lambda: (), ""),
+        lambda: loading.load(Model(name=str(saved)), tokenizer),
+        lambda: loading.load_tokenizer(Model(name=str(saved)), lambda: (), ""),
     ):
         with suppress(UserError):
             load()
@@ -490,7 +490,7 @@ def test_a_decoder_only_model_is_refused(tmp_path, tokenizer):
         match=r"is not an encoder-decoder \(its type is gpt2\), and ngramloss train runs only those\. Train a decoder-only "
         r"model in your own trainer, with ng\.attach\(model, \"ce \+ matches\(2\)\"\): docs/adopt\.md\.",
     ):
-        models.load(Model(name=str(tmp_path)), tokenizer)
+        loading.load(Model(name=str(tmp_path)), tokenizer)
 
 
 def test_a_folder_without_a_tokenizer_is_told(saved, tokenizer):
@@ -528,33 +528,33 @@ def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, m
     (saved / "code_of_mine.py").write_text(CODE)
     told = refused(Model(name=str(saved)), tokenizer)
     assert told.endswith("It comes with its own code; if you trust it, pass --trust-remote-code on the command line.")
-    trusted = models.load(Model(name=str(saved)), tokenizer, trust_remote_code=True)
+    trusted = loading.load(Model(name=str(saved)), tokenizer, trust_remote_code=True)
     assert type(trusted).__name__ == "MineForWriting"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, pickle.UnpicklingError, MemoryError])
 def test_whatever_a_library_raises_at_a_file_is_told(error):
-    with pytest.raises(UserError, match="cannot load the model of 'x': "), models._explained("x", "model"):
+    with pytest.raises(UserError, match="cannot load the model of 'x': "), loading._explained("x", "model"):
         raise error
 
 
 def test_a_full_disk_and_a_stop_are_not_errors_of_the_model():
     for error in (OSError(28, "No space left on device", "x"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as raised, models._explained("x", "model"):
+        with pytest.raises(type(error)) as raised, loading._explained("x", "model"):
             raise error
         assert raised.value is error
 
 
 def test_our_own_mistakes_are_not_explained_away():
-    with pytest.raises(AttributeError), models._explained("x", "model"):
-        models.prepare_generation(None, Generation())
+    with pytest.raises(AttributeError), loading._explained("x", "model"):
+        loading.prepare_generation(None, Generation())
 
 
 def test_a_loaded_model_is_in_full_precision(saved, tokenizer):
     half = AutoModelForSeq2SeqLM.from_pretrained(saved).to(torch.bfloat16)
     shutil.rmtree(saved)
     half.save_pretrained(saved)
-    assert models.load(Model(name=str(saved)), tokenizer).dtype == torch.float32
+    assert loading.load(Model(name=str(saved)), tokenizer).dtype == torch.float32
 
 
 def test_the_saved_tokenizer_is_read_by_the_library_alone(saved, tokenizer):

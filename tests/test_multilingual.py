@@ -15,9 +15,9 @@ from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, tokenise, tokenizer_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import decoder_inputs
+from ngramloss.models import loading
+from ngramloss.models.first_tokens import align_start
 from ngramloss.recipe import Model
-from ngramloss.training import models
-from ngramloss.training.decoder_start import align_start
 
 pytestmark = pytest.mark.slow
 
@@ -104,10 +104,10 @@ def family(request, tmp_path_factory):
 
 def loaded(folder, source="", target=""):
     settings = Model(name=str(folder))
-    tokenizer, _ = models.load_tokenizer(settings, lambda: (), "")
+    tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "")
     if source or target:
         set_languages(tokenizer, source, target, model="m")
-    return models.load(settings, tokenizer), tokenizer
+    return loading.load(settings, tokenizer), tokenizer
 
 
 def test_a_multilingual_tokenizer_without_languages_is_an_error_that_names_the_settings(family):
@@ -152,7 +152,7 @@ def test_a_tokenizer_that_was_saved_with_its_languages_needs_no_settings(family,
     name, folder = family
     _, tokenizer = loaded(folder, *LANGUAGES[name])
     tokenizer.save_pretrained(tmp_path)
-    again, _ = models.load_tokenizer(Model(name=str(tmp_path)), lambda: (), "")
+    again, _ = loading.load_tokenizer(Model(name=str(tmp_path)), lambda: (), "")
     set_languages(again, "", "", model="m")
     assert (again.src_lang, again.tgt_lang) == LANGUAGES[name]
 
@@ -246,7 +246,7 @@ def test_a_language_forced_by_the_models_settings_gives_way_to_the_one_asked_for
 
 def scratch(architecture, **ids):
     tokenizer = tiny_tokenizers.ours()
-    model = models.from_scratch(
+    model = loading.from_scratch(
         Model(name="scratch", architecture=architecture, width=16, heads=2, feed_forward=16), tokenizer
     )
     for key, value in ids.items():

@@ -284,7 +284,7 @@ def test_without_a_hub_the_built_in_corpus_is_taken(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert reproduce.chosen_data() == "newswire"
-    monkeypatch.setattr("ngramloss.training.models.hub_answers", lambda: True)
+    monkeypatch.setattr("ngramloss.models.loading.hub_answers", lambda: True)
     assert reproduce.chosen_data() == canonical("xsum")
 
 

@@ -13,8 +13,8 @@ from ngramloss import recipe
 from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation import search
 from ngramloss.metrics.rouge import rouge as rouge_of_many
+from ngramloss.models import loading
 from ngramloss.recipe import Generation, Model
-from ngramloss.training import models
 
 DOCUMENTS = [
     "The cat sat on the mat. It slept.",
@@ -98,8 +98,8 @@ def real_model(architecture="bart"):
         dropout=0.5,
         init_std=0.5,
     )
-    model = models.from_scratch(settings, tiny_tokenizers.ours())
-    models.prepare_generation(model, Generation(num_beams=2, min_length=4, max_length=12))
+    model = loading.from_scratch(settings, tiny_tokenizers.ours())
+    loading.prepare_generation(model, Generation(num_beams=2, min_length=4, max_length=12))
     return model
 
 

@@ -15,9 +15,9 @@ from ngramloss import NgramTrainer
 from ngramloss.errors import UserError
 from ngramloss.gpu.captured import CapturedStep, Gradients, _state
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs
-from ngramloss.hf.batches import Padder, Steps, ahead
-from ngramloss.hf.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid
 from ngramloss.hf.planned import PlannedSteps
+from ngramloss.steps.padding import Padder, Steps, ahead
+from ngramloss.steps.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=40)
 

@@ -12,9 +12,10 @@ import torch
 from ngramloss import cli, recipe, reproduce
 from ngramloss.data import newswire
 from ngramloss.errors import UserError
+from ngramloss.models import loading
 from ngramloss.recipe import Model
 from ngramloss.scoring import audit, provenance
-from ngramloss.training import checkpoints, models
+from ngramloss.training import checkpoints
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
@@ -52,7 +53,7 @@ def marker(tmp_path, monkeypatch):
 
 def plant(folder, *, own_kind=True):
     """A model's folder whose configuration points to code in it, and which cannot be read without that code if it is of its own kind."""
-    models.from_scratch(SMALL, tiny_tokenizers.ours()).save_pretrained(folder)
+    loading.from_scratch(SMALL, tiny_tokenizers.ours()).save_pretrained(folder)
     tiny_tokenizers.ours().save_pretrained(folder)
     (folder / "planted.py").write_text(CODE)
     config = json.loads((folder / "config.json").read_text())
@@ -242,7 +243,7 @@ def test_code_in_a_tokenizers_folder_does_not_run(data, marker, tmp_path, capsys
     with suppress(UserError):
         audit.counter(str(folder))(["a b"])
     assert not marker.exists()
-    models.load_tokenizer(Model(name=str(folder)), lambda: (), "", trust_remote_code=True)
+    loading.load_tokenizer(Model(name=str(folder)), lambda: (), "", trust_remote_code=True)
     assert marker.exists()
 
 
@@ -333,7 +334,7 @@ def test_attention_that_a_configuration_fetches_as_code_is_refused(tmp_path, mar
         UserError,
         match=r"its attention is code from the hub repository stranger/kernel .* pass --trust-remote-code on the command line",
     ):
-        models.load(Model(name=str(folder)), tiny_tokenizers.ours())
+        loading.load(Model(name=str(folder)), tiny_tokenizers.ours())
 
 
 def test_a_folders_own_way_of_generating_does_not_run(data, marker, tmp_path):

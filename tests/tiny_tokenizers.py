@@ -5,7 +5,7 @@ from functools import cache
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ngramloss.training.models import train_tokenizer
+from ngramloss.models.loading import train_tokenizer
 
 TEXTS = [
     "The cat sat on the mat. It slept there all day! Was the dog awake?",

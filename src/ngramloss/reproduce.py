@@ -15,13 +15,14 @@ from ngramloss.errors import UserError
 from ngramloss.files import read_object, write_whole
 from ngramloss.generation import predictions
 from ngramloss.generation.validation import write_texts
+from ngramloss.models import loading
 from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
 from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance, results, significance, systems, tables
 from ngramloss.scoring.significance import Figure
 from ngramloss.tabular import Cell, Head, Row, Table
-from ngramloss.training import models, runner
+from ngramloss.training import runner
 
 Say = Callable[[str], None]
 
@@ -195,7 +196,7 @@ def _task(data: str, overrides: Sequence[str]) -> str:
 
 def chosen_data() -> str:
     """XSum if the hub can be reached, otherwise the built-in corpus."""
-    return "xsum" if models.hub_answers() else SMALL
+    return "xsum" if loading.hub_answers() else SMALL
 
 
 def reproduce(

@@ -15,8 +15,8 @@ from test_trainer import assert_same_weights
 from ngramloss import NgramTrainer
 from ngramloss.gpu.captured import CapturedStep
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
-from ngramloss.hf.batches import Padder
-from ngramloss.hf.plan import Size
+from ngramloss.steps.padding import Padder
+from ngramloss.steps.plan import Size
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 OBJECTIVE = "ce + matches(2,3) + rewards(2) + bag(2)"

@@ -137,12 +137,12 @@ def built(name: str, *, trust_remote_code: bool = False) -> Any:
     """Create one of ``SHAPES`` with random weights, or load any other name from a folder or the hub."""
     import transformers
 
+    from ngramloss.models import loading
     from ngramloss.recipe import Model
-    from ngramloss.training import models
 
     if name not in SHAPES:
         _raise_if_scratch(name)
-        return models.load(Model(name=name), None, trust_remote_code=trust_remote_code)
+        return loading.load(Model(name=name), None, trust_remote_code=trust_remote_code)
     torch.manual_seed(0)
     return transformers.BartForConditionalGeneration(configuration(name))
 
@@ -151,12 +151,12 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
     """The configuration of the model that :func:`built` returns."""
     import transformers
 
+    from ngramloss.models import loading
     from ngramloss.recipe import Model
-    from ngramloss.training import models
 
     if name not in SHAPES:
         _raise_if_scratch(name)
-        return models.load_config(Model(name=name), trust_remote_code=trust_remote_code)
+        return loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
     V, D, layers, heads = SHAPES[name]
     return transformers.BartConfig(
         vocab_size=V,

@@ -268,8 +268,8 @@ def tokenised_rows(
 ) -> Path:
     """Tokenise one's own data, in whole steps, with the model's tokenizer. Returns the folder of :class:`Tokens`."""
     from ngramloss.data import fingerprint, load
+    from ngramloss.models import loading
     from ngramloss.recipe import Model
-    from ngramloss.training import models
 
     if model in step.SHAPES:
         raise UserError(
@@ -280,7 +280,7 @@ def tokenised_rows(
     whole = examples[: len(examples) // step_size * step_size]
     if not whole:
         raise UserError(f"{data} has {len(examples)} documents, but one step needs {step_size}. Lower --batch.")
-    tokenizer, _ = models.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust_remote_code)
+    tokenizer, _ = loading.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust_remote_code)
     config = step.configuration(model, trust_remote_code=trust_remote_code)
     if len(tokenizer) > config.vocab_size:
         raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")

@@ -29,9 +29,9 @@ from ngramloss.generation.engines.settings import Search, search_of
 from ngramloss.generation.search import Written, decoded, load_model, model_of_run
 from ngramloss.generation.shares import Output, Progress
 from ngramloss.hf.candidates import NOT_CAUSAL
+from ngramloss.models.loading import load_config
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.run_folder import RunFolder, model_files, weight_files
-from ngramloss.training.models import load_config
 from ngramloss.version import __version__, installed
 
 SEEN = 500
@@ -520,7 +520,7 @@ def _baseline(work: Job, write: Callable[[Sequence[Example]], list[str]]) -> Wri
 
 def set_generation(model: Any, work: Job) -> None:
     """Put the job's generation settings into the model's ``generation_config``, if it has any of its own."""
-    from ngramloss.training.models import prepare_generation
+    from ngramloss.models.loading import prepare_generation
 
     if work.generation is not None:
         prepare_generation(model, work.generation)

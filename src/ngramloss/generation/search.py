@@ -16,10 +16,10 @@ from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError
 from ngramloss.generation.engines import PRECISIONS, Write
 from ngramloss.generation.engines.hf import generated
+from ngramloss.models import loading
+from ngramloss.models.first_tokens import align_start
 from ngramloss.recipe import Data, Model
 from ngramloss.run_folder import RunFolder
-from ngramloss.training import models
-from ngramloss.training.decoder_start import align_start
 
 
 class Written(NamedTuple):
@@ -51,8 +51,8 @@ def load_model(
         say: called with a line for each setting of the model that is changed.
         precision: of the weights: a name in ``PRECISIONS``.
     """
-    tokenizer, _ = models.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
-    model = models.load(settings, tokenizer, trust_remote_code=trust_remote_code)
+    tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
+    model = loading.load(settings, tokenizer, trust_remote_code=trust_remote_code)
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.name)
     if trained_here or codes(tokenizer):
         align_start(model, tokenizer, name=settings.name, training=False, say=say)

@@ -10,8 +10,8 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from ngramloss.hf.attach import decoder_inputs
-from ngramloss.hf.batches import Padder, padded
 from ngramloss.stats import IGNORE_INDEX, token_stats
+from ngramloss.steps.padding import Padder, padded
 
 MOST_LOGITS = 2**28
 """Logits that are computed at a time: 1 GB in fp32."""

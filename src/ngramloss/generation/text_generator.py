@@ -149,7 +149,7 @@ def _loaded(work: Job, device: str | None, weights: str | None, process: int) ->
     from ngramloss.generation.batches import batches, budget_for
     from ngramloss.generation.engines.settings import search_of
     from ngramloss.generation.search import decoded, load_model
-    from ngramloss.training.models import prepare_generation
+    from ngramloss.models.loading import prepare_generation
 
     if _weights(work) != weights:
         raise UserError(

@@ -17,8 +17,8 @@ from ngramloss.generation import engines
 from ngramloss.generation.engines.settings import search_of
 from ngramloss.generation.predictions import SEVERAL_SENTENCES
 from ngramloss.generation.search import summaries
+from ngramloss.models.loading import prepare_generation
 from ngramloss.recipe import Generation, Recipe
-from ngramloss.training.models import prepare_generation
 
 DELAY = 2.0
 """Seconds after which a progress line appears."""

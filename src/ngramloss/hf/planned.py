@@ -14,12 +14,12 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from ngramloss.errors import UserError
 from ngramloss.gpu.captured import CannotCapture, CapturedStep, Gradients
-from ngramloss.hf import reduction
 from ngramloss.hf.attach import attached_loss, decoder_inputs, last_parts
-from ngramloss.hf.batches import Batch, Padder, Step, Steps, ahead
-from ngramloss.hf.plan import Grid, LengthGrouped, Lengths, Plan, Size, data_seed, fitted_grid
 from ngramloss.hf.segments import KEY
 from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps import reduction
+from ngramloss.steps.padding import Batch, Padder, Step, Steps, ahead
+from ngramloss.steps.plan import Grid, LengthGrouped, Lengths, Plan, Size, data_seed, fitted_grid
 
 SHARE = 0.8
 """The share of the GPU's free memory that a micro-batch may take."""

@@ -16,15 +16,16 @@ from torch import Tensor
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from ngramloss.errors import UserError
-from ngramloss.hf import candidates, reduction
+from ngramloss.hf import candidates
 from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attached_loss, last_parts, logits_of
-from ngramloss.hf.batches import Batch, Step
-from ngramloss.hf.plan import LengthGrouped, data_seed
 from ngramloss.hf.planned import PlannedSteps, one_batch_a_step
 from ngramloss.hf.segments import KEY, Texts
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps import reduction
+from ngramloss.steps.padding import Batch, Step
+from ngramloss.steps.plan import LengthGrouped, data_seed
 
 LOG = logging.getLogger("ngramloss")
 DIAGNOSED_ROWS = 4

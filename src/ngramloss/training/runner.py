@@ -27,12 +27,13 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.files import read_object, whole_folder, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.metrics.registry import METRICS
+from ngramloss.models import loading
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.registry import OBJECTIVES
 from ngramloss.objectives.term import plugin_sources
 from ngramloss.recipe import Recipe
 from ngramloss.run_folder import RunFolder, model_files
-from ngramloss.training import card, checkpoints, models
+from ngramloss.training import card, checkpoints
 from ngramloss.training.best import best_of, tie_note
 
 Say = Callable[[str], None]
@@ -99,7 +100,7 @@ def train(
     run = RunFolder(folder)
     settings = _with_candidates(settings, run, say)
     if rank == 0 and settings.model.name != "scratch" and not run.finished:  # a mistake is found before data are read
-        models.load_config(settings.model, trust_remote_code=trust_remote_code)
+        loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
         arguments = _arguments(settings, run, processes)
@@ -230,9 +231,9 @@ def _prepare(
         for bad in split.skipped:
             say(f"skipped {bad}")
     judged = _judged(settings, splits.get("validation"), say)
-    tokenizer, tokenizer_folder = models.load_tokenizer(
+    tokenizer, tokenizer_folder = loading.load_tokenizer(
         settings.model,
-        lambda: models.iterate_texts(train_split.examples),
+        lambda: loading.iterate_texts(train_split.examples),
         train_split.fingerprint,
         trust_remote_code=trust_remote_code,
         say=say,
@@ -371,7 +372,7 @@ def _model_files(settings: Recipe, trust_remote_code: bool) -> dict[str, str]:
         return {}
     if files := model_files(Path(settings.model.name)):
         return files
-    return {"commit": str(models.load_config(settings.model, trust_remote_code=trust_remote_code)._commit_hash)}
+    return {"commit": str(loading.load_config(settings.model, trust_remote_code=trust_remote_code)._commit_hash)}
 
 
 def _raise_unless_same_model(folder: Path, checkpoint: Path, model: dict[str, dict[str, str]]) -> None:
@@ -464,8 +465,9 @@ def _run_trainer(
     from transformers.utils import logging as hf_logging
 
     from ngramloss.hf.attach import decoder_inputs
-    from ngramloss.hf.batches import Padder
     from ngramloss.hf.trainer import CheckpointError, NgramTrainer
+    from ngramloss.models.first_tokens import align_start
+    from ngramloss.steps.padding import Padder
     from ngramloss.training.callbacks import (
         Finite,
         Log,
@@ -476,7 +478,6 @@ def _run_trainer(
         Warmup,
         discard_unsealed,
     )
-    from ngramloss.training.decoder_start import align_start
 
     prepared, judged = everything
     quiet: Any = hf_logging
@@ -487,7 +488,7 @@ def _run_trainer(
     if newest is not None and checkpoints.facts(newest)["finished"]:
         return Outcome(run.path, True, began, began)
 
-    tokenizer, _ = models.load_tokenizer(
+    tokenizer, _ = loading.load_tokenizer(
         dataclasses.replace(settings.model, name=prepared["tokenizer"]),
         lambda: (),
         "",
@@ -496,9 +497,9 @@ def _run_trainer(
     data = settings.data
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     set_seed(settings.train.seed)
-    model = models.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    model = loading.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
-    models.prepare_generation(model, settings.generation)
+    loading.prepare_generation(model, settings.generation)
     align_start(model, tokenizer, name=settings.model.name, training=True, say=say)
     stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
     patience = Patience(settings.train.early_stopping)
@@ -686,7 +687,7 @@ def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
 
 
 def _multiple(arguments: Any) -> int:
-    from ngramloss.hf.plan import MULTIPLE
+    from ngramloss.steps.plan import MULTIPLE
 
     return MULTIPLE if arguments.device.type == "cuda" else 1
 

@@ -19,7 +19,7 @@ from ngramloss.generation import beams
 from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, padded_head
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.engines.settings import Search
-from ngramloss.hf.batches import padded
+from ngramloss.steps.padding import padded
 
 LOOKED = 8
 """Whether all texts are done is looked at after this many tokens: to look, the host waits for the device."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation.engines.settings import Search
-from ngramloss.hf.batches import padded
+from ngramloss.steps.padding import padded
 
 Ids = Sequence[int]
 

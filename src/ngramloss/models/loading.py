@@ -18,8 +18,8 @@ import torch
 from ngramloss.checksums import cached_folder
 from ngramloss.errors import UserError
 from ngramloss.files import FULL, cache_folder, read_object
+from ngramloss.models.settings import check_settings, try_out
 from ngramloss.recipe import Generation, Model
-from ngramloss.training.model_settings import check_settings, try_out
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 WEIGHTS = (".safetensors", ".bin")

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ngramloss.errors import UserError
-from ngramloss.hf.plan import Lengths, Plan, Size
 from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps.plan import Lengths, Plan, Size
 
 Batch = dict[str, Tensor]
 Item = TypeVar("Item")

@@ -1,0 +1,1 @@
+"""Lengths of examples → plans, padded micro-batches, averaged gradients."""
