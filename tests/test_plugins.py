@@ -511,10 +511,10 @@ def test_a_plugin_that_is_not_a_python_file_is_an_error(files, capsys, name):
         *(
             (
                 f"ng.Scores({{'mine': [1.0, {value}]}}, 's')",
-                "the metric 'mine' must return finite numbers, or NaN for a document without a score; among those of "
+                "the metric 'mine' must return numbers, or NaN for a document without a score; among those of "
                 f"'mine' is {shown}.",
             )
-            for value, shown in (("'x'", "'x'"), ("None", "None"), ("True", "True"), ("float('inf')", "inf"))
+            for value, shown in (("'x'", "'x'"), ("None", "None"), ("True", "True"))
         ),
     ],
 )

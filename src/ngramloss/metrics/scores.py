@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
-from math import fsum, isfinite, isinf, isnan, nan
+from math import fsum, isfinite, isnan, nan
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,9 +73,9 @@ def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: i
             count = f"{len(column)} values" if isinstance(column, Sized) else type(column).__name__
             raise UserError(f"the metric {metric!r} returned {count} of {name!r} for {documents} documents.")
         for value in column:
-            if not isinstance(value, Real) or isinstance(value, bool) or isinf(value):
+            if not isinstance(value, Real) or isinstance(value, bool):
                 raise UserError(
-                    f"the metric {metric!r} must return finite numbers, or NaN for a document without a score; among "
+                    f"the metric {metric!r} must return numbers, or NaN for a document without a score; among "
                     f"those of {name!r} is {value!r}."
                 )
 
