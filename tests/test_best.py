@@ -11,8 +11,9 @@ from ngramloss.data import Example
 from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.scores import Pooled, Scores, corpus_score
 from ngramloss.scoring import results, systems
+from ngramloss.training import validation
 from ngramloss.training.best import Best, best_of, is_better, tie_note
-from ngramloss.training.generated_score import GeneratedScore, notes_on, score_of
+from ngramloss.training.validation import GeneratedScore, notes_on, score_of
 
 
 def chosen(name, *overrides):
@@ -194,15 +195,20 @@ TEXTS = ["the cat sat on a mat", "the dog ran", "rain in the north is expected"]
 EXAMPLES = [Example(f"newswire-test-{number}", "document", reference) for number, reference in enumerate(REFERENCES)]
 
 
+GENERATION = {"settings": None, "tokenizer": None, "batch_size": 1}
+
+
+@pytest.fixture
+def model_is_its_texts(monkeypatch):
+    """What a model generates: the "model" is a list of texts, and a source the number of one."""
+    monkeypatch.setattr(validation, "write_texts", lambda texts, sources, **_: [texts[row] for (row,) in sources])
+
+
 def generated(name, examples=EXAMPLES):
-    return GeneratedScore(
-        chosen(name),
-        [[row] for row in range(len(examples))],
-        lambda texts, sources: [texts[row] for (row,) in sources],
-        examples=examples,
-    )
+    return GeneratedScore(chosen(name), [[row] for row in range(len(examples))], examples=examples, **GENERATION)
 
 
+@pytest.mark.usefixtures("model_is_its_texts")
 @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "names_right"])
 def test_the_score_is_the_one_that_the_command_score_computes(name, tmp_path):
     found = generated(name)(TEXTS)
@@ -215,6 +221,7 @@ def test_the_score_is_the_one_that_the_command_score_computes(name, tmp_path):
     assert list(found) == [name, "generation_runtime"]
 
 
+@pytest.mark.usefixtures("model_is_its_texts")
 def test_several_references_are_all_read():
     examples = [
         example._replace(references=(example.target, text)) for example, text in zip(EXAMPLES, TEXTS, strict=True)
@@ -280,17 +287,19 @@ def test_processes_share_the_sources_equally_and_agree_on_the_score(monkeypatch,
     written, scored = {}, []
     for process in (1, 0):
 
-        def write(model, sources, process=process):
+        def write(model, sources, process=process, **_):
             written[process] = [texts[row] for (row,) in sources]
             return written[process]
+
+        monkeypatch.setattr(validation, "write_texts", write)
 
         score = GeneratedScore(
             chosen("chrf"),
             [[row] for row in range(count)],
-            write,
             examples=[Example(str(row), "d", text) for row, text in enumerate(texts)] if process == 0 else (),
             process=process,
             processes=2,
+            **GENERATION,
         )
         monkeypatch.setattr(
             torch.distributed,

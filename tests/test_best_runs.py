@@ -251,17 +251,6 @@ def test_a_training_says_that_the_score_does_not_read_its_texts(place, tmp_path)
     assert note not in ran(place, tmp_path / "b", *few, 'train.best_options=["rouge.tokens=auto"]')
 
 
-def test_training_as_a_function_asks_for_what_generates(place, tmp_path):
-    from ngramloss.training import runner
-
-    chosen = recipe.load(str(place / "easy.toml"))
-    with pytest.raises(
-        TypeError,
-        match=r"train\.best = 'rouge2' is a score of generated texts: pass write_texts, which is in ngramloss\.generation\.validation",
-    ):
-        runner.train(chosen, tmp_path / "a")
-
-
 @pytest.mark.parametrize("fsdp", ["false", "true"])
 def test_two_processes_agree_on_the_score_of_all_texts(place, tmp_path, fsdp):
     """11 examples: one process has one more than the other."""

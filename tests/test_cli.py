@@ -640,7 +640,7 @@ def training(monkeypatch):
 
     seen = {"outcome": runner.Outcome(Path("folder"), True, 3, 0)}
 
-    def train(settings, folder, *, fresh, say, trust_remote_code, write_texts):
+    def train(settings, folder, *, fresh, say, trust_remote_code):
         seen.update(settings=settings, folder=folder, fresh=fresh)
         say("a sentence")
         if isinstance(seen["outcome"], BaseException):

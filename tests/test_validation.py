@@ -12,8 +12,9 @@ from forks import fork_ranks
 from test_search import ids, real_model
 
 from ngramloss import recipe
-from ngramloss.generation import search, validation
-from ngramloss.generation.validation import write_texts
+from ngramloss.generation import search
+from ngramloss.training import validation
+from ngramloss.training.validation import write_texts
 
 
 def settings(*overrides, name="demo"):
@@ -103,10 +104,9 @@ import sys
 from types import SimpleNamespace
 sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
 import torch, tiny_tokenizers
-from ngramloss.generation.validation import write_texts
 from ngramloss.hf.trainer import _shard
 from ngramloss.training.best import Best
-from ngramloss.training.generated_score import GeneratedScore
+from ngramloss.training.validation import GeneratedScore
 from test_search import ids, real_model
 from test_validation import settings, written
 
@@ -119,8 +119,7 @@ alone = written(alone, settings())
 _shard(model, SimpleNamespace(mixed_precision_policy=None, cpu_offload=None, reshard_after_forward=True, transformer_cls_names_to_wrap=None, auto_wrap_policy=None))
 model(torch.tensor([ids()[0]]), decoder_input_ids=torch.tensor([[2]]))   # as training did
 model.reshard()
-write = lambda model, sources: write_texts(model, sources, settings=settings(), tokenizer=tiny_tokenizers.ours(), batch_size=1)
-score = GeneratedScore(Best("chrf", "chrf", True), ids()[:5], write, examples=(), process=rank, processes=2)
+score = GeneratedScore(Best("chrf", "chrf", True), ids()[:5], examples=(), settings=settings(), tokenizer=tiny_tokenizers.ours(), batch_size=1, process=rank, processes=2)
 assert score._texts(model) == alone[:5]
 assert "_is_fsdp_managed_module" not in model.__dict__
 torch.distributed.destroy_process_group()

@@ -14,7 +14,6 @@ from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.files import read_object, write_whole
 from ngramloss.generation import predictions
-from ngramloss.generation.validation import write_texts
 from ngramloss.models import loading
 from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
@@ -406,7 +405,7 @@ def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: b
                 f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, or delete it."
             )
         return True
-    done = runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code, write_texts=write_texts)
+    done = runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code)
     return done.finished
 
 

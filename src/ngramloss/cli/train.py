@@ -58,18 +58,12 @@ def run(options: argparse.Namespace) -> int:
     if options.show:
         print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0
-    from ngramloss.generation.validation import write_texts
     from ngramloss.training import runner
 
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
         outcome = runner.train(
-            settings,
-            folder,
-            fresh=options.fresh,
-            say=tell,
-            trust_remote_code=options.trust_remote_code,
-            write_texts=write_texts,
+            settings, folder, fresh=options.fresh, say=tell, trust_remote_code=options.trust_remote_code
         )
     except runner.Stopped:
         return 1

@@ -80,8 +80,8 @@ def of_run(
         raise MissingFileError(f"no model in {run.model}. Train it with: ngramloss train RECIPE --run {folder}")
     settings = recipe.load(str(run.recipe), objective=False)
     data = settings.data
-    loading = model_of_run(folder, settings.model)
-    model, tokenizer = load_model(loading, data, trained_here=True, device=device, trust_remote_code=trust_remote_code)
+    own = model_of_run(folder, settings.model)
+    model, tokenizer = load_model(own, data, trained_here=True, device=device, trust_remote_code=trust_remote_code)
     ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
     return [summary.text for summary in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
 

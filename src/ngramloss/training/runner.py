@@ -37,8 +37,6 @@ from ngramloss.training import card, checkpoints
 from ngramloss.training.best import best_of, tie_note
 
 Say = Callable[[str], None]
-WriteTexts = Callable[..., list[str]]
-"""As :func:`ngramloss.generation.validation.write_texts`."""
 
 
 class Outcome(NamedTuple):
@@ -71,13 +69,7 @@ class Stopped(Exception):
 
 
 def train(
-    settings: Recipe,
-    folder: Path,
-    *,
-    fresh: bool = False,
-    say: Say = print,
-    trust_remote_code: bool = False,
-    write_texts: WriteTexts | None = None,
+    settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False
 ) -> Outcome:
     """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
 
@@ -87,14 +79,7 @@ def train(
         fresh: delete an earlier run in this folder and start over.
         say: shows a message to the user; called only in the first process.
         trust_remote_code: whether code that comes with the model may run.
-        write_texts: generates texts in validation; needed only if ``train.best`` is a score of them. It is an argument
-            because generation builds on training, not the other way round.
     """
-    if best_of(settings).metric and settings.train.eval_every and write_texts is None:
-        raise TypeError(
-            f"train.best = {settings.train.best!r} is a score of generated texts: pass write_texts, which "
-            "is in ngramloss.generation.validation."
-        )
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
@@ -117,7 +102,7 @@ def train(
                     single=processes == 1,
                 )
         prepared = Prepared(_wait_for_prepared(run), judged)
-        outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code, write_texts)
+        outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code)
         if outcome.finished and rank == 0:
             why = _finish(settings, run, prepared.record, say)
             say(f"finished at step {outcome.step}: {run.model}{why}")
@@ -333,7 +318,7 @@ def _metric_of_candidates(about: dict[str, Any]) -> str:
 
 def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Example]:
     """The validation examples for which texts are generated. Raises if their score cannot be computed."""
-    from ngramloss.training.generated_score import notes_on
+    from ngramloss.training.validation import notes_on
 
     best = best_of(settings)
     if not best.metric or validation is None:
@@ -453,13 +438,7 @@ def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
 
 
 def _run_trainer(
-    settings: Recipe,
-    run: RunFolder,
-    arguments: Any,
-    everything: Prepared,
-    say: Say,
-    trust_remote_code: bool,
-    write_texts: WriteTexts | None,
+    settings: Recipe, run: RunFolder, arguments: Any, everything: Prepared, say: Say, trust_remote_code: bool
 ) -> Outcome:
     from transformers import PrinterCallback, ProgressCallback, set_seed
     from transformers.utils import logging as hf_logging
@@ -528,7 +507,7 @@ def _run_trainer(
         compile=settings.train.compile,
         say=say,
     )
-    trainer.also_evaluated = _generated_score(settings, arguments, splits, tokenizer, judged, write_texts)
+    trainer.also_evaluated = _generated_score(settings, arguments, splits, tokenizer, judged)
     if settings.train.fsdp and settings.train.capture and arguments.device.type == "cuda":
         say("steps are not captured as CUDA graphs: train.fsdp gathers parameters in the middle of a step.")
     trainer.remove_callback(ProgressCallback)
@@ -570,30 +549,24 @@ def _run_trainer(
 
 
 def _generated_score(
-    settings: Recipe,
-    arguments: Any,
-    splits: dict[str, Tokens],
-    tokenizer: Any,
-    judged: Sequence[Example],
-    write_texts: WriteTexts | None,
+    settings: Recipe, arguments: Any, splits: dict[str, Tokens], tokenizer: Any, judged: Sequence[Example]
 ) -> Any:
     """What validation computes from generated texts; None if the best checkpoint is selected by a term."""
-    from ngramloss.training.generated_score import GeneratedScore
+    from ngramloss.training.validation import GeneratedScore
 
     best = best_of(settings)
-    if not best.metric or "validation" not in splits or write_texts is None:
+    if not best.metric or "validation" not in splits:
         return None
     rows = splits["validation"]
-    sources = [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))]
-    write = partial(
-        write_texts,
+    return GeneratedScore(
+        best,
+        [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))],
+        examples=judged,
         settings=settings,
         tokenizer=tokenizer,
         batch_size=arguments.per_device_eval_batch_size,
-        shows_progress=arguments.should_save,
-    )
-    return GeneratedScore(
-        best, sources, write, examples=judged, process=arguments.process_index, processes=arguments.world_size
+        process=arguments.process_index,
+        processes=arguments.world_size,
     )
 
 

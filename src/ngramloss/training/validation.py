@@ -1,0 +1,203 @@
+"""a model in training, and the validation split → the score of the texts that it generates, over all processes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ngramloss import recipe
+from ngramloss.data import Example
+from ngramloss.data.origins import canonical
+from ngramloss.data.sentences import sentences
+from ngramloss.errors import UserError
+from ngramloss.generation import engines
+from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.predictions import SEVERAL_SENTENCES
+from ngramloss.generation.search import summaries
+from ngramloss.metrics.on_examples import notes_on_references, scores_on
+from ngramloss.metrics.scores import Absent, corpus_score
+from ngramloss.models.loading import prepare_generation
+from ngramloss.recipe import Generation, Recipe
+from ngramloss.training.best import Best
+
+TRIED = 8
+"""Examples on which the metric is tried before training."""
+DELAY = 2.0
+"""Seconds after which a progress line appears."""
+
+
+class GeneratedScore:
+    """The score of the texts that a model in training generates for the validation split.
+
+    Each process generates its share. The first one scores all texts and sends the score to the others, so that all
+    agree on the best checkpoint and on early stopping.
+
+    Args:
+        best: the score.
+        sources: the ids of the sources.
+        examples: the examples of these sources; empty in all processes but the first.
+        settings: the resolved recipe.
+        tokenizer: the model's tokenizer.
+        batch_size: sources per batch.
+        process: the number of this process.
+        processes: how many there are.
+    """
+
+    def __init__(
+        self,
+        best: Best,
+        sources: Sequence[Sequence[int]],
+        *,
+        examples: Sequence[Example],
+        settings: Recipe,
+        tokenizer: Any,
+        batch_size: int,
+        process: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self.best, self.sources, self.examples = best, sources, examples
+        self.settings, self.tokenizer, self.batch_size = settings, tokenizer, batch_size
+        self.process, self.processes = process, processes
+
+    def __call__(self, model: Any) -> dict[str, float]:
+        """The score, and the seconds that it took."""
+        began = time.perf_counter()
+        score = self._shared(self._texts(model))
+        return {self.best.name: score, "generation_runtime": time.perf_counter() - began}
+
+    def _texts(self, model: Any) -> list[str]:
+        """The texts of all sources, from all processes. Shares are equally long, because FSDP needs that."""
+        count, each = len(self.sources), -(-len(self.sources) // self.processes)
+        rows = range(self.process, each * self.processes, self.processes)
+        mine = write_texts(
+            model,
+            [self.sources[row % count] for row in rows],
+            settings=self.settings,
+            tokenizer=self.tokenizer,
+            batch_size=self.batch_size,
+            shows_progress=self.process == 0,
+        )
+        if self.processes == 1:
+            return mine
+        shares: list[Any] = [None] * self.processes
+        torch.distributed.all_gather_object(shares, mine)
+        return [shares[row % self.processes][row // self.processes] for row in range(count)]
+
+    def _shared(self, texts: Sequence[str]) -> float:
+        """The score that the first process computes."""
+        score = [score_of(self.best, self.examples, texts) if self.process == 0 else 0.0]
+        if self.processes > 1:
+            torch.distributed.broadcast_object_list(score)
+        return score[0]
+
+
+def notes_on(best: Best, examples: Sequence[Example]) -> list[str]:
+    """Try the metric on a few references; return sentences about texts that its options do not read well.
+
+    Raises:
+        UserError: the metric cannot score these texts, or does not compute the score.
+    """
+    tried = examples[:TRIED]
+    score_of(best, tried, [example.target for example in tried])
+    return notes_on_references(best.metric, tried, best.options)
+
+
+def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> float:
+    """The score of texts that were generated for these examples."""
+    try:
+        scores = scores_on(best.metric, examples, texts, best.options)
+    except Absent as reason:
+        raise UserError(f"train.best: {reason}") from None
+    if best.name not in scores.values:
+        raise UserError(
+            f"train.best: {best.metric} does not compute {best.name} with these options, only "
+            f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list "
+            "metrics."
+        )
+    return corpus_score(scores, best.name)
+
+
+def write_texts(
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    *,
+    settings: Recipe,
+    tokenizer: Any,
+    batch_size: int,
+    shows_progress: bool = True,
+) -> list[str]:
+    """Generate a text for each source, by the recipe's generation settings with ``train.best_beams`` beams.
+
+    The model's mode, its generation settings and the random numbers that training draws next stay as they are.
+
+    Args:
+        model: the model in training.
+        sources: ids with their special tokens.
+        settings: the resolved recipe.
+        tokenizer: the model's tokenizer.
+        batch_size: sources per batch.
+        shows_progress: whether to show a progress line if it takes long.
+    """
+    from tqdm.auto import tqdm
+
+    search = dataclasses.replace(settings.generation, num_beams=settings.train.best_beams)
+    words = recipe.WORDS[settings.task]
+    with (
+        _unchanged(model),
+        tqdm(
+            total=len(sources),
+            desc="validating",
+            unit=f" {words.sources}",
+            leave=False,
+            delay=DELAY,
+            disable=not shows_progress,
+        ) as bar,
+    ):
+        prepare_generation(model, search)
+        written = summaries(
+            model, tokenizer, sources, batch_size=batch_size, progress=bar.update, write=_engine(model, search)
+        )
+    if canonical(settings.data.name) not in SEVERAL_SENTENCES:
+        return [summary.text for summary in written]
+    return ["\n".join(sentences(summary.text, language=settings.data.language)) for summary in written]
+
+
+def _engine(model: Any, search: Generation) -> engines.Write | None:
+    """The engine ``graph`` on a GPU, if it can; otherwise none, which is the model's own ``generate``.
+
+    CTranslate2 would convert and keep the weights of each validation.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if search.engine not in (engines.AUTO, "graph") or model.device.type != "cuda" or isinstance(model, FSDPModule):
+        return None
+    loaded = engines.load(engines.AUTO, model, search_of(model), say=lambda _: None)
+    return loaded.write if loaded.name == "graph" else None
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Let a model in training generate, and leave it as it was."""
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    own, was_training, sharded = model.generation_config, model.training, isinstance(model, FSDPModule)
+    model.generation_config = copy.deepcopy(own)
+    if sharded:
+        register_fsdp_forward_method(model, "generate")  # it calls the encoder before the model, which has its weights
+        model.__dict__["_is_fsdp_managed_module"] = True  # each process goes on until all have finished
+    devices = [model.device] if model.device.type == "cuda" else []
+    try:
+        # Compiled code would be compiled again for every length of the cache.
+        with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model.generation_config = own
+        for name in ("generate", "_is_fsdp_managed_module") if sharded else ():
+            del model.__dict__[name]
+        model.train(was_training)
