@@ -751,6 +751,8 @@ def test_a_lack_of_memory_is_no_bug_and_says_what_to_lower(training, capsys):
 def test_a_finished_training_names_the_next_command(training, capsys, monkeypatch):
     assert main(["train", "demo", "--run", "my runs/x"]) == 0
     assert capsys.readouterr().err == "a sentence\nnext: ngramloss generate 'my runs/x'\n"
+    assert main(["train", "demo", "--run", "x", "--trust-remote-code"]) == 0
+    assert capsys.readouterr().err == "a sentence\nnext: ngramloss generate x --trust-remote-code\n"
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "demo"]) == 0
     assert capsys.readouterr().err == "a sentence\n"

@@ -9,7 +9,8 @@ import pytest
 from models import TINY_MODEL
 
 from ngramloss import cli
-from ngramloss.data import newswire
+from ngramloss.data import has_split, newswire
+from ngramloss.recipe import Data
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
@@ -112,6 +113,29 @@ def test_rows_that_were_trained_on_are_not_held_out_afterwards(here, capsys):
     ) in capsys.readouterr().err
     assert cli.main(["generate", "a"]) == 2
     assert "mine.csv is a single file, so it has no split 'test'" in capsys.readouterr().err
+
+
+def test_what_is_held_out_is_of_the_runs_own_data(here, capsys):
+    run(capsys, "ngramloss train tiny.toml --run a --set data.test_fraction=0.1 --set train.eval_every=0")
+    write_rows(here / "test.csv", "test", 3)
+    run(capsys, "ngramloss generate a --data train=mine.csv,test=test.csv --out b")
+    assert len((here / "b" / "predictions.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_finished_run_does_not_need_the_model_that_it_began_with(here, capsys):
+    few = "--set train.eval_every=0 --set train.max_steps=1"
+    run(capsys, f"ngramloss train tiny.toml --run a {few}")
+    again = f"ngramloss train tiny.toml --run b {few} --set model.name=a/model"
+    run(capsys, again)
+    (here / "a" / "model").rename(here / "elsewhere")
+    assert "b is already finished." in run(capsys, again).err
+
+
+def test_data_sets_that_are_known_have_a_test_split():
+    """The hub need not be asked, and cannot be."""
+    assert has_split(Data(name="cnndm"), "test")
+    assert not has_split(Data(name="owner/unknown"), "test")
+    assert has_split(Data(name="owner/unknown"), "train")
 
 
 def test_what_happens_to_the_data_is_said_before_training_in_the_card_and_on_the_page(here, capsys):
@@ -248,3 +272,4 @@ def test_the_first_hour_on_ones_own_csv(here, capsys):
     page = (here / "page" / "index.html").read_text()
     assert "2 systems on 30 documents" in page
     assert "train: 240 rows;" in page
+    assert "<bdi>lead-1</bdi>: <span" not in page  # it was not trained

@@ -297,6 +297,7 @@ SETTINGS = {
     "data.id": ("none", "tokens texts"),  # the order of the rows and what is held out depend on ids
     "data.source_language": ("de_DE", "tokens texts", "multilingual"),
     "data.target_language": ("de_DE", "tokens texts", "multilingual"),
+    "data.test_fraction": (0.25, "tokens", *ONE_FILE),
     "data.validation_fraction": (0.5, "tokens", *ONE_FILE),
     "data.separator": ("<s>", "tokens texts"),
     "data.splitter": ("period", "tokens texts"),

@@ -373,6 +373,27 @@ def test_the_order_of_a_recipe_makes_no_other_system(tmp_path):
     assert provenance.run(one).kind == provenance.run(other).kind != ""
 
 
+def test_a_warm_up_of_an_earlier_version_is_the_same_system(tmp_path):
+    kinds = []
+    for name, steps in (("a", "100"), ("b", "100.0")):
+        folder = run(tmp_path / name)
+        (folder / "recipe.toml").write_text(f"[train]\nwarmup_steps = {steps}\n")
+        kinds.append(provenance.run(folder).kind)
+    assert kinds[0] == kinds[1] != ""
+
+
+def test_what_a_training_used_of_its_data_is_read_if_it_is_there(tmp_path):
+    folder = run(tmp_path / "a")
+    assert provenance.used(folder) == []
+    for content, expected in (
+        ('{"used": ["train: 3 rows.", 3]}', ["train: 3 rows."]),
+        ('{"used": 1}', []),
+        ("oops", []),
+    ):
+        (folder / "prepared.json").write_text(content)
+        assert provenance.used(folder) == expected
+
+
 def test_a_comparison_over_seeds_is_paired_where_the_seeds_are_the_same():
     one, other = {1: 2.0, 2: 4.0, 3: 7.0}, {3: 6.5, 1: 1.0, 2: 3.5}
     paired = significance.between_seeds(one, other)

@@ -496,6 +496,9 @@ def test_files_are_byte_for_byte_those_of_the_plain_way(tmp_path, monkeypatch, t
         assert content(found.folder) == content(plain)
         assert found.cut == cuts[-1]
     assert cuts[0] > cuts[1] == (0, 1)
+    fits = made(tmp_path, MANY[:1], tokenizer, Shape(splitter=splitter))
+    exactly = Shape(splitter=splitter, max_source=int(fits.lengths[0]), max_target=int(fits.target_lengths[0]))
+    assert made(tmp_path, MANY[:1], tokenizer, exactly).cut == (0, 0)
 
 
 @given(st.lists(ODD, max_size=4), st.sampled_from(["ours", "bart"]))

@@ -182,13 +182,10 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
         yield from _json_lines(stream, path)
         return
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    try:
-        plain = None
-        for line, item in _list_items(text, path):
-            plain = isinstance(item, str) if plain is None else plain  # the first item says what the list contains
-            yield Row(str(path), line, {LINE: item}) if plain and isinstance(item, str) else _json_row(item, path, line)
-    finally:
-        text.detach()  # otherwise the stream, which may be standard input, is closed with it
+    plain = None
+    for line, item in _list_items(text, path):
+        plain = isinstance(item, str) if plain is None else plain  # the first item says what the list contains
+        yield Row(str(path), line, {LINE: item}) if plain and isinstance(item, str) else _json_row(item, path, line)
 
 
 def _list_items(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[int, object]]:
