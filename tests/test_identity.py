@@ -145,7 +145,7 @@ def test_a_run_continues_from_its_own_weights_whatever_those_of_the_base_are(pla
 
 
 def test_a_model_on_the_hub_is_known_by_its_commit(monkeypatch):
-    monkeypatch.setattr(runner.models, "load_config", lambda *_, **__: SimpleNamespace(_commit_hash="abc"))
+    monkeypatch.setattr(runner.loading, "load_config", lambda *_, **__: SimpleNamespace(_commit_hash="abc"))
     assert runner._model_files(recipe.load("xsum"), False) == {"commit": "abc"}
     assert runner._model_files(recipe.load("demo"), False) == {}
 
