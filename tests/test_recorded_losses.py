@@ -22,7 +22,7 @@ objective = "ce + matches(2) + bag(2)"
 name = "{{data}}"
 max_source = 96
 max_target = 32
-{TINY_MODEL}dropout = 0.1
+{TINY_MODEL}dropout = 0.0
 [train]
 max_steps = 8
 batch_size = 4
@@ -49,6 +49,7 @@ SETTINGS = {
     "seed": ["train.seed=7"],
     "epochs": ["train.max_steps=0", "train.epochs=1.5"],
     "a schedule of terms": ['objective="ce + matches(2)@from(0.5) + bag(2)@ramp(0.2,0.6)"'],
+    "dropout": ["model.dropout=0.1"],
     "bf16": ['train.precision="bf16"'],
     "gradient checkpointing": ["train.gradient_checkpointing=true"],
 }
@@ -120,8 +121,9 @@ def test_a_training_has_the_losses_that_were_recorded(place, name):
     assert_recorded(log, name, tolerance=2e-2 if name == "bf16" else 2e-6)  # bf16 is rounded otherwise by other CPUs
 
 
-def test_a_killed_and_continued_training_has_the_losses_of_one_that_was_not(place):
-    assert_recorded(trained(place, "stopped", stopped=True), "linear")
+@pytest.mark.parametrize("name", ["linear", "dropout"])
+def test_a_killed_and_continued_training_has_the_losses_of_one_that_was_not(place, name):
+    assert_recorded(trained(place, f"stopped {name}", *SETTINGS[name], stopped=True), name)
 
 
 def test_two_processes_have_the_losses_that_were_recorded(place):
@@ -133,8 +135,7 @@ def test_two_processes_have_the_losses_that_were_recorded(place):
 
 
 def test_sharded_weights_have_the_losses_of_whole_ones(place):
-    log = trained(place, "sharded", "train.fsdp=true", "model.dropout=0.0", processes=2)
-    assert_recorded(log, "without dropout", 1e-5, same_split=False)
+    assert_recorded(trained(place, "sharded", "train.fsdp=true", processes=2), "linear", 1e-5, same_split=False)
 
 
 if __name__ == "__main__":
@@ -143,8 +144,7 @@ if __name__ == "__main__":
         os.environ |= {"NGRAMLOSS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
         prepare(folder)
         made = {name: trained(folder, name, *settings) for name, settings in SETTINGS.items()}
-        made["two processes"] = trained(folder, "two processes", processes=2)
-        made["without dropout"] = trained(folder, "without dropout", "model.dropout=0.0")
+        made["two processes with dropout"] = trained(folder, "two", *SETTINGS["dropout"], processes=2)
         lines = [f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, log)) + "\n]" for name, log in made.items()]
         RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # a line for each step, so that a change can be read
     sys.exit()
