@@ -164,7 +164,7 @@ def main():
     import torch
     import transformers  # noqa: F401
 
-    from ngramloss.training import callbacks, runner  # noqa: F401, imported once for all forks
+    from ngramloss.training import loop, runner  # noqa: F401, imported once for all forks
 
     torch.set_num_threads(1)
     gc.freeze()  # a fork need not look through all that was imported, nor copy it

@@ -59,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
         print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0
     from ngramloss.training import runner
+    from ngramloss.training.loop import Diverged
 
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         )
     except runner.Stopped:
         return 1
-    except runner.Diverged as reason:
+    except Diverged as reason:
         tell(f"error: {reason}")
         return 1
     if not outcome.finished:

@@ -98,10 +98,16 @@ class Step(NamedTuple):
     Attributes:
         batches: its micro-batches.
         counts: tokens and sequences of the step over all processes, [2].
+        number: the first step is 1.
     """
 
     batches: list[Batch]
     counts: Tensor
+    number: int = 0
+
+    def ends(self, every: int) -> bool:
+        """Whether something that happens every so many steps happens after this one; never if that is 0."""
+        return bool(every) and self.number % every == 0
 
 
 class Steps(Dataset[Any]):

@@ -1,20 +1,112 @@
-"""a folder of checkpoints → the newest complete one."""
+"""a model in training → a sealed checkpoint, and back; a folder of checkpoints → the newest complete one."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import pickle
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss import checksums
 from ngramloss.checksums import SEAL, damage, seal
+from ngramloss.errors import UserError
+from ngramloss.files import read_object
 
-__all__ = ["SEAL", "Found", "copy_model", "delete", "facts", "fault", "find", "prune", "seal", "step"]
+if TYPE_CHECKING:
+    from ngramloss.training.loop import State
+    from ngramloss.training.processes import Processes
+
+STATE, OPTIMISER = "state.json", "optimizer.pt"
 
 _NOT_MODEL = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data)(\.|_\d)"
+    r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state)(\.|_\d)"
 )
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written."""
+
+
+def save(
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    optimiser: Any,
+    state: State,
+    here: Processes,
+    *,
+    more: Mapping[str, str],
+    finished: bool,
+    keep: int,
+    sharded: bool,
+) -> None:
+    """Write a checkpoint, seal it when it is complete, and delete old ones. Every process calls this.
+
+    Args:
+        folder: of all checkpoints.
+        model: its weights and configuration are saved.
+        tokenizer: saved beside it, so that the checkpoint is a model.
+        optimiser: its state is saved.
+        state: what else a continued training needs.
+        here: this process; the first one writes.
+        more: file name → text.
+        finished: whether the training ends here.
+        keep: how many checkpoints to keep besides the best.
+        sharded: whether weights must be gathered from all processes.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    from ngramloss.training.sharding import whole_optimiser, whole_weights
+
+    weights = whole_weights(model) if sharded else None
+    moments = whole_optimiser(model, optimiser) if sharded else optimiser.state_dict()
+    if here.first:
+        checkpoint = folder / f"checkpoint-{state.step}"
+        try:
+            shutil.rmtree(checkpoint, ignore_errors=True)  # one that was not completed
+            model.save_pretrained(checkpoint, state_dict=weights)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(checkpoint)
+            torch.save(moments, checkpoint / OPTIMISER)
+            for name, text in {STATE: json.dumps(dataclasses.asdict(state)), **more}.items():
+                (checkpoint / name).write_text(text, encoding="utf-8")
+            seal(checkpoint, step=state.step, best_step=state.best_step, best=state.best, finished=finished)
+        except (OSError, RuntimeError, SafetensorError) as reason:
+            raise CheckpointError(f"cannot write {checkpoint}: {' '.join(str(reason).split())}.") from reason
+        prune(folder, keep=keep, best=state.best_step)
+    here.wait()
+
+
+def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> dict[str, Any]:
+    """Load weights and optimiser of a checkpoint. Returns the saved state. Nothing that is read can run code."""
+    import torch
+    from safetensors.torch import load_file
+
+    from ngramloss.training.sharding import restore_whole
+
+    again = f"Delete {checkpoint} to continue from the previous checkpoint."
+    saved = read_object(checkpoint / STATE, again)
+    try:
+        moments = torch.load(checkpoint / OPTIMISER, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as reason:  # torch refuses to unpickle anything but tensors and plain numbers
+        raise UserError(
+            f"the optimiser's state in {checkpoint} contains more than tensors and plain numbers, so it was not "
+            "loaded. Delete the checkpoint to continue from the previous one, or start over with --fresh."
+        ) from reason
+    weights: dict[str, Any] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        weights |= load_file(path)
+    if sharded:
+        restore_whole(model, optimiser, weights, moments)
+    else:
+        model.load_state_dict(weights, strict=False)  # tied weights are saved once
+        optimiser.load_state_dict(moments)
+    return saved
 
 
 class Found(NamedTuple):

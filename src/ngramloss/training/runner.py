@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,17 +22,21 @@ from ngramloss.data.overview import overview
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import read_object, whole_folder, write_whole
+from ngramloss.files import read_object, whole_folder, whole_rows, write_whole
 from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.objectives.parser import parse
 from ngramloss.objectives.registry import OBJECTIVES
-from ngramloss.objectives.term import plugin_sources
+from ngramloss.objectives.term import check_names, plugin_sources
 from ngramloss.recipe import Recipe
 from ngramloss.run_folder import RunFolder, model_files
-from ngramloss.training import card, checkpoints
+from ngramloss.training import card, checkpoints, loop
 from ngramloss.training.best import best_of, tie_note
+from ngramloss.training.loop import precision_of, total_steps
+from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.sharding import raise_unless_shardable
+from ngramloss.training.trackers import check_trackers, start_trackers
 
 Say = Callable[[str], None]
 
@@ -58,10 +60,6 @@ class Prepared(NamedTuple):
 
     record: dict[str, Any]
     judged: Sequence[Example] = ()
-
-
-class Diverged(Exception):
-    """The loss became NaN or infinite."""
 
 
 class Stopped(Exception):
@@ -88,8 +86,9 @@ def train(
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     with _locked(run, rank):
         saved = _claim(settings, run, fresh=fresh, say=say) if rank == 0 else checkpoints.Found(None, {})
-        arguments = _arguments(settings, run, processes)
-        _wait(processes)
+        _check(settings, processes)
+        here = start_processes()
+        here.wait()
         if run.finished:
             say(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
@@ -97,16 +96,14 @@ def train(
         if rank == 0:
             with heartbeat(run.beat(0)) if processes > 1 else nullcontext():
                 judged = _report_to_others(
-                    run,
-                    lambda: _prepare(settings, arguments, run, saved, say, trust_remote_code),
-                    single=processes == 1,
+                    run, lambda: _prepare(settings, here, run, saved, say, trust_remote_code), single=processes == 1
                 )
         prepared = Prepared(_wait_for_prepared(run), judged)
-        outcome = _run_trainer(settings, run, arguments, prepared, say, trust_remote_code)
+        outcome = _run(settings, run, here, prepared, say, trust_remote_code)
         if outcome.finished and rank == 0:
             why = _finish(settings, run, prepared.record, say)
             say(f"finished at step {outcome.step}: {run.model}{why}")
-        _wait(processes)
+        here.wait()
         return outcome
 
 
@@ -184,7 +181,7 @@ def _claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> checkp
 
 
 def _prepare(
-    settings: Recipe, arguments: Any, run: RunFolder, saved: checkpoints.Found, say: Say, trust_remote_code: bool
+    settings: Recipe, here: Processes, run: RunFolder, saved: checkpoints.Found, say: Say, trust_remote_code: bool
 ) -> Prepared:
     """Read and tokenise the data once for all processes, and find the checkpoint to continue from."""
     from tqdm.auto import tqdm
@@ -301,9 +298,9 @@ def _prepare(
         "continue": str(saved.newest) if saved.newest else None,
         "trust_remote_code": trust_remote_code,
         "machine": {
-            "processes": arguments.world_size,
-            "device": _device_name(arguments.device),
-            "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
+            "processes": here.count,
+            "device": here.device_name,
+            "precision": precision_of(settings.train, here.device),
         },
     }
     return Prepared(record, judged)
@@ -437,26 +434,15 @@ def _wait_for_prepared(run: RunFolder) -> dict[str, Any]:
 # Training
 
 
-def _run_trainer(
-    settings: Recipe, run: RunFolder, arguments: Any, everything: Prepared, say: Say, trust_remote_code: bool
+def _run(
+    settings: Recipe, run: RunFolder, here: Processes, everything: Prepared, say: Say, trust_remote_code: bool
 ) -> Outcome:
-    from transformers import PrinterCallback, ProgressCallback, set_seed
+    """Load model and data, and run the loop."""
+    import torch
     from transformers.utils import logging as hf_logging
 
-    from ngramloss.hf.attach import decoder_inputs
-    from ngramloss.hf.trainer import CheckpointError, NgramTrainer
     from ngramloss.models.first_tokens import align_start
-    from ngramloss.steps.padding import Padder
-    from ngramloss.training.callbacks import (
-        Finite,
-        Log,
-        Patience,
-        Progress,
-        Sealing,
-        Stopping,
-        Warmup,
-        discard_unsealed,
-    )
+    from ngramloss.training.log import LogFile, ProgressBar
 
     prepared, judged = everything
     quiet: Any = hf_logging
@@ -475,81 +461,65 @@ def _run_trainer(
     )
     data = settings.data
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
-    set_seed(settings.train.seed)
+    torch.manual_seed(settings.train.seed)
     model = loading.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
     loading.prepare_generation(model, settings.generation)
     align_start(model, tokenizer, name=settings.model.name, training=True, say=say)
-    stopping = Stopping(processes=arguments.world_size, speaks=arguments.should_save)
-    patience = Patience(settings.train.early_stopping)
-    sealing = Sealing(
-        run.checkpoints,
-        keep=settings.train.keep,
-        wait=partial(_wait, arguments.world_size),
-        ended=lambda: patience.ended,
-    )
     splits = {name: Tokens(_present(Path(split["tokens"]))) for name, split in prepared["splits"].items()}
     compared = prepared["candidates"]
     examples: Any = splits["train"]
     if compared is not None:
         examples = WithCandidates(examples, CandidateTokens(_present(Path(compared["tokens"]))))
-    trainer = NgramTrainer(
+    best, train = best_of(settings), settings.train
+    fingerprints = _fingerprints(prepared["splits"], compared)
+    saved_with = {kind: prepared[kind] for kind in ("plugins", "metrics", "model_files", "tokens")}
+    if newest is not None:
+        say(f"continuing {run.path} from step {began}.")
+    logs: list[Any] = []
+    trackers, bar = [], None
+    if here.first:
+        terms, score = check_names(parse(settings.objective)), best.name if best.metric else ""
+        bar = ProgressBar(terms, total=total_steps(train, len(examples)), since=began, score=score)
+        trackers = start_trackers(
+            train.report_to, run_name=settings.slug, folder=run.tensorboard, settings=dataclasses.asdict(train)
+        )
+        logs = [LogFile(run.log, began), bar, *(tracker.log for tracker in trackers)]
+    job = loop.Job(
         model,
-        arguments,
-        objective=settings.objective,
-        memory=settings.train.memory,
-        train_dataset=examples,
-        eval_dataset=splits.get("validation"),
-        processing_class=tokenizer,
-        data_collator=Padder(tokenizer.pad_token_id, partial(decoder_inputs, model), multiple=_multiple(arguments)),
-        max_tokens=None if settings.train.fsdp else settings.train.max_tokens,
-        capture=settings.train.capture,
-        compile=settings.train.compile,
+        tokenizer,
+        examples,
+        train,
+        settings.objective,
+        validation=splits.get("validation"),
+        best=best,
+        score=_generated_score(settings, here, splits, tokenizer, judged),
+        folder=run.checkpoints,
+        saved_with={"data.json": json.dumps({**fingerprints, **saved_with})},
+        continued_from=newest,
+        logs=logs,
+        on_step=(lambda number, values: None) if bar is None else bar.on_step,
         say=say,
     )
-    trainer.also_evaluated = _generated_score(settings, arguments, splits, tokenizer, judged)
-    if settings.train.fsdp and settings.train.capture and arguments.device.type == "cuda":
-        say("steps are not captured as CUDA graphs: train.fsdp gathers parameters in the middle of a step.")
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    if arguments.should_save:
-        trainer.add_callback(Log(run.log, began))
-    best = best_of(settings)
-    progress = Progress(trainer.loss_fn, best.name if best.metric else "")
-    for callback in (Warmup(settings.train, say), progress, Finite(), patience, stopping, sealing):
-        trainer.add_callback(callback)
-    fingerprints = _fingerprints(prepared["splits"], compared)
-    identity = {kind: prepared[kind] for kind in ("tokens", "model_files", "plugins", "metrics")}
-    trainer.also_saved = {"data.json": json.dumps({**fingerprints, **identity})}
-    if newest is not None:
-        _saved_with(newest, "trainer_state.json")  # raises if it is damaged
-        say(f"continuing {run.path} from step {began}.")
     try:
-        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
-    except FloatingPointError as reason:
-        raise Diverged(str(reason)) from reason
-    except pickle.UnpicklingError as reason:  # torch refuses to unpickle anything but tensors and plain numbers
-        raise UserError(
-            f"the optimiser, schedule or random state in {newest} contains more than tensors and plain numbers, so it "
-            "was not loaded. Delete the checkpoint to continue from the previous one, or start over with --fresh."
-        ) from reason
-    except CheckpointError as reason:
-        if arguments.should_save:
-            discard_unsealed(run.checkpoints)
+        outcome = loop.run(job, here)
+    except checkpoints.CheckpointError as reason:
+        if here.first:
+            for path in checkpoints.find(run.checkpoints).broken:
+                checkpoints.delete(path)
         last = checkpoints.find(run.checkpoints).newest
         rest = f"continue from step {checkpoints.step(last)}" if last else "start again: no checkpoint was saved yet"
         raise OSError(f"{reason} Free some disk space; the same command will then {rest}.") from reason
     finally:
-        stopping.restore()
-    step = trainer.state.global_step
-    finished = step >= trainer.state.max_steps or patience.ended
-    if not finished:
-        say(f"stopped at step {step} of {trainer.state.max_steps}; the same command continues it.")
-    return Outcome(run.path, finished, step, began)
+        for tracker in trackers:
+            tracker.end()
+    if not outcome.finished:
+        say(f"stopped at step {outcome.step} of {outcome.total}; the same command continues it.")
+    return Outcome(run.path, outcome.finished, outcome.step, began)
 
 
 def _generated_score(
-    settings: Recipe, arguments: Any, splits: dict[str, Tokens], tokenizer: Any, judged: Sequence[Example]
+    settings: Recipe, here: Processes, splits: dict[str, Tokens], tokenizer: Any, judged: Sequence[Example]
 ) -> Any:
     """What validation computes from generated texts; None if the best checkpoint is selected by a term."""
     from ngramloss.training.validation import GeneratedScore
@@ -564,9 +534,9 @@ def _generated_score(
         examples=judged,
         settings=settings,
         tokenizer=tokenizer,
-        batch_size=arguments.per_device_eval_batch_size,
-        process=arguments.process_index,
-        processes=arguments.world_size,
+        batch_size=(settings.train.eval_batch_size or settings.train.batch_size) // here.count,
+        process=here.rank,
+        processes=here.count,
     )
 
 
@@ -594,100 +564,22 @@ def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
         raise UserError(f"the tokenizer has {tokens} tokens but the model has {rows} embeddings: they do not match.")
 
 
-def _arguments(settings: Recipe, run: RunFolder, processes: int) -> Any:
+def _check(settings: Recipe, processes: int) -> None:
+    """Raise if this training cannot run here, before any data are read."""
     import torch
-    from transformers import Seq2SeqTrainingArguments
 
     train = settings.train
-    has_gpu = torch.cuda.is_available()
-    precision = train.precision
-    if precision == "auto":
-        precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if has_gpu else "fp32"
-    if precision == "fp16" and not has_gpu:
-        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32.")
-    if train.fsdp and processes == 1:
-        raise UserError("train.fsdp needs several processes: start with torchrun --nproc_per_node N -m -- ngramloss")
-    sharded: Any = {"fsdp": True, "fsdp_config": {"version": 2}} if train.fsdp else {}
-    for tracker in train.report_to:
-        if find_spec(tracker) is None:
-            raise UserError(f"train.report_to: {tracker} is not installed. Install it with: pip install {tracker}")
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.tensorboard)
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(run.checkpoints),
-        per_device_train_batch_size=_each("train.batch_size", train.batch_size, processes),
-        per_device_eval_batch_size=_each("train.eval_batch_size", train.eval_batch_size or train.batch_size, processes),
-        gradient_accumulation_steps=train.accumulate,
-        num_train_epochs=train.epochs,
-        max_steps=train.max_steps or -1,
-        learning_rate=train.learning_rate,
-        warmup_steps=train.warmup_steps,
-        lr_scheduler_type=train.schedule,
-        weight_decay=train.weight_decay,
-        adam_beta1=train.beta1,
-        adam_beta2=train.beta2,
-        adam_epsilon=train.epsilon,
-        max_grad_norm=train.clip,
-        bf16=precision == "bf16",
-        fp16=precision == "fp16",
-        gradient_checkpointing=train.gradient_checkpointing,
-        torch_compile=train.compile and train.fsdp,
-        logging_steps=train.log_every,
-        logging_nan_inf_filter=False,
-        logging_first_step=True,
-        save_strategy="steps",
-        save_steps=train.save_every,
-        save_total_limit=None,
-        eval_strategy="steps" if train.eval_every else "no",
-        eval_steps=train.eval_every or None,
-        metric_for_best_model=train.best if train.eval_every else None,
-        greater_is_better=best_of(settings).higher,
-        seed=train.seed,
-        data_seed=train.seed,
-        report_to=train.report_to,
-        run_name=settings.slug,
-        train_sampling_strategy="group_by_length" if train.group_by_length else "random",
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        use_cpu=not has_gpu,
-        dataloader_pin_memory=has_gpu,
-        ddp_find_unused_parameters=False if processes > 1 and not train.fsdp else None,
-        **sharded,
-    )
-    # The trainer asks for it when it knows the number of all steps.
-    arguments.get_warmup_steps = train.warmup  # type: ignore[method-assign, assignment]
-    _ = arguments.device  # starts the process group
-    return arguments
-
-
-def _multiple(arguments: Any) -> int:
-    from ngramloss.steps.plan import MULTIPLE
-
-    return MULTIPLE if arguments.device.type == "cuda" else 1
-
-
-def _each(key: str, rows: int, processes: int) -> int:
-    """Rows of a batch for each process."""
-    if rows % processes:
-        raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
-    return rows // processes
-
-
-def _wait(processes: int) -> None:
-    if processes > 1:
-        import torch
-
-        torch.distributed.barrier()
+    for key, rows in (("train.batch_size", train.batch_size), ("train.eval_batch_size", train.eval_batch_size)):
+        if rows % processes:
+            raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    precision = precision_of(train, device)
+    if train.fsdp:
+        raise_unless_shardable(processes, precision)
+    check_trackers(train.report_to)
 
 
 # After training
-
-
-def _device_name(device: Any) -> str:
-    import platform
-
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
 
 
 def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say) -> str:
@@ -702,7 +594,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: dict[str, Any], say: Say
         if damage:
             say(f"the best checkpoint, {best.name}, is incomplete ({damage}); using the last weights as the model.")
         chosen = newest if damage else best
-        note = "" if damage else tie_note(best_of(settings), _saved_with(newest, "trainer_state.json")["log_history"])
+        note = "" if damage else tie_note(best_of(settings), whole_rows(run.log))
     if note:
         say(note)
     write_whole(run.card, card.card_text(settings, prepared, facts, chosen, note=note))

@@ -1,4 +1,4 @@
-"""a model in training, and the validation split → the score of the texts that it generates, over all processes."""
+"""a model in training, and the validation split → its terms, and the score of the texts that it generates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from ngramloss.generation import engines
 from ngramloss.generation.engines.settings import search_of
 from ngramloss.generation.predictions import SEVERAL_SENTENCES
 from ngramloss.generation.search import summaries
+from ngramloss.hf.attach import aligned_labels, attached_loss, last_parts
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.models.loading import prepare_generation
-from ngramloss.recipe import Generation, Recipe
+from ngramloss.recipe import Generation, Recipe, Train
+from ngramloss.steps.padding import Padder
 from ngramloss.training.best import Best
+from ngramloss.training.processes import Processes
 
 TRIED = 8
 """Examples on which the metric is tried before training."""
@@ -95,6 +98,40 @@ class GeneratedScore:
         if self.processes > 1:
             torch.distributed.broadcast_object_list(score)
         return score[0]
+
+
+def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Padder) -> dict[str, float]:
+    """The objective and each term as exact means over a split, as ``eval_loss``, ``eval_ce`` and so on.
+
+    Every process takes every n-th batch. Those that have one less run a blank one, because sharded weights need that.
+    Terms that compare candidates are left out if the rows have none.
+    """
+    began = time.perf_counter()
+    each = (settings.eval_batch_size or settings.batch_size) // here.count
+    batches = -(-len(rows) // (each * here.count))
+    whole = attached_loss(model)
+    loss_fn = whole.without_candidates() if whole.needs_candidates else whole
+    sums = torch.zeros(2, len(loss_fn.parts), device=here.device)  # [2, parts]: values and what they are divided by
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in range(batches):
+            first = (batch * here.count + here.rank) * each
+            picked = [rows[row] for row in range(first, min(first + each, len(rows)))]
+            inputs = {name: value.to(here.device) for name, value in padder(picked).items()}
+            with torch.no_grad():
+                model(**inputs)
+            parts = last_parts(model)
+            counts = loss_fn.counts(aligned_labels(model, inputs)).float()  # [parts]
+            sums += torch.stack([torch.stack([parts[part.name] for part in loss_fn.parts]) * counts, counts])
+    finally:
+        model.train(was_training)
+    values, counts = here.total(sums).tolist()
+    means = {part.name: value / max(count, 1) for part, value, count in zip(loss_fn.parts, values, counts, strict=True)}
+    found = {"loss": sum(part.weight * means[part.name] for part in loss_fn.parts), **means}
+    spent = time.perf_counter() - began
+    speed = {"runtime": spent, "samples_per_second": len(rows) / spent}
+    return {f"eval_{name}": value for name, value in {**found, **speed}.items()}
 
 
 def notes_on(best: Best, examples: Sequence[Example]) -> list[str]:

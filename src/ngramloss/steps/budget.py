@@ -1,0 +1,60 @@
+"""a model on a GPU and a grid of shapes → the most tokens of a micro-batch that fit into the free memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ngramloss.steps.padding import Batch, Padder
+from ngramloss.steps.plan import Grid, Size
+
+SHARE = 0.8
+"""The share of the free memory that micro-batches may take."""
+
+
+def fitting_tokens(
+    model: Any, loss: Callable[[Batch], Tensor], grid: Grid, rows: int, padder: Padder, device: torch.device
+) -> int:
+    """The most tokens of a micro-batch, found by running one and three rows of the longest examples.
+
+    Args:
+        model: in training.
+        loss: a micro-batch on the device → its loss, [].
+        grid: the shapes of micro-batches.
+        rows: of a step in this process.
+        padder: makes batches.
+        device: a GPU.
+    """
+    longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts)
+    try:
+        peaks = [_peak(model, loss, padder([], longest._replace(rows=count)), device) for count in (1, 1, 3)]
+    except torch.cuda.OutOfMemoryError:
+        return longest.tokens
+    each = max((peaks[2] - peaks[1]) / 2, 1)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    free = torch.cuda.mem_get_info(device)[0] - 8 * trained - (peaks[1] - each)  # the optimiser keeps two numbers
+    fitting = max(1, int(SHARE * free / each))
+    if fitting < rows:  # a power of two, so that the split does not change with a little memory
+        fitting = 2 ** (fitting.bit_length() - 1)
+    return fitting * longest.tokens
+
+
+def _peak(model: Any, loss: Callable[[Batch], Tensor], batch: Batch, device: torch.device) -> int:
+    """Bytes that forward and backward of a batch without labels take besides what is allocated already."""
+    state = torch.cuda.get_rng_state(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    was_training = model.training
+    model.train()
+    try:
+        loss({name: value.to(device) for name, value in batch.items()}).backward()
+        return torch.cuda.max_memory_allocated(device) - before
+    finally:
+        model.zero_grad()
+        model.train(was_training)
+        torch.cuda.set_rng_state(state, device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)

@@ -1,0 +1,103 @@
+"""the micro-batches of a step → gradients in the model and the step's terms: eager, or one CUDA graph a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ngramloss.gpu.captured import CannotCapture, CapturedStep, Gradients
+from ngramloss.steps import reduction
+from ngramloss.steps.padding import Batch, Step
+
+Share = Callable[[Batch, Tensor], Tensor]
+"""A micro-batch on the device, and the counts of the step, [2] → forward and backward of its share of the step's loss,
+and [1 + parts] numbers for the log: the loss, and each term."""
+
+
+class StepRunner:
+    """Runs forward and backward of whole steps.
+
+    Args:
+        model: in training; gets the gradients.
+        share: runs one micro-batch.
+        device: of the model.
+        processes: how many processes share a step; gradients are averaged over them, unless the model is sharded.
+        why_not_captured: why steps cannot be CUDA graphs; empty if they can.
+        say: told once why steps are not captured although that was wanted.
+        largest: a micro-batch of the largest shape, which is captured first; the others reuse its memory.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        share: Share,
+        *,
+        device: torch.device,
+        processes: int = 1,
+        sharded: bool = False,
+        why_not_captured: str = "",
+        say: Callable[[str], object] = bool,
+        largest: Batch | None = None,
+    ) -> None:
+        self.model, self.share, self.device = model, share, device
+        self.averages = processes > 1 and not sharded
+        self.why_not_captured, self.say, self.largest = why_not_captured, say, largest
+        self.captured: CapturedStep | None = None
+        self.last_batch: Batch = {}
+
+    def run(self, step: Step) -> Tensor:
+        """Run a step: gradients are then those of the whole step. Returns this process's loss and terms.
+
+        Returns:
+            [1 + parts].
+        """
+        batches = [batch | {"counts": step.counts} for batch in step.batches]
+        captured = self._begin_captured(batches)
+        total: Tensor | None = None  # [1 + parts]
+        for batch in batches:
+            if captured is None:
+                sent = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+                values = self._share(sent)  # [1 + parts]
+            else:
+                values, sent = captured(batch), captured.held(batch)
+            total = values.clone() if total is None else total + values
+            self.last_batch = {name: value for name, value in sent.items() if name != "counts"}
+        if self.averages:
+            reduction.average_gradients(self.model, self.gradients)
+        assert total is not None, "a step has a micro-batch"
+        return total
+
+    @property
+    def gradients(self) -> Gradients | None:
+        """The buffers of captured gradients, if steps are captured."""
+        return self.captured.gradients if self.captured is not None else None
+
+    def clip(self, most: float) -> Tensor:
+        """Scale the gradients such that their norm is at most this; 0 leaves them. Returns the norm before, []."""
+        limit = most or float("inf")
+        if self.gradients is not None:
+            return self.gradients.clip(limit)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)  # []
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards
+
+    def _share(self, inputs: Batch) -> Tensor:
+        return self.share({name: value for name, value in inputs.items() if name != "counts"}, inputs["counts"])
+
+    def _begin_captured(self, batches: list[Batch]) -> CapturedStep | None:
+        """Begin a step that runs as graphs; None if it cannot. The reason is told once."""
+        if self.why_not_captured:
+            return None
+        try:
+            if self.captured is None:
+                self.captured = CapturedStep(self.model, self._share)
+                if self.largest:
+                    self.captured.begin([self.largest | {"counts": torch.zeros(2)}])
+            self.captured.begin(batches)
+        except CannotCapture as reason:
+            self.why_not_captured, self.captured = str(reason), None
+            self.model.zero_grad()
+            self.say(f"steps are not captured as CUDA graphs: {reason}. Training is the same, but slower.")
+        return self.captured

@@ -1,0 +1,174 @@
+"""the terms of each step → lines of the log: means since the last line, diagnostics, documents a second, memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ngramloss.files import appended, whole_rows, write_whole
+from ngramloss.hf.attach import aligned_labels, logits_of
+from ngramloss.loss import JointLoss
+from ngramloss.steps.padding import Batch, Step
+from ngramloss.steps.planned import PlannedSteps
+from ngramloss.training.processes import Processes
+
+DIAGNOSED_ROWS = 4
+"""Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
+Write = Callable[[Mapping[str, float], int], object]
+
+
+class Log:
+    """Adds up what the steps compute, and writes it to every log.
+
+    Args:
+        writers: get each line and its step.
+        loss_fn: has the terms.
+        steps: of the training.
+        here: this process.
+        since: the step that the training continues from.
+    """
+
+    def __init__(
+        self, writers: Sequence[Write], loss_fn: JointLoss, steps: PlannedSteps, here: Processes, *, since: int
+    ) -> None:
+        self.writers, self.loss_fn, self.steps, self.here = writers, loss_fn, steps, here
+        self.broken = 0
+        """Lines in a row whose loss is NaN or infinite."""
+        self._count_from(since)
+
+    def add(self, values: Tensor, step: Step) -> None:
+        """Add the loss and the terms of a step, [1 + parts]. Nothing is read from the device."""
+        self._values = values if self._values is None else self._values + values  # [1 + parts]
+        self._sequences += float(step.counts[1])
+
+    def write(self, step: int, *, norm: Tensor, rate: float, more: Mapping[str, float]) -> dict[str, float]:
+        """Write a line with the means of the steps since the last one. Returns it."""
+        assert self._values is not None
+        means = (self.here.total(self._values) / (step - self._since)).tolist()  # a step's terms add up over processes
+        spent = time.perf_counter() - self._began - self._paused
+        names = ["loss", *(part.name for part in self.loss_fn.parts)]
+        weights = zip(self.loss_fn.parts, self.loss_fn.weights, strict=True)
+        line = {
+            **dict(zip(names, means, strict=True)),
+            "grad_norm": float(norm),
+            "learning_rate": rate,
+            "docs_per_second": self._sequences / max(spent, 1e-9),
+            "memory_gib": peak_memory(self.here.device),
+            **more,
+            **{f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None},
+            "epoch": step / self.steps.epochs.steps,
+        }
+        self._write(line, step)
+        self._count_from(step)
+        return line
+
+    def write_validation(self, step: int, found: Mapping[str, float]) -> None:
+        """Write a line with what a validation found."""
+        self._write({**found, "epoch": step / self.steps.epochs.steps}, step)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of a log, a validation or a checkpoint from documents per second."""
+        began = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - max(began, self._began)
+
+    def close(self) -> None:
+        """End all logs that need it."""
+        for writer in self.writers:
+            getattr(writer, "close", bool)()
+
+    def _write(self, line: Mapping[str, float], step: int) -> None:
+        for writer in self.writers:
+            writer(line, step)
+
+    def _count_from(self, step: int) -> None:
+        self._since, self._values, self._sequences = step, None, 0.0
+        self._began, self._paused = time.perf_counter(), 0.0
+
+    _values: Tensor | None
+
+
+class LogFile:
+    """Writes ``log.jsonl``, an object for each line. Lines after the step that a run continues from are deleted."""
+
+    def __init__(self, path: Path, since: int) -> None:
+        self.path = path
+        earlier = [row for row in whole_rows(path) if isinstance(row.get("step"), int) and row["step"] <= since]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in earlier))
+
+    def __call__(self, line: Mapping[str, float], step: int) -> None:
+        """Write a line; a number that JSON does not have becomes null."""
+        plain = {name: value if math.isfinite(value) else None for name, value in line.items()}
+        with appended(self.path) as file:
+            file.write(json.dumps({"step": step} | plain) + "\n")
+
+
+class ProgressBar:
+    """A line on the terminal with the step, the remaining time, the terms and the speed.
+
+    Args:
+        parts: the names of the terms.
+        total: all steps.
+        since: the step that the training continues from.
+        score: the score of generated texts that validation computes; empty if it computes none.
+    """
+
+    def __init__(self, parts: Sequence[str], *, total: int, since: int, score: str = "") -> None:
+        self.parts, self.score = list(parts), f"eval_{score}"
+        self.bar = tqdm(total=total, initial=since, unit="step", desc="training", dynamic_ncols=True)
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """Move on."""
+        self.bar.update(step - self.bar.n)
+
+    def __call__(self, line: Mapping[str, float], step: int) -> None:
+        """Show terms and speed on it, and validations above it."""
+        if "docs_per_second" in line:
+            terms = [f"{name} {line[name]:.3f}" for name in self.parts if name in line]
+            self.bar.set_postfix_str(" · ".join([*terms, f"{line['docs_per_second']:.0f} docs/s"]))
+        elif "eval_loss" in line:
+            terms = [f"{name} {line[f'eval_{name}']:.4f}" for name in ["ce", *self.parts] if f"eval_{name}" in line]
+            if self.score in line:
+                name = self.score.removeprefix("eval_")
+                terms.append(f"{name} {line[self.score]:.2f} (generated in {line['eval_generation_runtime']:.0f} s)")
+            self.bar.write(f"step {step}: validation {' · '.join(dict.fromkeys(terms))}", file=sys.stderr)
+
+    def close(self) -> None:
+        """End it."""
+        self.bar.close()
+
+
+def diagnostics(
+    model: Any, loss_fn: JointLoss, batch: Batch, autocast: Callable[[], Any], progress: float | None
+) -> dict[str, float]:
+    """``JointLoss.diagnose`` on a few rows of the last micro-batch, without dropout."""
+    loss_fn.progress = progress
+    rows = {name: value[:DIAGNOSED_ROWS] for name, value in batch.items()}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), autocast():
+            found = loss_fn.diagnose(logits_of(model, rows).float(), aligned_labels(model, rows))
+    finally:
+        model.train(was_training)
+    return {name: value.item() for name, value in found.items()}
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak memory of this process in GiB: on the GPU, or resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)

@@ -1,0 +1,420 @@
+"""a model, examples and settings → a trained model: the loop of ``ngramloss train``, to be read from top to bottom.
+
+A step is planned (:mod:`ngramloss.steps`), run (eager, or one CUDA graph for each shape), averaged over processes,
+clipped and applied. Then, if it is time: a line in the log, a validation, a checkpoint. Everything that must survive a
+stop is in :class:`State` and in the optimiser; a checkpoint has both, and a continued training has the losses of one
+that was never stopped. Random numbers are drawn from seed, step and process, so they need not be saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ngramloss.errors import UserError
+from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
+from ngramloss.loss import JointLoss
+from ngramloss.recipe import Train
+from ngramloss.steps import reduction
+from ngramloss.steps.budget import fitting_tokens
+from ngramloss.steps.padding import Batch, Padder
+from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
+from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
+from ngramloss.steps.running import StepRunner
+from ngramloss.training import checkpoints
+from ngramloss.training.best import Best, is_better
+from ngramloss.training.log import Log, diagnostics
+from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.schedules import learning_rate
+from ngramloss.training.sharding import raise_unless_shardable, shard
+from ngramloss.training.stopping import Stopping
+from ngramloss.training.validation import terms_on
+
+LOG = logging.getLogger("ngramloss")
+Say = Callable[[str], object]
+
+
+class Diverged(Exception):
+    """The loss became NaN or infinite."""
+
+
+@dataclasses.dataclass
+class State:
+    """What must survive a stop, besides the model and the optimiser."""
+
+    step: int = 0
+    updates: int = 0
+    """Steps that changed the weights. fp16 skips one whose gradients are infinite, and the schedule waits."""
+    best: float | None = None
+    best_step: int | None = None
+    ended_early: bool = False
+    scale: float = 2.0**16
+    """What fp16 multiplies the loss with."""
+    scale_grows_in: int = 0
+    """Steps since the scale last changed."""
+
+
+class Outcome(NamedTuple):
+    """How a training ended."""
+
+    step: int
+    total: int
+    finished: bool
+    continued_from: int
+    state: State
+
+
+class Job(NamedTuple):
+    """What is trained, and what happens around it.
+
+    Attributes:
+        model: a Hugging Face encoder-decoder, to which the objective is attached.
+        tokenizer: saved with each checkpoint.
+        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``.
+        settings: how to train.
+        objective: what to train on.
+        validation: rows to validate on, if any.
+        best: what selects the best checkpoint.
+        score: a model → further numbers of a validation, such as a score of generated texts.
+        folder: where checkpoints go; None saves none.
+        saved_with: file name → text that each checkpoint contains besides.
+        continued_from: a checkpoint.
+        logs: get every line of the log, with its step; only in the first process.
+        on_step: called after each step with its number and the log's values of it, if it is logged.
+        say: shows a sentence to the user.
+    """
+
+    model: Any
+    tokenizer: Any
+    examples: Any
+    settings: Train
+    objective: str
+    validation: Any = None
+    best: Best = Best("ce")
+    score: Callable[[Any], dict[str, float]] | None = None
+    folder: Path | None = None
+    saved_with: Mapping[str, str] = {}
+    continued_from: Path | None = None
+    logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
+    on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
+    say: Say = LOG.info
+
+
+def run(job: Job, here: Processes) -> Outcome:
+    """Train. Every process calls this."""
+    settings = job.settings
+    precision = precision_of(settings, here.device)
+    if settings.fsdp:
+        raise_unless_shardable(here.count, precision)
+
+    # The model, its objective, the optimiser
+    model, loss_fn = job.model, watched(job.objective)
+    attach(model, loss_fn.terms, memory=settings.memory)
+    loss_fn = attached_loss(model)
+    loss_fn.progress = 0.0
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.to(here.device).train()
+    if here.count > 1:
+        reduction.share_weights(model)
+    if settings.compile:
+        for body in (model.get_encoder(), model.get_decoder()):
+            body.compile(dynamic=True)
+    if settings.fsdp:
+        shard(model)
+    optimiser = _optimiser(model, settings, here.device)
+
+    # What a micro-batch does
+    def autocast() -> Any:
+        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        return nullcontext() if low is None else torch.autocast(here.device.type, low)
+
+    def share(batch: Batch, counts: Tensor) -> Tensor:
+        """Run forward and backward of a micro-batch's share of the step. Returns its loss and terms, [1 + parts]."""
+        with autocast():
+            loss = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
+        scaled = loss * here.count  # gradients are averaged over processes
+        (scaled if scaler is None else scaler.scale(scaled)).backward()
+        return torch.stack([loss.detach(), *last_parts(model).values()])
+
+    # The steps
+    steps, largest = _plan(job, model, here, autocast)
+    if not steps.total:
+        raise UserError("there are no examples to train on.")
+    state = State()
+    scaler = torch.amp.GradScaler(here.device.type) if precision == "fp16" else None
+    if job.continued_from is not None:
+        state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=settings.fsdp))
+        if scaler is not None:
+            scaler.load_state_dict(
+                {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
+            )
+    began = state.step
+    warmup = settings.warmup(steps.total)
+    if settings.warmup_steps >= max(steps.total, 1):
+        job.say(
+            f"a warm-up of {settings.warmup_steps:,.0f} steps does not end within this training of {steps.total:,} "
+            f"steps, so it takes a tenth of them, {warmup:,}. A share, such as train.warmup_steps=0.05, fits every "
+            "length."
+        )
+    runner = StepRunner(
+        model,
+        share,
+        device=here.device,
+        processes=here.count,
+        sharded=settings.fsdp,
+        why_not_captured=_why_not_captured(settings, here.device, model),
+        say=job.say,
+        largest=largest,
+    )
+    log = Log(job.logs if here.first else (), loss_fn, steps, here, since=began)
+
+    with Stopping(here) as stop:
+        for step in steps.from_(state.step, begin=_begin_thread(here.device)):
+            _seed(settings.seed, step.number, here.rank)
+            loss_fn.progress = state.step / steps.total
+            loss_fn.refresh_weights()
+            rate = learning_rate(settings.schedule, state.updates, warmup=warmup, total=steps.total,
+                                 rate=settings.learning_rate)  # fmt: skip
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+
+            values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
+            if scaler is not None:
+                scaler.unscale_(optimiser)
+            norm = runner.clip(settings.clip)  # []
+            if scaler is None:
+                optimiser.step()
+                state.updates += 1
+            else:
+                state.updates += _scaled_step(scaler, optimiser, state)
+            if runner.gradients is None:
+                model.zero_grad()
+            state.step = step.number
+            log.add(values, step)
+
+            asked = stop.asked(step.number)
+            last = step.number == steps.total
+            evaluates = job.validation is not None and step.ends(settings.eval_every)
+            saves = step.ends(settings.save_every) or last or asked
+            line: dict[str, float] = {}
+            if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
+                with log.paused():
+                    more = diagnostics(model, JointLoss(job.objective), runner.last_batch, autocast, loss_fn.progress)
+                    line = log.write(step.number, norm=norm, rate=rate, more=more)
+                    _raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
+            if evaluates:
+                with log.paused(), autocast():
+                    found = terms_on(model, job.validation, settings, here, _padder(job, model, here))
+                    if job.score is not None:
+                        found |= {f"eval_{name}": value for name, value in job.score(model).items()}
+                    log.write_validation(step.number, found)
+                    _raise_if_diverged(found["eval_loss"], step.number, log, fp16=scaler is not None)
+                value = found.get(f"eval_{job.best.name}", math.nan)
+                if state.best is None or is_better(value, state.best, higher=job.best.higher):
+                    state.best, state.best_step, saves = value, step.number, True
+                elif settings.early_stopping and (
+                    step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
+                ):
+                    state.ended_early = saves = True
+                line |= found
+            if saves and job.folder is not None:
+                with log.paused():
+                    if scaler is not None:
+                        state.scale, state.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
+                    checkpoints.save(
+                        job.folder, model, job.tokenizer, optimiser, state, here, more=job.saved_with,
+                        finished=last or state.ended_early, keep=settings.keep, sharded=settings.fsdp,
+                    )  # fmt: skip
+            job.on_step(step.number, line)
+            if asked or state.ended_early:
+                break
+    log.close()
+    return Outcome(state.step, steps.total, state.step >= steps.total or state.ended_early, began, state)
+
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    examples: Any,
+    settings: Train | None = None,
+    *,
+    objective: str = "ce",
+    validation: Any = None,
+    folder: str | Path | None = None,
+    on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None,
+    **changes: Any,
+) -> Outcome:
+    """Train a model in Python with the loop of ``ngramloss train``: planned, and on a GPU captured, steps.
+
+    Args:
+        model: a Hugging Face encoder-decoder. The objective is attached to it.
+        tokenizer: the model's tokenizer; it pads, and is saved with checkpoints.
+        examples: rows with ``input_ids`` and ``labels``.
+        settings: how to train, as in the section ``train`` of a recipe.
+        objective: as in :class:`JointLoss`.
+        validation: rows to validate on every ``eval_every`` steps.
+        folder: where to save checkpoints; a training in a folder with checkpoints continues from the last.
+        on_step: called after every step with its number and, if the step is logged, the values.
+        changes: settings to change: ``train(..., max_steps=1000, learning_rate=1e-4)``.
+
+    Returns:
+        How it ended. The model has the last weights.
+    """
+    settings = dataclasses.replace(settings or Train(), **changes)
+    here = start_processes()
+    place = None if folder is None else Path(folder)
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+    job = Job(
+        model,
+        tokenizer,
+        examples,
+        settings,
+        objective,
+        validation=validation if settings.eval_every else None,
+        folder=place,
+        continued_from=None if place is None else checkpoints.find(place).newest,
+        on_step=on_step,
+    )
+    return run(job, here)
+
+
+# What the loop calls
+
+
+def watched(objective: str) -> JointLoss:
+    """The objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""
+    loss_fn = JointLoss(objective)
+    return loss_fn if any(part.name == "ce" for part in loss_fn.parts) else JointLoss(f"{objective} + 0*ce")
+
+
+def total_steps(settings: Train, examples: int) -> int:
+    """How many steps a training on so many examples has."""
+    epoch = math.ceil(examples / (settings.batch_size * settings.accumulate))
+    return (settings.max_steps or math.ceil(settings.epochs * epoch)) if epoch else 0
+
+
+def precision_of(settings: Train, device: torch.device) -> str:
+    """``bf16``, ``fp16`` or ``fp32``; raises if this device cannot."""
+    if settings.precision == "fp16" and device.type == "cpu":
+        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32.")
+    if settings.precision != "auto":
+        return settings.precision
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def _optimiser(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW. Biases and the weights of norms, which are vectors, do not decay."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=not settings.fsdp and device.type in ("cpu", "cuda"),
+    )
+
+
+def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False) -> Padder:
+    pad = next(
+        (x.pad_token_id for x in (job.tokenizer, model.config) if getattr(x, "pad_token_id", None) is not None), None
+    )
+    if pad is None:
+        raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
+    multiple = MULTIPLE if here.device.type == "cuda" else 1
+    return Padder(int(pad), lambda labels: decoder_inputs(model, labels), multiple=multiple, always_mask=always_mask)
+
+
+def _plan(job: Job, model: Any, here: Processes, autocast: Callable[[], Any]) -> tuple[PlannedSteps, Batch | None]:
+    """The steps of the training, and a micro-batch of the largest shape on a GPU."""
+    settings, cuda = job.settings, here.device.type == "cuda"
+    sources, targets, texts, counted = lengths_of(job.examples)
+    step = settings.batch_size * settings.accumulate
+    epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
+    captures = cuda and not _why_not_captured(settings, here.device, model)
+    padder = _padder(job, model, here, always_mask=captures)
+    rows, largest = -(-step // here.count), None
+    if cuda:
+        first = epochs[0]
+        most = 1 if texts is None else max(int(texts.max()), 2)
+        positions = getattr(model.config, "max_position_embeddings", None)
+        grid = fitted_grid(sources, targets, first, longest=positions, texts=most)
+
+        def loss(batch: Batch) -> Tensor:
+            with autocast():
+                found: Tensor = model(**batch).loss  # []
+            return found
+
+        limit = settings.max_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
+        plan = Plan(sources, targets, rows, limit, grid, texts)
+        sizes, shown = plan.sizes(rows), first[:50]
+        largest = padder([], sizes[0])
+        micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
+        job.say(
+            f"a step of {len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
+            f"{sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
+        )
+    else:
+        most_tokens = settings.max_tokens or None
+        each = -(-settings.batch_size // here.count)
+        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts)
+    made = PlannedSteps(
+        job.examples, epochs, plan, padder, counted=counted, total=total_steps(settings, len(sources)),
+        process=here.rank, processes=here.count, equally_many=settings.fsdp, pin=cuda,
+    )  # fmt: skip
+    return made, largest
+
+
+def _why_not_captured(settings: Train, device: torch.device, model: Any) -> str:
+    """Why steps cannot run as CUDA graphs; empty if they can."""
+    if device.type != "cuda":
+        return "there is no NVIDIA GPU"
+    if not settings.capture:
+        return "train.capture is off"
+    if settings.fsdp:
+        return "train.fsdp gathers parameters in the middle of a step"
+    if settings.gradient_checkpointing:
+        return "gradient checkpointing computes activations again in the backward pass"
+    return ""
+
+
+def _begin_thread(device: torch.device) -> Callable[[], object]:
+    return (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else bool
+
+
+def _seed(seed: int, step: int, rank: int) -> None:
+    """Set the random numbers of a step: dropout is the same however often the training was stopped before."""
+    torch.manual_seed((seed * 1_000_003 + step) * 4099 + rank)
+
+
+def _scaled_step(scaler: Any, optimiser: torch.optim.Optimizer, state: State) -> bool:
+    """Update the weights, unless a gradient is infinite. Returns whether they were."""
+    before = scaler.get_scale()
+    scaler.step(optimiser)
+    scaler.update()
+    return bool(scaler.get_scale() >= before)
+
+
+def _raise_if_diverged(loss: float, step: int, log: Log, *, fp16: bool) -> None:
+    """Stop a training whose loss is NaN or infinite before it is saved. fp16 tolerates two logs: the scale adjusts."""
+    log.broken = 0 if math.isfinite(loss) else log.broken + 1
+    if log.broken > (2 if fp16 else 0):
+        raise Diverged(
+            f"the loss became NaN or infinite at step {step}. Lower train.learning_rate, raise train.warmup_steps, or "
+            "use bf16 instead of fp16; then start over with --fresh."
+        )

@@ -1,0 +1,63 @@
+"""the number of updates done → the learning rate, as a factor of the largest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+END = 1e-7
+"""The learning rate at which ``polynomial`` ends."""
+
+
+def linear(done: int, warmup: int, total: int, rate: float) -> float:
+    """Down to 0 at the end, in equal steps."""
+    return max(0.0, (total - done) / max(1, total - warmup))
+
+
+def cosine(done: int, warmup: int, total: int, rate: float) -> float:
+    """Down to 0 at the end, as half a wave."""
+    return max(0.0, 0.5 * (1 + math.cos(math.pi * (done - warmup) / max(1, total - warmup))))
+
+
+def constant_with_warmup(done: int, warmup: int, total: int, rate: float) -> float:
+    """The same until the end."""
+    return 1.0
+
+
+def inverse_sqrt(done: int, warmup: int, total: int, rate: float) -> float:
+    """Down with the root of the steps, counted from the warm-up's length, or from 10,000 without one."""
+    scale = warmup or 10_000
+    return 1 / math.sqrt((done + scale - warmup) / scale)
+
+
+def polynomial(done: int, warmup: int, total: int, rate: float) -> float:
+    """Down to 1e-7 at the end, in equal steps."""
+    if done > total:
+        return END / rate
+    left = 1 - (done - warmup) / max(1, total - warmup)
+    return ((rate - END) * left + END) / rate
+
+
+SCHEDULES: dict[str, Callable[[int, int, int, float], float]] = {
+    schedule.__name__: schedule for schedule in (linear, cosine, constant_with_warmup, inverse_sqrt, polynomial)
+}
+"""Name → what the learning rate is after the warm-up."""
+
+
+def learning_rate(name: str, done: int, *, warmup: int, total: int, rate: float) -> float:
+    """The learning rate of the next update.
+
+    Args:
+        name: of the schedule.
+        done: updates done.
+        warmup: updates in which the rate rises from 0.
+        total: all updates.
+        rate: the largest rate.
+
+    Example:
+        >>> [learning_rate("linear", done, warmup=2, total=4, rate=1.0) for done in range(5)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    if done < warmup:
+        return rate * done / max(1, warmup)
+    return rate * SCHEDULES[name](done, warmup, total, rate) if rate else 0.0
