@@ -21,7 +21,7 @@ import transformers
 from safetensors import torch as safetensors_torch
 
 from ngramloss import cli
-from ngramloss.training import callbacks, runner  # noqa: F401, imported once for all attempts
+from ngramloss.training import loop, runner  # noqa: F401, imported once for all attempts
 
 DELETES = ("os.remove", "os.rmdir", "shutil.rmtree")
 CHANGES = (*DELETES, "os.rename", "os.mkdir", "os.truncate", "shutil.copyfile")

@@ -68,7 +68,8 @@ def save(
     if here.first:
         checkpoint = folder / f"checkpoint-{state.step}"
         try:
-            shutil.rmtree(checkpoint, ignore_errors=True)  # one that was not completed
+            if checkpoint.exists():  # it was not completed
+                shutil.rmtree(checkpoint)
             model.save_pretrained(checkpoint, state_dict=weights)
             if tokenizer is not None:
                 tokenizer.save_pretrained(checkpoint)

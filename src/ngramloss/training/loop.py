@@ -203,7 +203,7 @@ def run(job: Job, here: Processes) -> Outcome:
 
             asked = stop.asked(step.number)
             last = step.number == steps.total
-            evaluates = job.validation is not None and step.ends(settings.eval_every)
+            evaluates = job.validation is not None and (step.ends(settings.eval_every) or last)
             saves = step.ends(settings.save_every) or last or asked
             line: dict[str, float] = {}
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:

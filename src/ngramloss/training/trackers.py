@@ -89,8 +89,8 @@ def _mlflow(run_name: str, folder: Path, settings: Mapping[str, Any]) -> Tracker
 
     def log(values: Values, step: int) -> None:
         # Names may not contain the brackets and signs that terms are written with.
-        plain = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in grouped(values).items()}
-        mlflow.log_metrics(plain, step=step)
+        plain = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in values.items()}
+        mlflow.log_metrics(metrics=plain, step=step)
 
     return Tracker(log, mlflow.end_run)
 
