@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from ngramloss import NgramTrainer
 from ngramloss.gpu.captured import Gradients
-from ngramloss.hf import planned, reduction
+from ngramloss.hf import planned
+from ngramloss.steps import reduction
 
 
 def be_one_of_two(monkeypatch, process=0):
