@@ -15,11 +15,14 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from ngramloss.files import appended, whole_rows, write_whole
-from ngramloss.hf.trainer import CheckpointError
 from ngramloss.loss import JointLoss
 from ngramloss.recipe import Train
 from ngramloss.training import checkpoints
 from ngramloss.training.best import is_better
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written."""
 
 
 class Log(TrainerCallback):
