@@ -212,8 +212,8 @@ def _refuse_arguments(args: Any, kwargs: dict[str, Any]) -> None:
     if gone := [f"`{name}`" for name in ("max_tokens", "capture", "compile") if name in kwargs]:
         raise TypeError(
             f"NgramTrainer does not take {', '.join(gone)}: its batches are those of Hugging Face's trainer. For steps "
-            "that are planned by tokens, compiled and captured as CUDA graphs, use ng.train(model, tokenizer, examples, "
-            "settings) or `ngramloss train`."
+            "that are planned by tokens, compiled and captured as CUDA graphs, use ng.train(model, tokenizer, "
+            "examples, settings) or `ngramloss train`."
         )
     if args.label_smoothing_factor:
         raise UserError(
