@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 from ngramloss import NgramTrainer
 from ngramloss.gpu.captured import Gradients
-from ngramloss.hf import planned
 from ngramloss.steps import reduction
 
 
@@ -28,30 +27,29 @@ def trainer_of(folder, data=22, **settings):
     )
 
 
-def gradients(model, outputs):
-    model.zero_grad()
-    outputs["loss"].backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
+def gradients(trainer, inputs, counts):
+    trainer.model.zero_grad()
+    trainer.compute_loss(trainer.model, inputs, num_items_in_batch=counts).backward()
+    return [parameter.grad.clone() for parameter in trainer.model.parameters()]
 
 
 def test_a_process_takes_its_loss_twice_because_gradients_are_averaged(tmp_path, monkeypatch):
     trainer, counts = trainer_of(tmp_path), torch.tensor([20.0, 3.0])
     inputs = batch("bart")
-    alone = trainer.share_of_step(trainer.model, inputs, counts)["loss"]
+    alone = trainer.compute_loss(trainer.model.train(), inputs, num_items_in_batch=counts)
     be_one_of_two(monkeypatch)
-    assert_close(trainer.share_of_step(trainer.model, inputs, counts)["loss"], 2 * alone)
+    assert_close(trainer.compute_loss(trainer.model, inputs, num_items_in_batch=counts), 2 * alone)
+    evaluated = trainer.compute_loss(trainer.model.eval(), inputs, num_items_in_batch=counts[0])
+    assert_close(evaluated, trainer.model(**inputs).loss)
 
 
 def test_the_mean_gradient_of_two_processes_is_that_of_one(tmp_path, monkeypatch):
     trainer, inputs = trainer_of(tmp_path), batch("bart", B=4)
     counts = torch.stack([(inputs["labels"] != -100).sum(), torch.tensor(4)]).float()
-    whole = gradients(trainer.model, trainer.share_of_step(trainer.model, inputs, counts))
+    whole = gradients(trainer, inputs, counts)
     be_one_of_two(monkeypatch)
     halves = [
-        gradients(
-            trainer.model,
-            trainer.share_of_step(trainer.model, {name: value[part] for name, value in inputs.items()}, counts),
-        )
+        gradients(trainer, {name: value[part] for name, value in inputs.items()}, counts)
         for part in (slice(0, 1), slice(1, 4))
     ]
     for one, other, both in zip(*halves, whole, strict=True):
@@ -76,21 +74,6 @@ def test_gradients_become_their_mean_over_the_processes(monkeypatch, in_buffers)
     reduction.average_gradients(model, kept)
     assert all(bool((parameter.grad == 2).all()) for parameter in having)
     assert model["a"].bias.grad is None
-
-
-@pytest.mark.parametrize(("two", "times"), [(False, 0), (True, 1)])
-def test_planned_steps_average_gradients_once_and_only_for_others(tmp_path, monkeypatch, two, times):
-    model, averaged = tiny(), []
-    trainer = NgramTrainer(
-        model, arguments(tmp_path), objective="ce", train_dataset=rows(22), data_collator=padded(model), max_tokens=40
-    )
-    step = next(iter(trainer.planned.loader()))
-    assert len(step.batches) > 1
-    if two:
-        be_one_of_two(monkeypatch)
-    monkeypatch.setattr(planned.reduction, "average_gradients", lambda *_: averaged.append(1))
-    trainer.planned.run(model, step, step.counts, eager=lambda *_: torch.zeros(()))
-    assert len(averaged) == times
 
 
 @pytest.mark.parametrize(
@@ -132,9 +115,8 @@ def test_with_one_process_or_without_the_last_round_every_row_counts(tmp_path, m
 # The order of the rows
 
 
-@pytest.mark.parametrize("planned", [{}, {"max_tokens": 100}], ids=["loader", "planned"])
 @pytest.mark.parametrize(("seeds", "same_as"), [((0, 3), (0, 0)), ((None, 3), (3, 0)), ((5, 3), (5, 0))], ids=str)
-def test_the_order_of_the_rows_is_that_of_data_seed_even_if_it_is_0(tmp_path, planned, seeds, same_as):
+def test_the_order_of_the_rows_is_that_of_data_seed_even_if_it_is_0(tmp_path, seeds, same_as):
     orders = []
     for data_seed, seed in (seeds, same_as):
         trainer = NgramTrainer(
@@ -143,7 +125,6 @@ def test_the_order_of_the_rows_is_that_of_data_seed_even_if_it_is_0(tmp_path, pl
             objective="ce",
             train_dataset=rows(22),
             data_collator=padded(tiny()),
-            **planned,
         )
         orders.append(list(trainer.get_train_dataloader().batch_sampler))
     assert orders[0] == orders[1]

@@ -436,12 +436,3 @@ def test_label_smoothing_beside_compute_loss_func_is_refused(tmp_path):
     function = ng.compute_loss_func("ce + matches(2)", model=model)
     with pytest.raises(ValueError, match=r"label_smoothing_factor=0.1 has no effect.*ce\(smoothing=0.1\)"):
         function_trainer(tmp_path, function, model, label_smoothing_factor=0.1).train()
-
-
-def test_planned_steps_refuse_rows_with_segments(tmp_path):
-    rows = [{"input_ids": [4, 5, 2], "labels": [6, 7, 8, 2], "segments": [0, 0, 1, 1]}] * 4
-    trainer = ng.NgramTrainer(
-        tiny("bart"), arguments(tmp_path), objective=OBJECTIVE, train_dataset=rows, max_tokens=100
-    )
-    with pytest.raises(ValueError, match="max_tokens plans rows of one text each, and these have `segments`"):
-        trainer.train()

@@ -86,7 +86,7 @@ def test_the_loss_follows_the_progress():
 
 
 def test_a_training_logs_the_weights_and_ends_where_a_continued_one_does(tmp_path):
-    settings = {"objective": RAMP, "save_strategy": "steps", "save_steps": 1, "data": 40, "ours": {"max_tokens": 0}}
+    settings = {"objective": RAMP, "save_strategy": "steps", "save_steps": 1, "data": 40}
     whole = trained(tmp_path, **settings)
     lines = [line for line in whole.state.log_history if "ce" in line]
     assert [line["weight/matches(2)"] for line in lines] == pytest.approx(
@@ -99,9 +99,6 @@ def test_a_training_logs_the_weights_and_ends_where_a_continued_one_does(tmp_pat
     for checkpoint in (2, 4, 7):  # before, in and after the ramp
         again = trained(tmp_path, resume=str(tmp_path / f"checkpoint-{checkpoint}"), **settings)
         assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
-    loader = trained(tmp_path / "loader", train_sampling_strategy="group_by_length", **settings | {"ours": {}})
-    planned = trained(tmp_path / "planned", train_sampling_strategy="group_by_length", **settings)
-    assert_same_weights(loader.model.state_dict(), planned.model.state_dict())
 
 
 def test_an_evaluation_has_the_full_weights(tmp_path):

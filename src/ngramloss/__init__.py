@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
+    from ngramloss.training.loop import train as train
 
 _ROOMS = {
     "attach": "hf.attach",
@@ -61,6 +62,7 @@ _ROOMS = {
     "token_stats_from_hidden": "stats",
     "NgramTrainer": "hf.trainer",
     "TextGenerator": "generation.text_generator",
+    "train": "training.loop",
 }
 
 __all__ = ["__version__", *_ROOMS]

@@ -53,7 +53,8 @@ class LogParts(TrainerCallback):
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a micro-batch."""
-        self._step.append(last_call(kwargs["model"]))
+        self._last = last_call(kwargs["model"])
+        self._step.append(self._last)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the last micro-batch, and the step."""
@@ -99,13 +100,19 @@ class LogParts(TrainerCallback):
         """Add the terms to the metrics of ``predict``."""
         metrics |= self._evaluation(metrics)
 
+    def take_evaluation(self) -> dict[str, float]:
+        """The terms of the evaluation, which are then forgotten: exact means over the data set and all processes."""
+        if not self._evaluated:
+            return {}
+        sums, self._evaluated = _over_processes(self._evaluated), {}
+        return {name: value / max(count, 1) for name, (value, count) in sums.items()}
+
     def _evaluation(self, metrics: Any) -> dict[str, float]:
         """The terms of the evaluation, with the prefix of these metrics."""
         prefix = next((key.removesuffix("_loss") for key in metrics if key.endswith("_loss")), None)
-        if prefix in (None, "train") or not self._evaluated:
+        if prefix in (None, "train"):
             return {}
-        sums, self._evaluated = _over_processes(self._evaluated), {}
-        return {f"{prefix}_{name}": value / max(count, 1) for name, (value, count) in sums.items()}
+        return {f"{prefix}_{name}": value for name, value in self.take_evaluation().items()}
 
 
 def _processes() -> int:
