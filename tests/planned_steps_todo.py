@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import models
 import pytest
 import torch
+from ngramloss.hf.planned import PlannedSteps
 from test_candidate_training import assert_same_training
 from test_candidate_training import trained as trained_on_candidates
 from test_one_of_two_processes import be_one_of_two
@@ -16,7 +17,6 @@ from ngramloss.errors import UserError
 from ngramloss.gpu.captured import CapturedStep, _state
 from ngramloss.hf import planned as planned_steps
 from ngramloss.hf.attach import attached_loss
-from ngramloss.hf.planned import PlannedSteps
 
 # Training
 

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -89,7 +89,7 @@ def test_the_window_begins_after_the_warm_up_and_ends_with_its_last_step(monkeyp
     monkeypatch.setattr(Window, "_now", lambda self: clock[now[-1]])
     for step in range(1, 9):
         now.append(step)
-        window.on_step_end(None, SimpleNamespace(global_step=step), None)
+        window.after(step)
     assert window.milliseconds == 500
     assert window.last_step == 6
 
@@ -159,14 +159,17 @@ def rows_of(batch):
         yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist(), None, *decoder_ids[real].tolist())
 
 
+def epoch(contestant, setup, folder):
+    """The batches of an epoch of two steps, after training on them."""
+    return list(islice(contestant.train(setup, str(folder), Window(warm_up=1, steps=1, cuda=False)), 4))
+
+
 @pytest.mark.parametrize("name", ["stock-grouped", "eager"])
 def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setup, name, tmp_path):
     seen = {}
     for contestant in train.CONTESTANTS:
         if contestant.name in ("stock-random", name):
-            batches = list(
-                train.micro_batches(list(contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader()))
-            )
+            batches = list(train.micro_batches(epoch(contestant, setup, tmp_path)))
             assert [len(batch["labels"]) for batch in batches] == [3, 3, 3, 3]
             seen[contestant.name] = [row for batch in batches for row in rows_of(batch)]
     assert seen["stock-random"] != seen[name]
@@ -176,11 +179,7 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setu
 def test_stock_groups_by_length_where_it_is_asked_to(setup, tmp_path):
     def spread(name):
         (contestant,) = train.chosen([name], compiled=False, device="cpu")
-        rows = [
-            int(mask.sum())
-            for batch in contestant.trainer(setup, str(tmp_path), 2).get_train_dataloader()
-            for mask in batch["attention_mask"]
-        ]
+        rows = [int(mask.sum()) for batch in epoch(contestant, setup, tmp_path) for mask in batch["attention_mask"]]
         return sum(abs(a - b) for a, b in pairwise(rows))
 
     assert spread("stock-grouped") < spread("stock-random")

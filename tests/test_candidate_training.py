@@ -21,6 +21,7 @@ from forks import fork, fork_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from models import DECODER_ONLY, ENCODER_DECODER, batch, tiny
+from ngramloss.hf.planned import _lengths
 from safetensors.torch import load_file
 from test_runner import SABOTAGE, TRAIN
 from test_steps import moved
@@ -35,7 +36,6 @@ from ngramloss.data.candidates import Candidates, read_candidates
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, last_call, logits_of
-from ngramloss.hf.planned import _lengths
 from ngramloss.stats import CandidateStats, head
 from ngramloss.steps.padding import Padder, Steps
 from ngramloss.steps.plan import Grid, Plan, Size, fitted_grid

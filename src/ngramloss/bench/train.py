@@ -1,4 +1,4 @@
-"""a model, an objective, lengths of documents → documents per second of whole trainings through real trainers."""
+"""a model, an objective, lengths of documents → documents per second of whole trainings, stock and ours."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from transformers import (
     ProgressCallback,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    TrainerCallback,
     logging,
 )
 
@@ -29,10 +30,12 @@ from ngramloss.bench.child import in_child
 from ngramloss.bench.window import Window
 from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import UserError
-from ngramloss.hf.trainer import NgramTrainer
 from ngramloss.plugins import load_file
+from ngramloss.recipe import Train
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.tabular import aligned, fixed
+from ngramloss.training import loop
+from ngramloss.training.processes import start_processes
 
 NAN = float("nan")
 LOOKED_AT = 200
@@ -75,8 +78,8 @@ class Contestant(NamedTuple):
 
     name: str
     label: str
-    trainer: Callable[[Setup, str, int], Any]
-    """A trainer, from the setup, a folder for its output and the number of steps."""
+    train: Callable[[Setup, str, Window], Iterable[Any]]
+    """Trains until the window's last step, with a folder for its output. Returns the batches of an epoch."""
     ours: bool = False
     compiles: bool = False
     needs_gpu: bool = False
@@ -128,40 +131,75 @@ def chosen(only: Sequence[str], *, compiled: bool, device: str) -> list[Contesta
     ]
 
 
-def _stock(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool = False) -> Seq2SeqTrainer:
+class _Watched(TrainerCallback):
+    """Tells a window of each step of Hugging Face's trainer."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.loader: Any = ()
+        """What the trainer reads its batches from."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.loader = kwargs["train_dataloader"]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.window.after(state.global_step)
+
+
+def _stock(setup: Setup, output: str, window: Window, *, grouped: bool, compiled: bool = False) -> Iterable[Any]:
     """Hugging Face's trainer at its best: fused optimiser, expandable memory segments."""
     if setup.cuda:
         _set_allocator("expandable_segments:True")
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
-    return Seq2SeqTrainer(
+    watched = _Watched(window)
+    trainer = Seq2SeqTrainer(
         model,
-        _arguments(setup, output, steps, grouped=grouped, compiled=compiled),
+        _arguments(setup, output, window.last_step, grouped=grouped, compiled=compiled),
         train_dataset=_Lists(Tokens(setup.tokens)),
         data_collator=DataCollatorForSeq2Seq(
             _padding_tokenizer(model.config.pad_token_id), model=model, pad_to_multiple_of=setup.multiple
         ),
+        callbacks=[watched],
     )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.train()
+    loader: Iterable[Any] = watched.loader
+    return loader
 
 
 def _set_allocator(setting: str) -> None:
-    """Change the allocator's settings. PyTorch has read the environment already, in the process that this one is of."""
+    """Change the allocator's settings. The process that started this one has read the environment already."""
     new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (new or torch.cuda.memory._set_allocator_settings)(setting)
 
 
-def _ours(setup: Setup, output: str, steps: int, *, capture: bool, compiled: bool = False) -> NgramTrainer:
-    """The trainer of ``ngramloss train``."""
-    model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
-    return NgramTrainer(
-        model,
-        _arguments(setup, output, steps, grouped=True, compiled=False),
-        objective=setup.objective,
-        train_dataset=Tokens(setup.tokens),
-        max_tokens=0,
+def _ours(setup: Setup, output: str, window: Window, *, capture: bool, compiled: bool = False) -> Iterable[Any]:
+    """The loop of ``ngramloss train``."""
+    settings = Train(
+        max_steps=window.last_step,
+        batch_size=setup.batch,
+        accumulate=setup.accumulate,
+        learning_rate=3e-5,
+        warmup_steps=0,
+        precision=setup.precision,
+        log_every=10**9,
+        eval_every=0,
         capture=capture,
         compile=compiled,
-        say=_raise_if_eager,
+        seed=setup.seed,
     )
+    model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
+    job = loop.Job(
+        model,
+        None,
+        Tokens(setup.tokens),
+        settings,
+        setup.objective,
+        on_step=lambda number, values: window.after(number),
+        say=_raise_if_eager if capture else bool,
+    )
+    return loop.run(job, start_processes()).steps.from_(0)
 
 
 def _raise_if_eager(sentence: str) -> None:
@@ -345,12 +383,8 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
         load_file(Path(plugin))
     window = Window(warm_up=contestant.warm_up(setup), steps=setup.steps, cuda=setup.cuda, trace=trace)
     with tempfile.TemporaryDirectory() as output:
-        trainer = contestant.trainer(setup, output, window.last_step)
-        trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(window)
-        trainer.train()
-        padding = padding_share(islice(window.loader, LOOKED_AT))
+        batches = contestant.train(setup, output, window)
+        padding = padding_share(islice(batches, LOOKED_AT))
     return Row(
         contestant.name,
         contestant.label,

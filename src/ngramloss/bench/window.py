@@ -1,4 +1,4 @@
-"""the steps of a trainer → time of a step, time in which the GPU was busy, and memory."""
+"""the steps of a training → time of a step, time in which the GPU was busy, and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import TrainerCallback
 
 PROFILED = 8
 """Steps in which the GPU's work is recorded: thousands of kernels each."""
@@ -17,7 +16,7 @@ TRACED = 3
 """Steps in a trace that a person looks at."""
 
 
-class Window(TrainerCallback):
+class Window:
     """Reads the clock at both ends of a window of steps, then profiles a few more steps.
 
     The profiler slows the host down, so the time of a step and the time of the device come from different steps. On a
@@ -26,15 +25,13 @@ class Window(TrainerCallback):
     Args:
         warm_up: steps before the window.
         steps: steps in the window.
-        cuda: whether the trainer runs on a GPU.
+        cuda: whether the training runs on a GPU.
         trace: where to write a Chrome trace of a few more steps.
     """
 
     def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
         self.steps, self.cuda, self.trace = steps, cuda, trace
         self.milliseconds = self.device_milliseconds = self.gibibytes = self.reserved_gibibytes = float("nan")
-        self.loader: Any = ()
-        """What the trainer reads its batches from."""
         self._began = 0.0
         self._profiler: Any = None
         window_ends = warm_up + steps
@@ -49,14 +46,10 @@ class Window(TrainerCallback):
             actions += [(busy_ends, lambda: self._profile(everything)), (self.last_step, self._write_trace)]
         self._actions = actions
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the loader: another one may be planned differently, because less memory is free by then."""
-        self.loader = kwargs["train_dataloader"]
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Do what is due after this step."""
+    def after(self, number: int) -> None:
+        """Do what is due after the step with this number."""
         for step, action in self._actions:
-            if step == state.global_step:
+            if step == number:
                 action()
 
     def _now(self) -> float:

@@ -38,8 +38,8 @@ examples:
 
 TRAIN = """\
 Measure documents per second of real trainings: Hugging Face's Seq2SeqTrainer with the model's own cross-entropy, and
-NgramTrainer with an objective, on the same rows and with as many sequences in a step. Each trains in a process of its
-own. The rows have the lengths of a known data set's documents, or are your own data."""
+the loop of ngramloss train with an objective, on the same rows and with as many sequences in a step. Each trains in a
+process of its own. The rows have the lengths of a known data set's documents, or are your own data."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -166,7 +166,7 @@ def _add_train(benches: Verbs) -> None:
         "--objective",
         default="ce + matches(2,3,4)",
         metavar="OBJECTIVE",
-        help="objective of NgramTrainer (default: %(default)s)",
+        help="objective of ngramloss (default: %(default)s)",
     )
     rows = train.add_mutually_exclusive_group()
     rows.add_argument(

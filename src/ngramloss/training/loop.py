@@ -70,6 +70,7 @@ class Outcome(NamedTuple):
     finished: bool
     continued_from: int
     state: State
+    steps: PlannedSteps
 
 
 class Job(NamedTuple):
@@ -238,7 +239,7 @@ def run(job: Job, here: Processes) -> Outcome:
             if asked or state.ended_early:
                 break
     log.close()
-    return Outcome(state.step, steps.total, state.step >= steps.total or state.ended_early, began, state)
+    return Outcome(state.step, steps.total, state.step >= steps.total or state.ended_early, began, state, steps)
 
 
 def train(
