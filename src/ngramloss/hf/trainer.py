@@ -72,7 +72,7 @@ class NgramTrainer(Seq2SeqTrainer):
         return self._attach(super().call_model_init(trial))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """As stock, but rows of similar length are found for whole steps, so their order does not depend on the split."""
+        """As stock, but ``group_by_length`` groups by whole steps: the split does not change which rows share one."""
         sampler = super()._get_train_sampler(train_dataset)
         if isinstance(sampler, LengthGroupedSampler):
             step = self.get_total_train_batch_size(self.args)
@@ -211,9 +211,9 @@ def _refuse_arguments(args: Any, kwargs: dict[str, Any]) -> None:
         raise TypeError("NgramTrainer computes its loss from `objective`; do not pass `compute_loss_func`.")
     if gone := [f"`{name}`" for name in ("max_tokens", "capture", "compile") if name in kwargs]:
         raise TypeError(
-            f"NgramTrainer does not take {', '.join(gone)}: its batches are those of Hugging Face's trainer. Steps that "
-            "are planned by tokens and captured as CUDA graphs are those of ng.train(model, tokenizer, examples, "
-            "settings), and of `ngramloss train`."
+            f"NgramTrainer does not take {', '.join(gone)}: its batches are those of Hugging Face's trainer. For steps "
+            "that are planned by tokens, compiled and captured as CUDA graphs, use ng.train(model, tokenizer, "
+            "examples, settings) or `ngramloss train`."
         )
     if args.label_smoothing_factor:
         raise UserError(
