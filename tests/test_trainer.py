@@ -456,6 +456,16 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, batch, accumul
         assert evaluated[0][name] == pytest.approx(evaluated[1][name], abs=1e-4), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_two_processes_that_continue_within_the_second_epoch_end_at_the_same_weights(tmp_path, whole, strategy):
+    """Three steps an epoch: the fourth is followed by two that must have the rows they would have had."""
+    settings = {"per_device_train_batch_size": 4, "train_sampling_strategy": strategy}
+    in_two_processes(tmp_path / "once", save_strategy="steps", save_steps=1, **settings)
+    weights, _ = in_two_processes(tmp_path / "again", resume=str(tmp_path / "once" / "checkpoint-4"), **settings)
+    assert_same_weights(weights, whole[strategy][0])
+
+
 class OnCpus(NgramTrainer):
     """Lets Accelerate shard on CPU processes, where it would silently use DDP, because there is no GPU here."""
 
