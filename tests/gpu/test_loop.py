@@ -1,7 +1,12 @@
 """Whole trainings on a GPU: captured steps train like eager ones, wait for nothing, and go on where they stopped."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
+import transformers as hf
+from forks import fork_ranks
 from test_captured import OBJECTIVE, bart, rows
 
 import ngramloss as ng
@@ -23,7 +28,16 @@ SETTINGS = {
 }
 
 
-def trained(model=None, *, data=96, objective=OBJECTIVE, folder=None, on_step=lambda number, values: None, **changes):
+def trained(
+    model=None,
+    *,
+    data=96,
+    objective=OBJECTIVE,
+    folder=None,
+    validation=None,
+    on_step=lambda number, values: None,
+    **changes,
+):
     """The log of a training, whether steps were captured, the model, and what was said."""
     log, said = [], []
     model = bart() if model is None else model
@@ -33,6 +47,7 @@ def trained(model=None, *, data=96, objective=OBJECTIVE, folder=None, on_step=la
         rows(data) if isinstance(data, int) else data,
         loop.Train(**SETTINGS | changes),
         objective,
+        validation=validation,
         folder=folder,
         continued_from=None if folder is None else loop.checkpoints.find(folder).newest,
         logs=[lambda line, step: log.append(dict(line) | {"step": step})],
@@ -106,16 +121,91 @@ def test_a_continued_captured_training_ends_at_the_same_weights(tmp_path, replay
         assert all(torch.equal(value, weights[name]) for name, value in whole.state_dict().items())
 
 
-@pytest.mark.parametrize("capture", [True, False])
-def test_no_step_waits_for_the_device(capture):
+def test_no_captured_step_waits_for_the_device(replays):
     def watch(number, values):
         torch.cuda.set_sync_debug_mode("error" if 4 <= number < 10 else "default")
 
     try:
-        _, captured, _, _ = trained(data=16, log_every=100, on_step=watch, capture=capture)
+        trained(data=16, log_every=100, on_step=watch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert captured
+    assert len(replays) >= 12
+
+
+def test_weights_that_are_thawed_are_captured_again(replays):
+    kept, model = [], bart()
+    first = model.model.encoder.layers[0].fc1.weight.clone()
+
+    def thaw(number, values):
+        if number == 6:
+            kept.append(model.model.encoder.layers[0].fc1.weight.clone())
+            model.model.encoder.layers.requires_grad_(True)
+
+    model.model.encoder.layers.requires_grad_(False)
+    trained(model, on_step=thaw)
+    assert len(replays) >= 12
+    assert torch.equal(kept[0].cpu(), first)
+
+
+def test_a_schedule_of_terms_reaches_captured_steps(replays):
+    log, *_ = trained(objective="ce + matches(2)@from(0.5)", data=16, learning_rate=0.0)
+    assert replays
+    for line in log:
+        weight = 0.0 if line["step"] <= 6 else 1.0
+        assert line["loss"] == pytest.approx(line["ce"] + weight * line["matches(2)"], rel=1e-3), line["step"]
+
+
+def test_validation_between_captured_steps_changes_nothing(replays):
+    def ce(**changes):
+        return [line["ce"] for line in trained(bart(dropout=0.1), **changes)[0] if "ce" in line]
+
+    log = ce(validation=rows(20, seed=9), eval_every=3)
+    assert log == ce()
+    assert replays
+
+
+class Waiting(hf.BartForConditionalGeneration):
+    def forward(self, input_ids=None, **kwargs):
+        assert input_ids.sum().item() > 0
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "reason"),
+    [
+        (lambda: bart(encoder_layerdrop=0.3), {}, "layer drop chooses layers on the host"),
+        (lambda: Waiting(bart().config), {}, ""),
+    ],
+)
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(model, changes, reason):
+    log, captured, _, said = trained(model(), **changes)
+    assert not captured
+    assert any(f"not captured as CUDA graphs: {reason}" in line and "same, but slower" in line for line in said), said
+    assert log[-1]["ce"] < log[0]["ce"]
+    assert torch.rand(4, device="cuda").sum() > 0  # the generator still works
+
+
+WORKER = """
+import sys; sys.path[:0] = [{tests!r}, {gpu!r}]
+import torch, test_loop as t
+_, captured, model, said = t.trained(max_steps=8, data=90, precision="fp32", max_tokens=int(sys.argv[2]))
+assert captured, said
+if torch.distributed.get_rank() == 0:
+    torch.save({{name: value.cpu() for name, value in model.state_dict().items()}}, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("max_tokens", [0, 300])
+def test_two_processes_on_one_gpu_end_at_the_weights_of_one(tmp_path, max_tokens):
+    here = Path(__file__).parent
+    program = WORKER.format(tests=str(here.parent), gpu=str(here))
+    given = [str(tmp_path / "weights.pt"), str(max_tokens)]
+    codes, err = fork_ranks(program, given, environment=dict(os.environ), one_device=True)
+    assert codes == [0, 0], err[-3000:]
+    _, _, alone, _ = trained(max_steps=8, data=90, precision="fp32")
+    two = torch.load(tmp_path / "weights.pt")
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(two[name], value.cpu(), atol=2e-4, rtol=1e-3)
 
 
 def test_fp16_skips_a_step_with_infinite_gradients_and_the_schedule_waits():
@@ -123,12 +213,6 @@ def test_fp16_skips_a_step_with_infinite_gradients_and_the_schedule_waits():
     done = ng.train(bart(), None, rows(96), objective="1000*ce", **SETTINGS | {"precision": "fp16", "capture": False})
     assert done.step == 12
     assert 0 < done.state.updates < 12
-
-
-def test_layer_drop_runs_eagerly_and_says_why():
-    _, captured, _, said = trained(bart(encoder_layerdrop=0.5))
-    assert not captured
-    assert any("layer drop chooses layers on the host. Training is the same, but slower" in line for line in said)
 
 
 def test_the_budget_comes_from_the_memory():
