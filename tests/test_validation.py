@@ -101,10 +101,9 @@ def test_a_long_validation_shows_how_far_it_is(monkeypatch, capsys):
 
 SHARDED = f"""
 import sys
-from types import SimpleNamespace
 sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
 import torch, tiny_tokenizers
-from ngramloss.hf.trainer import _shard
+from ngramloss.training.sharding import shard
 from ngramloss.training.best import Best
 from ngramloss.training.validation import GeneratedScore
 from test_search import ids, real_model
@@ -116,7 +115,7 @@ alone, model = real_model(), real_model()
 for one in (alone, model):
     one.final_logits_bias[:, 2] = 6   # texts end after 6, 10, 11 or 12 tokens
 alone = written(alone, settings())
-_shard(model, SimpleNamespace(mixed_precision_policy=None, cpu_offload=None, reshard_after_forward=True, transformer_cls_names_to_wrap=None, auto_wrap_policy=None))
+shard(model)
 model(torch.tensor([ids()[0]]), decoder_input_ids=torch.tensor([[2]]))   # as training did
 model.reshard()
 score = GeneratedScore(Best("chrf", "chrf", True), ids()[:5], examples=(), settings=settings(), tokenizer=tiny_tokenizers.ours(), batch_size=1, process=rank, processes=2)
