@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+import warnings
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -80,7 +81,19 @@ def test_the_oldest_versions_are_the_lower_bounds():
     assert oldest["torch"] == pinned("constraints.txt")["torch"]
 
 
-def test_the_newest_versions_allowed_are_those_that_are_tested():
-    upper = bounds("<=")
-    assert "transformers" in upper
-    assert {name: pinned("constraints.txt")[name] for name in upper} == upper
+def test_the_newest_versions_that_are_known_are_those_that_are_tested():
+    assert not bounds("<=")
+    assert {name: pinned("constraints.txt")[name] for name in version.NEWEST} == version.NEWEST
+
+
+def test_a_newer_version_than_is_tested_gets_one_warning(monkeypatch):
+    version.warn_if_untested.cache_clear()
+    monkeypatch.setattr(version, "installed", lambda package: "5.100.0")
+    with pytest.warns(UserWarning, match=r"transformers 5\.100\.0 is newer than .*install transformers=="):
+        version.warn_if_untested("transformers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        version.warn_if_untested("transformers")
+        version.warn_if_untested.cache_clear()
+        monkeypatch.setattr(version, "installed", lambda package: version.NEWEST[package])
+        version.warn_if_untested("transformers")

@@ -1,5 +1,8 @@
 """name of a package → its version, and the extra of ngramloss that installs it. Imports nothing else."""
 
+import warnings
+from functools import cache
+
 __version__ = "0.1.0"
 
 
@@ -11,6 +14,32 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+NEWEST = {"transformers": "5.22.2"}
+"""Package → the newest version that the tests run with."""
+
+
+@cache
+def warn_if_untested(package: str) -> None:
+    """Warn once if a package is newer than the tests know."""
+    found, known = installed(package), NEWEST[package]
+    if found is not None and _numbers(found) > _numbers(known):
+        warnings.warn(
+            f"{package} {found} is newer than {known}, the newest version that ngramloss is tested with. Losses are "
+            f"checked against the model's own logits; if something fails, install {package}=={known}. Silence this "
+            "warning with warnings.filterwarnings('ignore', message='.*is newer than').",
+            stacklevel=3,
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, for comparing.
+
+    >>> _numbers("5.22.2") < _numbers("5.23.0rc1")
+    True
+    """
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
 
 
 EXTRAS = {

@@ -37,6 +37,7 @@ from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX, CandidateStats, Packing, token_stats, token_stats_from_hidden
+from ngramloss.version import warn_if_untested
 
 ModelT = TypeVar("ModelT", bound=Module)
 
@@ -88,6 +89,7 @@ def attach(
     Raises:
         TypeError, ValueError: the model is not supported; the message gives the reason.
     """
+    warn_if_untested("transformers")
     inner = bare(model)
     module = head_module(inner)
     head_of(inner, module)
