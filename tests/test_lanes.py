@@ -6,6 +6,10 @@ import warnings
 from itertools import chain, combinations
 from pathlib import Path
 
+import pytest
+
+from ngramloss import version
+
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
