@@ -18,7 +18,7 @@ from ngramloss.metrics.registry import Metric
 from ngramloss.metrics.scores import Scores
 from ngramloss.run_folder import NAMES, Busy, RunFolder
 from ngramloss.scoring import provenance, results, score_cache
-from ngramloss.training import runner
+from ngramloss.training import claim, runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
@@ -306,7 +306,7 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
 
         return asked
 
-    for name in ("_claim", "_prepare", "_run_trainer", "_finish"):
+    for name in ("claim", "prepare_once", "_run", "_finish"):
         monkeypatch.setattr(runner, name, noted(getattr(runner, name)))
     assert train(tmp_path / "a") == 0
     assert free == []
@@ -315,9 +315,9 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
 
 
 def test_only_the_first_process_of_torchrun_holds_the_folder(tmp_path):
-    with lock_folder(tmp_path, wait=False), runner._locked(RunFolder(tmp_path), 1):
+    with lock_folder(tmp_path, wait=False), claim.locked(RunFolder(tmp_path), 1):
         pass
-    with lock_folder(tmp_path, wait=False), pytest.raises(Busy), runner._locked(RunFolder(tmp_path), 0):
+    with lock_folder(tmp_path, wait=False), pytest.raises(Busy), claim.locked(RunFolder(tmp_path), 0):
         pass
 
 
@@ -370,7 +370,7 @@ def test_where_the_file_system_has_no_locks_nothing_is_locked(tmp_path, monkeypa
 
 
 def claimed(folder, *, fresh=False):
-    return runner._claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
+    return claim.claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -454,13 +454,11 @@ def test_no_prediction_is_written_through_a_link(tmp_path):
 
 
 def test_no_line_of_a_log_is_written_through_a_link(tmp_path):
-    from types import SimpleNamespace
+    from ngramloss.training.log import LogFile
 
-    from ngramloss.training.callbacks import Log
-
-    log = Log(tmp_path / "log.jsonl", 0)
+    log = LogFile(tmp_path / "log.jsonl", 0)
     (tmp_path / "log.jsonl").unlink()
     (tmp_path / "log.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"log\.jsonl"):
-        log.on_log(None, SimpleNamespace(is_world_process_zero=True, global_step=1), None, logs={"loss": 1.0})
+        log({"loss": 1.0}, 1)
     assert not (tmp_path / "elsewhere").exists()
