@@ -665,11 +665,12 @@ def test_a_runs_folder_is_named_after_the_recipe_unless_told_otherwise(training,
 
 def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
     from ngramloss.training import runner
+    from ngramloss.training.prepared import Stopped
 
     training["outcome"] = runner.Outcome(Path("folder"), False, 3, 0)
     assert main(["train", "demo"]) == 130
     for outcome, code, told in [
-        (runner.Stopped("elsewhere"), 1, "a sentence\n"),
+        (Stopped("elsewhere"), 1, "a sentence\n"),
         (KeyboardInterrupt(), 130, "a sentence\nstopped.\n"),
         (
             OSError(28, "No space left on device", "runs/x"),

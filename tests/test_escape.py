@@ -4,11 +4,13 @@ import ast
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_card import PREPARED
 
 import ngramloss
 from ngramloss import cli, escape, recipe
@@ -285,7 +287,7 @@ def test_a_hostile_label_stays_in_its_line_of_the_pages_copies(form):
 
 def test_html_and_code_in_the_names_of_a_card_stay_text():
     settings = recipe.load("xsum", ['data.name="a`<script>`b"', 'model.name="m` | <img>"', 'data.prefix="`x` → <b>"'])
-    prepared = {"machine": {"processes": 1, "device": "<b>GPU</b>", "precision": "bf16"}, "splits": {}}
+    prepared = replace(PREPARED, machine=replace(PREPARED.machine, device="<b>GPU</b>"))
     text = card.card_text(settings, prepared, {"step": 1, "best_step": None, "best": None}, Path("checkpoint-1"))
     outside = re.sub(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", "", text)
     assert not re.search(r"(?<!\\)<", outside)

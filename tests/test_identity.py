@@ -17,7 +17,8 @@ from ngramloss.data import newswire
 from ngramloss.generation import predictions
 from ngramloss.generation.search import of_run
 from ngramloss.run_folder import RunFolder
-from ngramloss.training import checkpoints, runner
+from ngramloss.training import prepare
+from ngramloss.training.processes import Processes
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -145,9 +146,9 @@ def test_a_run_continues_from_its_own_weights_whatever_those_of_the_base_are(pla
 
 
 def test_a_model_on_the_hub_is_known_by_its_commit(monkeypatch):
-    monkeypatch.setattr(runner.loading, "load_config", lambda *_, **__: SimpleNamespace(_commit_hash="abc"))
-    assert runner._model_files(recipe.load("xsum"), False) == {"commit": "abc"}
-    assert runner._model_files(recipe.load("demo"), False) == {}
+    monkeypatch.setattr(prepare.loading, "load_config", lambda *_, **__: SimpleNamespace(_commit_hash="abc"))
+    assert prepare._model_files(recipe.load("xsum"), False) == {"commit": "abc"}
+    assert prepare._model_files(recipe.load("demo"), False) == {}
 
 
 def forget(checkpoint, *kinds):
@@ -388,11 +389,9 @@ def overridden(name, value):
 
 def tokens_key(settings):
     """Where the tokens of a training are cached."""
-    arguments = SimpleNamespace(world_size=1, device=torch.device("cpu"), bf16=False, fp16=False)
-    nothing = checkpoints.Found(None, {})
-    made = runner._prepare(settings, arguments, RunFolder(Path("new")), nothing, lambda _: None, False).record
-    compared = made["candidates"] or {"tokens": None}
-    return [compared["tokens"], *(split["tokens"] for split in made["splits"].values())]
+    here = Processes(0, 1, torch.device("cpu"))
+    made, _ = prepare.prepare(settings, RunFolder(Path("new")), here, None, say=lambda _: None, trust_remote_code=False)
+    return [made.candidates and made.candidates.tokens, *(split.tokens for split in made.splits.values())]
 
 
 def texts_key(model, settings):

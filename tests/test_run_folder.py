@@ -12,13 +12,14 @@ import pytest
 
 import ngramloss
 from ngramloss import cli, files, recipe, run_folder
+from ngramloss.checksums import OWN
 from ngramloss.errors import UserError
 from ngramloss.files import lock_folder
 from ngramloss.metrics.registry import Metric
 from ngramloss.metrics.scores import Scores
 from ngramloss.run_folder import NAMES, Busy, RunFolder
 from ngramloss.scoring import provenance, results, score_cache
-from ngramloss.training import runner
+from ngramloss.training import checkpoints, claim, runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
@@ -306,7 +307,7 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
 
         return asked
 
-    for name in ("_claim", "_prepare", "_run_trainer", "_finish"):
+    for name in ("claim", "prepare_once", "_run", "_finish"):
         monkeypatch.setattr(runner, name, noted(getattr(runner, name)))
     assert train(tmp_path / "a") == 0
     assert free == []
@@ -315,9 +316,9 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
 
 
 def test_only_the_first_process_of_torchrun_holds_the_folder(tmp_path):
-    with lock_folder(tmp_path, wait=False), runner._locked(RunFolder(tmp_path), 1):
+    with lock_folder(tmp_path, wait=False), claim.locked(RunFolder(tmp_path), 1):
         pass
-    with lock_folder(tmp_path, wait=False), pytest.raises(Busy), runner._locked(RunFolder(tmp_path), 0):
+    with lock_folder(tmp_path, wait=False), pytest.raises(Busy), claim.locked(RunFolder(tmp_path), 0):
         pass
 
 
@@ -370,7 +371,7 @@ def test_where_the_file_system_has_no_locks_nothing_is_locked(tmp_path, monkeypa
 
 
 def claimed(folder, *, fresh=False):
-    return runner._claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
+    return claim.claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -442,6 +443,57 @@ def test_a_file_called_model_is_no_model_and_is_not_taken_for_one(ours, capsys):
     assert (ours / "model").read_text() == "mine"
 
 
+# A run of an earlier version
+
+
+def make_earlier(folder):
+    """Give checkpoints the form that Hugging Face's trainer gave them."""
+    for checkpoint in folder.glob("checkpoints/checkpoint-*"):
+        facts = {key: value for key, value in checkpoints.facts(checkpoint).items() if key not in ("files", OWN)}
+        (checkpoint / "state.json").rename(checkpoint / "trainer_state.json")
+        checkpoints.seal(checkpoint, **facts)
+
+
+def test_an_unfinished_run_of_an_earlier_version_is_refused_and_left_as_it_is(tmp_path, capsys):
+    folder = tmp_path / "a"
+    assert train(folder, "--set", "train.save_every=1") == 0
+    shutil.rmtree(folder / "model")
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-2")
+    make_earlier(folder)
+    before = everything(folder)
+    capsys.readouterr()
+    assert train(folder, "--set", "train.save_every=1") == 2
+    assert capsys.readouterr().err == (
+        f"error: {folder} was begun with an earlier version of ngramloss, and this version cannot continue it: its "
+        "checkpoint checkpoint-1 has trainer_state.json and no state.json. Finish it with the version that began it, or "
+        "start over with --fresh.\n"
+    )
+    assert everything(folder) == before
+    assert train(folder, "--set", "train.save_every=1", "--fresh") == 0
+
+
+def test_a_finished_run_of_an_earlier_version_generates_scores_and_reports(finished, tmp_path, capsys):
+    folder = shutil.copytree(finished, tmp_path / "ours")
+    make_earlier(folder)
+    (folder / "prepared.json").write_text('{"splits": {}}')  # it said less
+    for name in ("predictions.jsonl", "references.jsonl", "generation.json", "seen.jsonl"):
+        (folder / name).unlink()
+    assert generate(folder) == 0
+    assert score(folder) == 0
+    assert cli.main(["report", str(folder), "--out", str(tmp_path / "page")]) == 0
+    capsys.readouterr()
+    assert train(folder) == 0
+    assert "is already finished" in capsys.readouterr().err
+
+
+def test_a_run_of_an_earlier_version_that_only_lacks_its_model_gets_it(ours):
+    model = everything(ours / "model")
+    shutil.rmtree(ours / "model")
+    make_earlier(ours)
+    assert train(ours) == 0
+    assert everything(ours / "model") == model
+
+
 # Links
 
 
@@ -454,13 +506,11 @@ def test_no_prediction_is_written_through_a_link(tmp_path):
 
 
 def test_no_line_of_a_log_is_written_through_a_link(tmp_path):
-    from types import SimpleNamespace
+    from ngramloss.training.log import LogFile
 
-    from ngramloss.training.callbacks import Log
-
-    log = Log(tmp_path / "log.jsonl", 0)
+    log = LogFile(tmp_path / "log.jsonl", 0)
     (tmp_path / "log.jsonl").unlink()
     (tmp_path / "log.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"log\.jsonl"):
-        log.on_log(None, SimpleNamespace(is_world_process_zero=True, global_step=1), None, logs={"loss": 1.0})
+        log({"loss": 1.0}, 1)
     assert not (tmp_path / "elsewhere").exists()

@@ -621,8 +621,8 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
     """mBART names its attentions as units too, so that sharding meets units within units."""
     two = [*command(place, tmp_path / "two", *STILL), *(["--set", "train.fsdp=true"] if fsdp else [])]
     refuse = (  # only the first process may read the data
-        "import os, sys\nfrom ngramloss import cli\nfrom ngramloss.training import runner\n"
-        "if os.environ['RANK'] == '1':\n    runner.load = None\n"
+        "import os, sys\nfrom ngramloss import cli\nfrom ngramloss.training import prepare\n"
+        "if os.environ['RANK'] == '1':\n    prepare.load = None\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )
     (tmp_path / "worker.py").write_text(refuse)
@@ -661,14 +661,14 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
 DIES = """
 import os, signal, sys
 from ngramloss import cli, heartbeat
-from ngramloss.training import runner
+from ngramloss.training import prepare
 heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
-whole = runner.tokenise
+whole = prepare.tokenise
 def tokenise(*args, **options):
     if os.environ["RANK"] == "0" and sys.argv[1] == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(*args, **options)
-runner.tokenise = tokenise
+prepare.tokenise = tokenise
 sys.exit(cli.main(sys.argv[2:]))
 """
 

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from test_card import PREPARED
 
 from ngramloss import cli, recipe
 from ngramloss.data import load
@@ -194,7 +195,6 @@ def test_the_page_calls_texts_by_the_words_of_the_task(tmp_path):
 
 def test_the_card_names_the_task_and_the_languages():
     settings = recipe.load("translation", ["data.source_language=en", "data.target_language=de"])
-    prepared = {"splits": {}, "machine": {"precision": "fp32"}}
-    text = card.card_text(settings, prepared, {"step": 1, "best_step": None, "best": None}, card.Path("checkpoint-1"))
+    text = card.card_text(settings, PREPARED, {"step": 1, "best_step": None, "best": None}, card.Path("checkpoint-1"))
     assert "\nTranslation (`en` → `de`): `ce + matches(2,3,4)` on `multi30k`, from `scratch`." in text
     assert "* The task is translation; the paper's is summarisation.\n" in text

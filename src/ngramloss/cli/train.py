@@ -60,13 +60,14 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged
+    from ngramloss.training.prepared import Stopped
 
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
         outcome = runner.train(
             settings, folder, fresh=options.fresh, say=tell, trust_remote_code=options.trust_remote_code
         )
-    except runner.Stopped:
+    except Stopped:
         return 1
     except Diverged as reason:
         tell(f"error: {reason}")

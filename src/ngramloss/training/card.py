@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from ngramloss.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.training import checkpoints
 from ngramloss.training.best import best_of
+from ngramloss.training.prepared import Prepared, PreparedCandidates
 from ngramloss.version import __version__, installed
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex", "pysbd")
@@ -26,14 +28,12 @@ ALWAYS = (
 )
 
 
-def card_text(
-    settings: Recipe, prepared: dict[str, Any], facts: dict[str, Any], chosen: Path, *, note: str = ""
-) -> str:
+def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chosen: Path, *, note: str = "") -> str:
     """The card as Markdown.
 
     Args:
         settings: the resolved recipe.
-        prepared: the contents of ``prepared.json``.
+        prepared: what the training was given.
         facts: of the newest checkpoint.
         chosen: the checkpoint that became the model.
         note: a sentence about the choice.
@@ -42,7 +42,7 @@ def card_text(
     why = best_of(settings).described(facts["best"]) if facts["best_step"] == step else "the last"
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
-    differences = deviations(settings, prepared["machine"]["precision"])
+    differences = deviations(settings, prepared.machine.precision)
     lines = [
         f"# {in_markdown(settings.slug)}",
         "",
@@ -55,11 +55,11 @@ def card_text(
         "| split | examples | skipped | fingerprint |",
         "|---|---|---|---|",
         *(
-            f"| {name} | {split['examples']:,} | {len(split['skipped'])} | `{split['fingerprint']}` |"
-            for name, split in prepared["splits"].items()
+            f"| {name} | {split.examples:,} | {len(split.skipped)} | `{split.fingerprint}` |"
+            for name, split in prepared.splits.items()
         ),
         "",
-        *(f"* {in_markdown(sentence)}" for sentence in prepared.get("used", [])),
+        *(f"* {in_markdown(sentence)}" for sentence in prepared.used),
         *(
             line
             for part in ("validation", "test")
@@ -69,7 +69,7 @@ def card_text(
                 f"The {part} split is {fraction:g} of the training split, held out by the ids of its rows.",
             )
         ),
-        *_candidates(prepared.get("candidates")),
+        *_candidates(prepared.candidates),
         "",
         "## Deviations from the paper",
         "",
@@ -77,16 +77,16 @@ def card_text(
         "",
         "## Machine",
         "",
-        *(f"* {name}: {in_markdown(str(value))}" for name, value in prepared["machine"].items()),
-        *(["* code that came with the model was run (--trust-remote-code)"] * bool(prepared.get("trust_remote_code"))),
+        *(f"* {name}: {in_markdown(str(value))}" for name, value in dataclasses.asdict(prepared.machine).items()),
+        *(["* code that came with the model was run (--trust-remote-code)"] * prepared.trust_remote_code),
         "",
         "## Versions",
         "",
         *(f"* {name} {number}" for name, number in versions.items()),
         *(
             f"* {noun} {as_code(name)} of a plugin, source {source or 'unknown'}"
-            for kind, noun in (("plugins", "objective"), ("metrics", "metric"))
-            for name, source in prepared.get(kind, {}).items()
+            for noun, code in (("objective", prepared.plugins), ("metric", prepared.metrics))
+            for name, source in code.items()
         ),
         "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
@@ -94,16 +94,16 @@ def card_text(
     return "\n".join(lines) + "\n"
 
 
-def _candidates(described: dict[str, Any] | None) -> list[str]:
+def _candidates(compared: PreparedCandidates | None) -> list[str]:
     """Which candidates the objective compared."""
-    if described is None:
+    if compared is None:
         return []
-    scored = f", scored with {as_code(described['metric'])}" if described["metric"] else ""
-    cut = f" {described['cut']:,} of them were cut." if described["cut"] else ""
+    scored = f", scored with {as_code(compared.metric)}" if compared.metric else ""
+    cut = f" {compared.cut:,} of them were cut." if compared.cut else ""
     return [
         "",
-        f"The objective compares {described['texts']:,} candidates of {described['examples']:,} training "
-        f"examples{scored}, from {as_code(described['file'])}, fingerprint `{described['fingerprint']}`.{cut}",
+        f"The objective compares {compared.texts:,} candidates of {compared.examples:,} training examples{scored}, "
+        f"from {as_code(str(compared.file))}, fingerprint `{compared.fingerprint}`.{cut}",
     ]
 
 
