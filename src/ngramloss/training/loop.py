@@ -112,6 +112,11 @@ class Job(NamedTuple):
 def run(job: Job, here: Processes) -> Outcome:
     """Train. Every process calls this."""
     settings = job.settings
+    if not getattr(job.model.config, "is_encoder_decoder", False):
+        raise UserError(
+            f"this loop trains encoder-decoders, and {type(job.model).__name__} is none. Train a decoder-only model in "
+            'your own trainer: ng.attach(model, "ce + matches(2)"), or ng.NgramTrainer (docs/adopt.md).'
+        )
     precision = precision_of(settings, here.device)
     if settings.fsdp:
         raise_unless_shardable(here.count, precision)
