@@ -188,8 +188,9 @@ def run(job: Job, here: Processes) -> Outcome:
             _seed(settings.seed, step.number, here.rank)
             loss_fn.progress = state.step / steps.total
             loss_fn.refresh_weights()
-            rate = learning_rate(settings.schedule, state.updates, warmup=warmup, total=steps.total,
-                                 rate=settings.learning_rate)  # fmt: skip
+            rate = learning_rate(
+                settings.schedule, state.updates, warmup=warmup, total=steps.total, rate=settings.learning_rate
+            )
             for group in optimiser.param_groups:
                 group["lr"] = rate
 
@@ -201,7 +202,7 @@ def run(job: Job, here: Processes) -> Outcome:
                 optimiser.step()
                 state.updates += 1
             else:
-                state.updates += _scaled_step(scaler, optimiser, state)
+                state.updates += _scaled_step(scaler, optimiser)
             if runner.gradients is None:
                 model.zero_grad()
             state.step = step.number
@@ -225,7 +226,8 @@ def run(job: Job, here: Processes) -> Outcome:
                     log.write_validation(step.number, found)
                     _raise_if_diverged(found["eval_loss"], step.number, log, fp16=scaler is not None)
                 value = found.get(f"eval_{job.best.name}", math.nan)
-                if state.best is None or is_better(value, state.best, higher=job.best.higher):
+                before = math.nan if state.best is None else state.best
+                if math.isnan(before) or is_better(value, before, higher=job.best.higher):
                     state.best, state.best_step, saves = value, step.number, True
                 elif settings.early_stopping and (
                     step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
@@ -237,9 +239,17 @@ def run(job: Job, here: Processes) -> Outcome:
                     if scaler is not None:
                         state.scale, state.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
                     checkpoints.save(
-                        job.folder, model, job.tokenizer, optimiser, state, here, more=job.saved_with,
-                        finished=last or state.ended_early, keep=settings.keep, sharded=settings.fsdp,
-                    )  # fmt: skip
+                        job.folder,
+                        model,
+                        job.tokenizer,
+                        optimiser,
+                        state,
+                        here,
+                        more=job.saved_with,
+                        finished=last or state.ended_early,
+                        keep=settings.keep,
+                        sharded=settings.fsdp,
+                    )
             job.on_step(step.number, line)
             if asked or state.ended_early:
                 break
@@ -380,9 +390,17 @@ def _plan(job: Job, model: Any, here: Processes, autocast: Callable[[], Any]) ->
         each = -(-settings.batch_size // here.count)
         plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts)
     made = PlannedSteps(
-        job.examples, epochs, plan, padder, counted=counted, total=total_steps(settings, len(sources)),
-        process=here.rank, processes=here.count, equally_many=settings.fsdp, pin=cuda,
-    )  # fmt: skip
+        job.examples,
+        epochs,
+        plan,
+        padder,
+        counted=counted,
+        total=total_steps(settings, len(sources)),
+        process=here.rank,
+        processes=here.count,
+        equally_many=settings.fsdp,
+        pin=cuda,
+    )
     return made, largest
 
 
@@ -408,7 +426,7 @@ def _seed(seed: int, step: int, rank: int) -> None:
     torch.manual_seed((seed * 1_000_003 + step) * 4099 + rank)
 
 
-def _scaled_step(scaler: Any, optimiser: torch.optim.Optimizer, state: State) -> bool:
+def _scaled_step(scaler: Any, optimiser: torch.optim.Optimizer) -> bool:
     """Update the weights, unless a gradient is infinite. Returns whether they were."""
     before = scaler.get_scale()
     scaler.step(optimiser)
