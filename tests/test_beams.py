@@ -353,4 +353,5 @@ def test_sources_of_equal_length_draw_different_noise():
     sources = [[5, 6, 7, 2], [6, 5, 7, 2], [5, 6, 8, 2]]
     texts = written(graph, model, search, sources)
     assert len({tuple(text) for (text,) in texts}) == 3
+    assert len(set(texts[0][0])) > 3, "and so does each position of a text"
     assert written(graph, model, search, sources[::-1]) == texts[::-1]

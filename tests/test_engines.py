@@ -571,6 +571,8 @@ def test_a_batch_has_as_many_documents_as_the_budget_allows():
     assert sizes(batching.Budget(tokens=40, rest=10, padded=9)) == [[9], [8], [8], [3, 3, 2], [1, 1, 1]]
     assert sizes(batching.Budget(tokens=1)) == [[length] for length in lengths], "never none"
     assert sizes(batching.Budget()) == [lengths]
+    assert batching.Budget(tokens=10**9).allows(batching.MOST_DOCUMENTS, 1)
+    assert not batching.Budget(tokens=10**9).allows(batching.MOST_DOCUMENTS + 1, 1)
 
 
 def test_on_a_cpu_the_free_memory_bounds_a_batch_however_short_its_sources_are(monkeypatch):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ngramloss.data import Example, fingerprint, tokens, word_ids
 from ngramloss.data.sentences import sentences
-from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise, tokenizer_fingerprint
+from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, targets, tokenise, tokenizer_fingerprint
 from ngramloss.data.word_ids import bare_ids, word_encoder
 
 ROOMY = Shape(max_source=10_000)
@@ -124,6 +124,18 @@ def test_a_document_that_just_fits_keeps_its_end(ours):
     (whole,) = sources([DOCUMENT], ours, ROOMY, separator)
     assert sources([DOCUMENT], ours, Shape(max_source=len(whole)), separator) == [whole]
     assert sources([DOCUMENT], ours, Shape(max_source=len(whole) - 1), separator) == [[*whole[:-2], whole[-1]]]
+
+
+@pytest.mark.parametrize("separator", ["auto", "none"])
+def test_only_a_text_that_lost_its_end_counts_as_cut(ours, separator):
+    token, encode = separator_id(ours, separator), word_encoder(ours)
+    whole, target = len(sources([DOCUMENT], ours, ROOMY, token)[0]), len(ours("A cat sat.")["input_ids"])
+    for less in (0, 1):
+        cut = []
+        sources([DOCUMENT, "A dog."], ours, Shape(separator, max_source=whole - less), token, cut=cut)
+        for own in (None, encode):
+            targets(["A cat sat.", "A"], ours, Shape(max_target=target - less), own, cut)
+        assert cut == [bool(less), False] * 3
 
 
 def test_a_prefix_stands_before_the_first_separator(ours):
