@@ -115,7 +115,6 @@ def main(arguments=None):
     if options.check or wrong or not mutants:
         print(f"{len(mutants)} mutants, {len(wrong)} faults in the list")
         return bool(wrong or not mutants)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     _import_once()
     began, left = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +136,11 @@ def main(arguments=None):
 
 
 def _import_once():
-    """Import what all tests need before they are forked; nothing of the project."""
+    """Import what all tests need before they are forked; nothing of the project.
+
+    A device cannot be used after a fork, so there is none. Triton must know of its interpreter before it is imported.
+    """
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
     import scipy.stats  # noqa: F401

@@ -246,6 +246,13 @@ def test_segments_that_do_not_fit_are_refused_with_both_named(inputs, error, mes
         ng.attach(tiny("llama"), OBJECTIVE)(input_ids=ids, labels=labels, **inputs)
 
 
+def test_segments_that_begin_a_token_after_the_documents_are_refused():
+    ids, labels = rows()
+    model = ng.attach(tiny("llama"), OBJECTIVE)
+    with pytest.raises(ValueError, match="contradict each other"):
+        model(input_ids=ids, labels=labels, segments=numbers().roll(1, -1), position_ids=positions())
+
+
 def test_segments_may_be_parts_of_documents():
     ids, labels = rows()
     finer = numbers() * 2 + (positions() > 2)

@@ -122,6 +122,14 @@ def test_the_packing_holds_the_labels_of_each_text_in_order_with_one_gap_where_s
     torch.testing.assert_close(packed.owner, owner)
 
 
+def test_a_row_that_belongs_to_no_text_is_none():
+    labels = torch.tensor([[1, 2, 3], [1, 2, 3]])
+    segments = torch.tensor([[-1, -1, -1], [0, 0, 0]])
+    packed = packing(labels, segments)
+    assert packed.owner.tolist() == [[-1] * 3, [0] * 3]
+    assert (packed.labels != IGNORE_INDEX).any(-1).sum() == 1
+
+
 def test_a_batch_without_a_label_is_no_text_and_costs_nothing():
     logits = torch.randn(2, 5, V, requires_grad=True)
     labels = torch.full((2, 5), -100)
