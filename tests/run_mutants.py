@@ -90,8 +90,10 @@ def verdict(tree, mutant):
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
     try:
+        codes = []
         for lane in ["not slow", *(["slow"] if mutant.get("slow") else [])]:
             code, output = run(tree, mutant["tests"], lane)
+            codes.append(code)
             if code is None:
                 return "killed by the clock", True
             failed = re.search(r"^(?:FAILED|ERROR) \S+::(\w+)", output, re.M)
@@ -99,9 +101,9 @@ def verdict(tree, mutant):
                 return f"killed by {failed[1]}", True
             if code not in (0, 5):  # 5: this lane has none of the tests
                 return f"BROKEN, the tests did not run (exit code {code}):\n{output[-2000:]}", False
+        return "SURVIVED" if 0 in codes else "BROKEN, the lane has none of its tests", False
     finally:
         path.write_text(text, encoding="utf-8")
-    return "SURVIVED", False
 
 
 def main(arguments=None):

@@ -146,7 +146,7 @@ def test_quoted_line_ends_tabs_and_separators_are_part_of_a_text(tmp_path):
 
 
 def test_a_header_with_more_semicolons_than_commas_is_separated_by_semicolons(tmp_path):
-    (tmp_path / "a.csv").write_text('id;"the reference, first";prediction\n1;a, b;c\n')
+    (tmp_path / "a.csv").write_text('id;"the reference, first, of two, or more";prediction\n1;a, b;c\n')
     assert read_texts(tmp_path / "a.csv", "prediction").by_id == {"1": "c"}
 
 

@@ -12,7 +12,13 @@ def test_each_mutant_is_one_place_of_the_source_and_names_tests_that_exist():
 def test_a_list_that_is_not_true_is_told(tmp_path):
     (tmp_path / "source.py").write_text("one = 1\ntwo = 1\n")
     (tmp_path / "test_source.py").write_text("def test_one():\n    pass\n")
-    sound = {"name": "a", "file": "source.py", "old": "one = 1", "new": "one = 2", "tests": ["test_source.py::test_one"]}
+    sound = {
+        "name": "a",
+        "file": "source.py",
+        "old": "one = 1",
+        "new": "one = 2",
+        "tests": ["test_source.py::test_one"],
+    }
     assert faults([sound], tmp_path) == []
     assert faults([sound, {**sound, "old": "= 1"}], tmp_path) == [
         "a is in the list 2 times",

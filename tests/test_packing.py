@@ -161,13 +161,23 @@ def test_a_hole_in_a_mask_does_not_cut_a_document():
     [
         {"attention_mask": torch.ones(2, 15).long()},
         {"attention_mask": (torch.arange(15) < 12).long().expand(2, -1)},
+        {"attention_mask": (torch.arange(15) > 2).long().expand(2, -1)},
         {"attention_mask": torch.zeros(2, 1, 15, 15)},
         {"position_ids": torch.arange(15)[None]},
         {"position_ids": torch.arange(15)[None].expand(2, -1) + 3},
         {"segments": torch.full((2, 15), 7)},
         {},
     ],
-    ids=["ones", "padded", "four dimensions", "positions", "later positions", "one segment", "nothing"],
+    ids=[
+        "ones",
+        "padded",
+        "padded on the left",
+        "four dimensions",
+        "positions",
+        "later positions",
+        "one segment",
+        "nothing",
+    ],
 )
 def test_rows_of_one_document_are_not_unpacked(inputs):
     ids, labels = rows()

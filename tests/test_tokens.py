@@ -372,6 +372,14 @@ def test_what_a_tokenizer_does_is_in_its_fingerprint_although_no_setting_says_it
     assert tokenizer_fingerprint(tokenizer) != before
 
 
+def test_rules_of_sentencepiece_that_no_probe_shows_are_in_the_fingerprint():
+    tokenizer, prints = tiny_tokenizers.bart_like(), set()
+    for rules in (b"one", b"other"):
+        tokenizer.sp_model = SimpleNamespace(serialized_model_proto=lambda rules=rules: rules)
+        prints.add(tokenizer_fingerprint(tokenizer))
+    assert len(prints) == 2
+
+
 def test_a_tokenizer_without_a_backend_has_a_fingerprint_of_its_vocabulary():
     class Slow:
         special_tokens_map: dict = {}  # noqa: RUF012
