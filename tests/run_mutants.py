@@ -45,8 +45,9 @@ def faults(mutants, root=ROOT):
             found.append(f"{name}: changes nothing")
         for test in mutant["tests"]:
             path, _, function = test.partition("::")
-            content = (root / path).read_text(encoding="utf-8") if (root / path).is_file() else ""
-            if f"\ndef {function.partition('[')[0]}(" not in content if function else not content:
+            lines = (root / path).read_text(encoding="utf-8").splitlines() if (root / path).is_file() else []
+            wanted = f"def {function.partition('[')[0]}(" if function else "def test_"
+            if not any(line.startswith(wanted) for line in lines):
                 found.append(f"{name}: there is no test {test}")
     return found
 

@@ -17,9 +17,9 @@ from ngramloss.metrics.registry import Metric, Score
 from ngramloss.metrics.scores import Absent, Scores
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
 from ngramloss.scoring.audit import Limits, limits, oddities
-from ngramloss.version import installed
 from ngramloss.settings import Setting
 from ngramloss.tabular import Cell
+from ngramloss.version import installed
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
 TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
