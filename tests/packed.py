@@ -43,7 +43,7 @@ def packed_rows(draw, *, boundary_labels=False):
     for row in range(draw(st.integers(1, 3))):
         labels, segments, number = [], [], draw(st.integers(0, 5))
         for place in range(draw(st.integers(1, 4))):
-            if place or draw(st.booleans()):  # otherwise the row begins with a document
+            if place or not row or draw(st.booleans()):  # otherwise the row begins with a document
                 gap = draw(st.integers(0, 2))
                 outside = draw(st.integers(0, V - 1)) if boundary_labels and draw(st.booleans()) else -100
                 labels += [-100] * gap + [outside]
