@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-docs test-adopt test-fuzz test-ray test-all test-oldest check demo bench clean
+.PHONY: setup quick test test-docs test-adopt test-fuzz test-ray test-all test-oldest mutants check demo bench clean
 
 setup: .venv/ready
 
@@ -61,6 +61,10 @@ test-oldest: .venv-oldest/ready
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt torch
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt --editable '.[hf,metrics,report,kernels,fast,test]'
 	touch $@
+
+# Small mistakes that the tests must notice; make mutants K=cache: those whose name contains "cache".
+mutants: setup
+	$(BIN)/python tests/run_mutants.py -k "$(K)"
 
 check: setup
 	$(BIN)/ruff check

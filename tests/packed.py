@@ -42,11 +42,12 @@ def packed_rows(draw, *, boundary_labels=False):
     rows, documents = [], []
     for row in range(draw(st.integers(1, 3))):
         labels, segments, number = [], [], draw(st.integers(0, 5))
-        for _ in range(draw(st.integers(1, 4))):
-            gap = draw(st.integers(0, 2))
-            outside = draw(st.integers(0, V - 1)) if boundary_labels and draw(st.booleans()) else -100
-            labels += [-100] * gap + [outside]
-            segments += [draw(st.sampled_from([-1, -7, number + 1]))] * gap + [-1]
+        for place in range(draw(st.integers(1, 4))):
+            if place or not row or draw(st.booleans()):  # otherwise the row begins with a document
+                gap = draw(st.integers(0, 2))
+                outside = draw(st.integers(0, V - 1)) if boundary_labels and draw(st.booleans()) else -100
+                labels += [-100] * gap + [outside]
+                segments += [draw(st.sampled_from([-1, -7, number + 1]))] * gap + [-1]
             number = number + draw(st.integers(2, 3)) if draw(st.booleans()) else number  # −1 lies between: a new text
             own = draw(st.lists(st.sampled_from([*range(V), *range(V), -100]), min_size=1, max_size=6))
             documents.append((row, len(labels), len(labels) + len(own)))

@@ -246,6 +246,15 @@ def test_nan_goes_through(backend, memory):
 
 
 @every_sweep
+def test_positions_that_do_not_count_have_no_gradient_whatever_reads_them(backend, memory):
+    hidden, weight, labels = example()
+    hidden.requires_grad_()
+    stats = token_stats_from_hidden(hidden, weight, labels, needs=LOGS, backend=backend, memory=memory)
+    (stats.lse + stats.best_logp + stats.label_logp + stats.mean_logp + stats.cross_logp.sum(-1)).sum().backward()
+    assert hidden.grad.any(-1).tolist() == (labels != -100).tolist()
+
+
+@every_sweep
 def test_what_a_model_says_at_padding_reaches_nothing(backend, memory):
     hidden, weight, labels = example()
     hidden[labels == -100] = torch.inf if backend == "fused" else torch.nan  # the interpreter trips over NaN alone

@@ -81,6 +81,34 @@ def test_texts_of_every_family_are_those_of_hf(family, beams_of_each):
     assert written(graph, model, search) == written(hf, model, search)
 
 
+@pytest.mark.parametrize("beams_of_each", [1, 3])
+def test_forced_tokens_are_those_of_hf(beams_of_each):
+    model = tiny("bart")
+    forced = {"forced_bos_token_id": 4, "forced_eos_token_id": models.EOS, "bad_words_ids": [[models.PAD]]}
+    search = with_settings(model, num_beams=beams_of_each, min_length=9, max_length=9, **forced)
+    texts = written(graph, model, search)
+    assert texts == written(hf, model, search)
+    assert {(text[1], len(text), text[-1]) for (text,) in texts} == {(4, 9, models.EOS)}
+
+
+@pytest.mark.parametrize(
+    ("early", "penalty", "ended", "can_improve"),
+    [
+        ("never", 1.0, -0.3, True),  # at its greatest length, 9 tokens after the first, a text may score −1/9
+        (False, 1.0, -0.3, False),  # at its length now, −1/2
+        ("never", -1.0, -5.0, True),  # −2; as in generate, the greatest length counts with a positive penalty only
+    ],
+)
+def test_a_text_goes_on_as_long_as_it_may_become_the_best(early, penalty, ended, can_improve):
+    search = with_settings(tiny("bart"), num_beams=2, early_stopping=early, length_penalty=penalty, max_length=10)
+    given = beams.limits(search, torch.device("cpu"))
+    state = beams.Beams.begin(1, 2, search, torch.device("cpu"))
+    state.scores[:], state.ended_scores[:], state.has_ended[:] = -1.0, ended, True
+    state.length.fill_(3)
+    beams._look_ahead(state, given)
+    assert state.can_improve.item() is can_improve
+
+
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 2.0])
 @pytest.mark.parametrize("early", [True, False, "never"])
 def test_a_search_ends_when_that_of_hf_does(early, penalty):
@@ -353,4 +381,5 @@ def test_sources_of_equal_length_draw_different_noise():
     sources = [[5, 6, 7, 2], [6, 5, 7, 2], [5, 6, 8, 2]]
     texts = written(graph, model, search, sources)
     assert len({tuple(text) for (text,) in texts}) == 3
+    assert len(set(texts[0][0])) > 3, "and so does each position of a text"
     assert written(graph, model, search, sources[::-1]) == texts[::-1]

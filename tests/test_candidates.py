@@ -15,9 +15,10 @@ from ngramloss import METRICS, Metric, Scores, cli
 from ngramloss.data import Example, fingerprint, newswire
 from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates, text_hashes
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.generation import predictions
+from ngramloss.generation import candidates, predictions
 from ngramloss.generation.engines import graph, hf
 from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.search import Written
 from ngramloss.generation.teacher_forced import text_logp
 from ngramloss.metrics.gains import check_gain, gain_of, gains_of
 from ngramloss.metrics.overlap import bleu
@@ -293,6 +294,11 @@ def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_fi
     assert lines[1].split()[:2] == ["5", "4.0"]
 
 
+def test_texts_that_are_equal_are_one_however_many_tokens_they_have():
+    texts = [Written("a b", 4), Written("c", 3), Written("a b", 5), Written("a  b", 4)]
+    assert candidates._distinct(texts) == [Written("a b", 4), Written("c", 3), Written("a  b", 4)]
+
+
 def test_equal_texts_are_replaced_by_samples_of_the_seed(run, tmp_path):
     found = made(
         tmp_path / "c",
@@ -541,6 +547,8 @@ def test_what_was_written_and_how_is_kept(run, tmp_path):
         (["--limit", 3], "documents: 2 → 3"),
         (["--split", "test"], "split: 'train' → 'test'"),
         (["--count", 2], "candidates.count: 4 → 2"),
+        (["--temperature", 2], "candidates.temperature: 1.0 → 2.0"),
+        (["--top-p", 0.9], "candidates.top_p: 1.0 → 0.9"),
     ],
 )
 def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys, change, named):

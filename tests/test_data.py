@@ -116,6 +116,7 @@ def test_no_text_is_changed_on_its_way_through_a_file(tmp_path, rows, kind, comp
         [EXAMPLES[0], EXAMPLES[1]._replace(id="B")],
         [EXAMPLES[0], EXAMPLES[1]._replace(source="He stayed.")],
         [EXAMPLES[0], EXAMPLES[1]._replace(target="He stayed.")],
+        [EXAMPLES[0], EXAMPLES[1]._replace(references=(EXAMPLES[1].target, "He stayed."))],
     ],
 )
 def test_a_fingerprint_tells_order_ids_sources_and_targets_apart(other):

@@ -132,6 +132,16 @@ def test_lengths_may_be_counted_in_new_tokens_or_not_be_named(lengths):
         model.generation_config.update(max_new_tokens=None, min_new_tokens=None)
 
 
+@pytest.mark.parametrize("engine", [hf, graph, ct2], ids=["hf", "graph", "ctranslate2"])
+def test_an_end_token_among_the_bad_words_is_not_banned(engine):
+    """As in generate. The model would end every text at once."""
+    model = copy.deepcopy(tiny("bart"))
+    model.final_logits_bias[0, models.EOS] = 1e3
+    search = with_settings(model, decoder_start_token_id=3, bad_words_ids=[[models.EOS], [models.PAD]])
+    assert search.banned == (models.PAD,)
+    assert written(engine, model, search) == [[[3, models.EOS]]] * len(SOURCES)
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("engine", [hf, graph, ct2], ids=["hf", "graph", "ctranslate2"])
 def test_a_text_may_end_right_after_the_least_number_of_new_tokens(engine, beams):
@@ -571,6 +581,8 @@ def test_a_batch_has_as_many_documents_as_the_budget_allows():
     assert sizes(batching.Budget(tokens=40, rest=10, padded=9)) == [[9], [8], [8], [3, 3, 2], [1, 1, 1]]
     assert sizes(batching.Budget(tokens=1)) == [[length] for length in lengths], "never none"
     assert sizes(batching.Budget()) == [lengths]
+    assert batching.Budget(tokens=10**9).allows(batching.MOST_DOCUMENTS, 1)
+    assert not batching.Budget(tokens=10**9).allows(batching.MOST_DOCUMENTS + 1, 1)
 
 
 def test_on_a_cpu_the_free_memory_bounds_a_batch_however_short_its_sources_are(monkeypatch):

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 from ngramloss import checksums
+from ngramloss.errors import UserError
 from ngramloss.files import (
     FULL,
+    LONGEST_TOML,
+    MOST_DOTS,
     appended,
     cache_folder,
     lock_folder,
+    parse_toml,
     remove,
     whole_folder,
     whole_rows,
@@ -117,6 +121,15 @@ def test_lines_cut_short_are_left_out_and_odd_line_ends_belong_to_the_text(tmp_p
 
 
 # Folders
+
+
+def test_a_file_of_settings_has_bounds():
+    """The reader of TOML needs memory for the square of the dots of a key."""
+    rows = b"a = 1\n# "
+    assert parse_toml((rows + b"." * MOST_DOTS).ljust(LONGEST_TOML), "it") == {"a": 1}
+    for content in ((rows + b" ").ljust(LONGEST_TOML + 1), rows + b"." * (MOST_DOTS + 1)):
+        with pytest.raises(UserError, match="it is not a file of settings: expected at most 1,048,576 bytes, and at "):
+            parse_toml(content, "it")
 
 
 def test_a_kill_leaves_no_folder_that_looks_whole(tmp_path):

@@ -146,7 +146,7 @@ def test_quoted_line_ends_tabs_and_separators_are_part_of_a_text(tmp_path):
 
 
 def test_a_header_with_more_semicolons_than_commas_is_separated_by_semicolons(tmp_path):
-    (tmp_path / "a.csv").write_text('id;"the reference, first";prediction\n1;a, b;c\n')
+    (tmp_path / "a.csv").write_text('id;"the reference, first, of two, or more";prediction\n1;a, b;c\n')
     assert read_texts(tmp_path / "a.csv", "prediction").by_id == {"1": "c"}
 
 
@@ -357,7 +357,8 @@ def test_a_part_of_one_file_is_held_out_by_the_ids(tmp_path):
     assert len(held_out.examples) == 26
     assert len(train.examples) == 78
     assert {example.id for example in train.examples}.isdisjoint(example.id for example in held_out.examples)
-    shuffled = load(str(save(tmp_path, "back", rows[::-1], ".jsonl")), "validation", validation_fraction=0.25)
+    edited = [{**row, "text": row["text"] + " more"} for row in rows[::-1]]
+    shuffled = load(str(save(tmp_path, "back", edited, ".jsonl")), "validation", validation_fraction=0.25)
     assert {example.id for example in shuffled.examples} == {example.id for example in held_out.examples}
 
 
@@ -509,6 +510,17 @@ def test_a_row_has_a_bound(tmp_path, monkeypatch, form, compression):
         r"bracket never closed, or a line end missing\? Otherwise divide the text into several rows\.",
     ):
         list(rows.rows(path))
+
+
+@pytest.mark.parametrize("form", [".jsonl", ".json", ".csv", ".txt"])
+def test_the_bound_of_a_row_is_none_of_a_file(tmp_path, monkeypatch, form):
+    from ngramloss.data import rows
+
+    monkeypatch.setattr(rows, "LONGEST_ROW", 300)
+    path = tmp_path / f"a{form}"
+    texts = [{"document": str(number) * 50, "summary": "b"} for number in range(20)]
+    path.write_bytes("".join("c" * 200 + "\n" for _ in texts).encode() if form == ".txt" else written(texts, form))
+    assert len([row for row in rows.rows(path) if isinstance(row, rows.Row)]) == 20
 
 
 @pytest.mark.parametrize(

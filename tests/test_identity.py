@@ -11,6 +11,7 @@ import tiny_multilingual
 import torch
 from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
+from safetensors.torch import load_file
 
 from ngramloss import METRICS, Metric, Scores, checksums, cli, recipe
 from ngramloss.data import newswire
@@ -175,6 +176,13 @@ def test_a_run_is_not_continued_with_other_tokens_of_the_same_texts(place, capsy
         "tokenizer has changed, or the version of the package that splits sentences. Restore it to continue, or start "
         "over with --fresh."
     ) in capsys.readouterr().err
+
+
+def test_the_seed_of_a_run_is_that_of_a_model_from_scratch(place):
+    (place / "tiny.toml").write_text(RECIPE + TINY_MODEL)
+    assert train("train.max_steps=1", "train.eval_every=0", "train.seed=7", run="seventh") == 0
+    first, seventh = (load_file(folder / "model.safetensors") for folder in (place / "base", place / "seventh/model"))
+    assert max((first[name] - seventh[name]).abs().max() for name in first) > 0.02, "more than one step changes"
 
 
 def test_a_run_of_an_earlier_version_continues(place, capsys):

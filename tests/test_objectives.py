@@ -417,10 +417,10 @@ def test_comparing_pairs_and_sorting_find_the_same_kinds(batch, n):
 
 def test_ids_at_the_edge_of_the_packing_are_told_apart():
     top = 2**31 - 1
-    tokens = torch.tensor([[0, top, 1, 0, top, top, 0, 0, top, -100, top, 1]])
+    tokens = torch.tensor([[0, top, 1, 0, top, top, 0, 0, top, -100, top, 1, 0, 2**16, 0, 2**31 - 2**16]])
     for n in (1, 2, 3, 4, 7):
         (kind,) = ngrams.kinds(tokens, n=n)
-        spans = [tuple(tokens[0, t : t + n].tolist()) for t in range(12 - n + 1)]
+        spans = [tuple(tokens[0, t : t + n].tolist()) for t in range(16 - n + 1)]
         assert len(set(spans)) == len(kind.unique())
 
 

@@ -161,13 +161,23 @@ def test_a_hole_in_a_mask_does_not_cut_a_document():
     [
         {"attention_mask": torch.ones(2, 15).long()},
         {"attention_mask": (torch.arange(15) < 12).long().expand(2, -1)},
+        {"attention_mask": (torch.arange(15) > 2).long().expand(2, -1)},
         {"attention_mask": torch.zeros(2, 1, 15, 15)},
         {"position_ids": torch.arange(15)[None]},
         {"position_ids": torch.arange(15)[None].expand(2, -1) + 3},
         {"segments": torch.full((2, 15), 7)},
         {},
     ],
-    ids=["ones", "padded", "four dimensions", "positions", "later positions", "one segment", "nothing"],
+    ids=[
+        "ones",
+        "padded",
+        "padded on the left",
+        "four dimensions",
+        "positions",
+        "later positions",
+        "one segment",
+        "nothing",
+    ],
 )
 def test_rows_of_one_document_are_not_unpacked(inputs):
     ids, labels = rows()
@@ -244,6 +254,13 @@ def test_segments_that_do_not_fit_are_refused_with_both_named(inputs, error, mes
     ids, labels = rows()
     with pytest.raises(error, match=message):
         ng.attach(tiny("llama"), OBJECTIVE)(input_ids=ids, labels=labels, **inputs)
+
+
+def test_segments_that_begin_a_token_after_the_documents_are_refused():
+    ids, labels = rows()
+    model = ng.attach(tiny("llama"), OBJECTIVE)
+    with pytest.raises(ValueError, match="contradict each other"):
+        model(input_ids=ids, labels=labels, segments=numbers().roll(1, -1), position_ids=positions())
 
 
 def test_segments_may_be_parts_of_documents():

@@ -264,6 +264,12 @@ def test_a_continued_job_writes_only_what_is_missing_whatever_the_versions(tmp_p
     assert (tmp_path / "predictions.jsonl").read_text() == whole
 
 
+def test_predictions_of_another_baseline_are_not_returned(tmp_path, capsys):
+    assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 0
+    assert generate("lead-2", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2
+    assert "other settings (model: 'lead-3' → 'lead-2'). Choose another --out" in capsys.readouterr().err
+
+
 def test_who_copies_tells_no_tokens_and_letters_stay_readable(tmp_path):
     (tmp_path / "test.jsonl").write_text(
         '{"id": "x", "document": "Zoë rief an.", "summary": "Zoë."}\n', encoding="utf-8"

@@ -19,6 +19,7 @@ from ngramloss.scoring import provenance, results, score_cache, significance, sy
 from ngramloss.scoring.audit import Limits, limits, oddities
 from ngramloss.settings import Setting
 from ngramloss.tabular import Cell
+from ngramloss.version import installed
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}
 TEXTS = {"a": "the cat sat on a mat", "b": "it rained all day", "c": "prices rose three per cent"}
@@ -279,19 +280,23 @@ def test_a_key_changes_with_the_content_of_a_file_it_names(tmp_path):
 
 
 def test_a_key_changes_with_all_that_could_change_a_figure(monkeypatch):
-    before = score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]})
-    assert score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}) == before
+    needed = {"packages": ["rouge-score-rs"]}
+    before = score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}, **needed)
+    assert score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}, **needed) == before
     others = [
-        score_cache.key("bleu", {"stemmer": True}, {"predictions": ["a"]}),
-        score_cache.key("rouge", {"stemmer": False}, {"predictions": ["a"]}),
-        score_cache.key("rouge", {"stemmer": True}, {"predictions": ["b"]}),
+        score_cache.key("bleu", {"stemmer": True}, {"predictions": ["a"]}, **needed),
+        score_cache.key("rouge", {"stemmer": False}, {"predictions": ["a"]}, **needed),
+        score_cache.key("rouge", {"stemmer": True}, {"predictions": ["b"]}, **needed),
+        score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}, **needed, source="another plugin"),
     ]
     monkeypatch.setattr(score_cache, "__version__", "0.0.7")
-    others.append(score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
+    others.append(score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}, **needed))
     monkeypatch.undo()
-    monkeypatch.setattr(score_cache, "installed", lambda name: "9.9" if name == "rouge-score-rs" else None)
-    others.append(score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}))
-    assert len({before, *others}) == 6
+    for package in ("rouge-score-rs", "numpy"):
+        newer = {package: "9.9"}
+        monkeypatch.setattr(score_cache, "installed", lambda name, newer=newer: newer.get(name) or installed(name))
+        others.append(score_cache.key("rouge", {"stemmer": True}, {"predictions": ["a"]}, **needed))
+    assert len({before, *others}) == 8
 
 
 def test_figures_kept_in_part_count_as_none(tmp_path, capsys, monkeypatch):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from packed import V, packed_rows
 from test_joint_loss import EVERYTHING
 
-from ngramloss import JointLoss
+from ngramloss import JointLoss, token_stats
 from ngramloss.stats import IGNORE_INDEX, packing
-from ngramloss.stats.segments import turns
+from ngramloss.stats.segments import turns, unpack
 
 ALL = " + ".join(f"{1 + i / 8}*{case.term}" for i, case in enumerate(CASES))
 HEAD = [{}, {"bias": True}, {"softcap": 3.0, "scale": 0.5}]
@@ -120,6 +120,24 @@ def test_the_packing_holds_the_labels_of_each_text_in_order_with_one_gap_where_s
         for place in text:
             owner[place] = number if batch.labels[place] != IGNORE_INDEX else -1
     torch.testing.assert_close(packed.owner, owner)
+
+
+def test_a_row_that_belongs_to_no_text_is_none():
+    labels = torch.tensor([[1, 2, 3], [1, 2, 3]])
+    segments = torch.tensor([[-1, -1, -1], [0, 0, 0]])
+    packed = packing(labels, segments)
+    assert packed.owner.tolist() == [[-1] * 3, [0] * 3]
+    assert (packed.labels != IGNORE_INDEX).any(-1).sum() == 1
+
+
+def test_statistics_are_zero_where_a_text_has_no_label():
+    labels, segments = torch.tensor([[1, 2, -100, 3, 0, 1]]), torch.tensor([[0, 0, 0, 0, -1, 1]])
+    packed = packing(labels, segments)
+    logits = torch.randn(1, 6, V, generator=torch.Generator().manual_seed(0))
+    stats = token_stats(logits, labels, needs=("cross_logp", "entropy"), texts=packed.texts)
+    for value in unpack(stats, packed):
+        assert value is None or not value[packed.labels == IGNORE_INDEX].any()
+    assert stats.cross_logp.any(-1).tolist() == [[True, True, False, True, False, True]], "0 if it belongs to none"
 
 
 def test_a_batch_without_a_label_is_no_text_and_costs_nothing():

@@ -87,7 +87,9 @@ def test_under_no_difference_few_are_called_significant():
 def test_the_seed_decides_and_figures_share_their_draws():
     one, two = noise(), noise(seed=1)
     assert figures(one, two, seed=3) == figures(one, two, seed=3)
-    assert figures(one, two, seed=3) != figures(one, two, seed=4)
+    (_, here), (_, there) = (figures(one, two, seed=seed) for seed in (3, 4))
+    assert (here.low, here.difference_low) != (there.low, there.difference_low), "other documents are drawn"
+    assert here.p_randomisation != there.p_randomisation, "and others are swapped"
     both = compare([{"x": one, "y": two}, {"x": two, "y": one}])
     assert both["x"][1].difference == -both["y"][1].difference
     assert both["x"][1].p_bootstrap == both["y"][1].p_bootstrap

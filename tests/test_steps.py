@@ -120,6 +120,22 @@ def test_rows_of_similar_length_waste_little():
     )
 
 
+def test_rows_of_a_step_are_of_like_length_and_the_order_is_the_epochs_own():
+    lengths = torch.randint(1, 1000, (1003,), generator=torch.Generator().manual_seed(0)).tolist()
+    sampler = LengthGrouped(lengths, step=16, seed=5)
+    first = list(sampler)
+    assert sorted(first) == list(range(1003))
+    assert list(sampler) == first
+    spread = [
+        max(part) - min(part) for part in ([lengths[row] for row in first[at : at + 16]] for at in range(0, 992, 16))
+    ]
+    assert sum(spread) / len(spread) < 60  # of 1,000 if they were not grouped
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    assert list(LengthGrouped(lengths, step=16, seed=6)) != first
+    assert list(LengthGrouped([], step=16, seed=6)) == []
+
+
 # Batches
 
 ROWS = [

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from ngramloss.data import Example, fingerprint, tokens, word_ids
 from ngramloss.data.sentences import sentences
-from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise, tokenizer_fingerprint
+from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, targets, tokenise, tokenizer_fingerprint
 from ngramloss.data.word_ids import bare_ids, word_encoder
 
 ROOMY = Shape(max_source=10_000)
@@ -124,6 +125,18 @@ def test_a_document_that_just_fits_keeps_its_end(ours):
     (whole,) = sources([DOCUMENT], ours, ROOMY, separator)
     assert sources([DOCUMENT], ours, Shape(max_source=len(whole)), separator) == [whole]
     assert sources([DOCUMENT], ours, Shape(max_source=len(whole) - 1), separator) == [[*whole[:-2], whole[-1]]]
+
+
+@pytest.mark.parametrize("separator", ["auto", "none"])
+def test_only_a_text_that_lost_its_end_counts_as_cut(ours, separator):
+    token, encode = separator_id(ours, separator), word_encoder(ours)
+    whole, target = len(sources([DOCUMENT], ours, ROOMY, token)[0]), len(ours("A cat sat.")["input_ids"])
+    for less in (0, 1):
+        cut = []
+        sources([DOCUMENT, "A dog."], ours, Shape(separator, max_source=whole - less), token, cut=cut)
+        for own in (None, encode):
+            targets(["A cat sat.", "A"], ours, Shape(max_target=target - less), own, cut)
+        assert cut == [bool(less), False] * 3
 
 
 def test_a_prefix_stands_before_the_first_separator(ours):
@@ -358,6 +371,14 @@ def test_what_a_tokenizer_does_is_in_its_fingerprint_although_no_setting_says_it
     assert tokenizer_fingerprint(tokenizer) == before
     tokenizer.odd = True
     assert tokenizer_fingerprint(tokenizer) != before
+
+
+def test_rules_of_sentencepiece_that_no_probe_shows_are_in_the_fingerprint():
+    tokenizer, prints = tiny_tokenizers.bart_like(), set()
+    for rules in (b"one", b"other"):
+        tokenizer.sp_model = SimpleNamespace(serialized_model_proto=lambda rules=rules: rules)
+        prints.add(tokenizer_fingerprint(tokenizer))
+    assert len(prints) == 2
 
 
 def test_a_tokenizer_without_a_backend_has_a_fingerprint_of_its_vocabulary():

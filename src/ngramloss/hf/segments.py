@@ -113,7 +113,7 @@ def _from_mask(mask: Tensor, labels: Tensor) -> Tensor | None:
     place = torch.arange(mask.shape[1], device=mask.device).where(mask > 0, -1)  # [B, T]
     last = place.cummax(-1).values  # [B, T]
     first = (mask > 0).long().argmax(-1, keepdim=True)  # [B, 1]
-    return mask.gather(-1, last.where(last >= 0, first)).clamp_min(1)  # [B, T]
+    return mask.gather(-1, last.where(last >= 0, first))  # [B, T]
 
 
 def _from_positions(positions: Tensor, labels: Tensor) -> Tensor | None:

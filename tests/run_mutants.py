@@ -1,0 +1,157 @@
+"""a list of small mistakes, tests/mutants.toml → which of them the tests notice.
+
+    python tests/run_mutants.py             # all
+    python tests/run_mutants.py -k cache    # those whose name contains "cache"
+    python tests/run_mutants.py --check     # only whether each is still one place of the source
+
+A mutant replaces one piece of the source and names the tests that should fail then: those of the quick lane, and with
+``slow = true`` the slow ones after them. It is made in a copy of the project. A survivor says that a test is missing or
+that the line is not needed.
+"""
+
+import argparse
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LIST = Path(__file__).with_name("mutants.toml")
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "runs", "report", "build", "dist")
+SECONDS = 300
+"""The limit for the tests of one mutant in one lane. A mutant that hangs is noticed."""
+
+
+def read(path=LIST):
+    """The mutants: dictionaries with ``name``, ``file``, ``old``, ``new``, ``tests`` and, if it is so, ``slow``."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+
+
+def faults(mutants, root=ROOT):
+    """What is wrong with a list, a sentence each: it must be changed with the source."""
+    names = [mutant["name"] for mutant in mutants]
+    found = [f"{name} is in the list {names.count(name)} times" for name in sorted({*names}) if names.count(name) > 1]
+    for mutant in mutants:
+        name, source = mutant["name"], root / mutant["file"]
+        times = source.read_text(encoding="utf-8").count(mutant["old"]) if source.is_file() else 0
+        if times != 1:
+            found.append(f"{name}: {mutant['file']} has its old text {times} times, expected once")
+        if mutant["old"] == mutant["new"]:
+            found.append(f"{name}: changes nothing")
+        for test in mutant["tests"]:
+            path, _, function = test.partition("::")
+            lines = (root / path).read_text(encoding="utf-8").splitlines() if (root / path).is_file() else []
+            wanted = f"def {function.partition('[')[0]}(" if function else "def test_"
+            if not any(line.startswith(wanted) for line in lines):
+                found.append(f"{name}: there is no test {test}")
+    return found
+
+
+def run(tree, tests, lane):
+    """Run tests in a folder, in a process of its own. Returns pytest's exit code, None if it took too long; its output.
+
+    The process is forked, so that it need not import torch and transformers again.
+    """
+    output = tree.with_name("output.txt")
+    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, tests, lane, output))
+    process.start()
+    process.join(SECONDS * max(len(tests) // 10, 1))
+    late = process.is_alive()
+    if late:
+        process.kill()
+        process.join()
+    return None if late else process.exitcode, output.read_text(encoding="utf-8", errors="replace")
+
+
+def _pytest(tree, tests, lane, output):
+    import pytest
+
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree / "src"), "NGRAMLOSS_CACHE": str(tree / "cache")}
+    sys.path[:0] = [str(tree / "src"), str(tree)]
+    # The same examples of Hypothesis every time; no compiled files, which a change within a second would not renew.
+    sys.dont_write_bytecode = True
+    options = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "-m", lane]
+    code = int(pytest.main([*options, *tests]))
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def verdict(tree, mutant):
+    """How the tests took a mutant, and whether they noticed it."""
+    path = tree / mutant["file"]
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
+    try:
+        codes = []
+        for lane in ["not slow", *(["slow"] if mutant.get("slow") else [])]:
+            code, output = run(tree, mutant["tests"], lane)
+            codes.append(code)
+            if code is None:
+                return "killed by the clock", True
+            failed = re.search(r"^(?:FAILED|ERROR) \S+::(\w+)", output, re.M)
+            if code == 1 and failed:
+                return f"killed by {failed[1]}", True
+            if code not in (0, 5):  # 5: this lane has none of the tests
+                return f"BROKEN, the tests did not run (exit code {code}):\n{output[-2000:]}", False
+        return "SURVIVED" if 0 in codes else "BROKEN, the lane has none of its tests", False
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", default="", help="only mutants whose name contains this")
+    parser.add_argument("--check", action="store_true", help="only check the list")
+    options = parser.parse_args(arguments)
+    mutants = [mutant for mutant in read() if options.k in mutant["name"]]
+    for fault in (wrong := faults(mutants)):
+        print(fault)
+    if options.check or wrong or not mutants:
+        print(f"{len(mutants)} mutants, {len(wrong)} faults in the list")
+        return bool(wrong or not mutants)
+    _import_once()
+    began, left = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
+        for lane, some in (("not slow", mutants), ("slow", [mutant for mutant in mutants if mutant.get("slow")])):
+            code, output = (
+                run(tree, sorted({test for mutant in some for test in mutant["tests"]}), lane) if some else (0, "")
+            )
+            if code not in (0, 5):
+                print(f"the tests fail without a mutant, too:\n{output[-3000:]}")
+                return True
+        print(f"without a mutant the tests pass, {time.monotonic() - began:.0f} s", flush=True)
+        for mutant in mutants:
+            start = time.monotonic()
+            how, noticed = verdict(tree, mutant)
+            left += [] if noticed else [mutant["name"]]
+            print(f"{mutant['name']}: {how}, {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{len(mutants)} mutants, {len(left)} lived, {(time.monotonic() - began) / 60:.0f} min", *left, sep="\n  ")
+    return bool(left)
+
+
+def _import_once():
+    """Import what all tests need before they are forked; nothing of the project.
+
+    A device cannot be used after a fork, so there is none. Triton must know of its interpreter before it is imported.
+    """
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import torch  # noqa: F401
+    from transformers import BartForConditionalGeneration, Seq2SeqTrainer  # noqa: F401
+
+
+if __name__ == "__main__":
+    sys.exit(main())
