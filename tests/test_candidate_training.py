@@ -35,10 +35,10 @@ from ngramloss.data.candidates import Candidates, read_candidates
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, last_call, logits_of
-from ngramloss.hf.planned import _lengths
 from ngramloss.stats import CandidateStats, head
 from ngramloss.steps.padding import Padder, Steps
 from ngramloss.steps.plan import Grid, Plan, Size, fitted_grid
+from ngramloss.steps.planned import lengths_of
 
 RANK = "ce + 10*rank(margin=0.01,alpha=1) + risk + prefer"
 FAMILIES = [family for family in ENCODER_DECODER if family != "prophetnet"]
@@ -413,13 +413,13 @@ def test_a_process_without_rows_has_a_micro_batch_with_candidates():
 
 
 def test_lengths_are_read_from_rows_that_do_not_know_them():
-    assert [None if column is None else column.tolist() for column in _lengths(SOME)] == [
+    assert [None if column is None else column.tolist() for column in lengths_of(SOME)] == [
         [3, 1],
         [3, 2],
         [3, 1],
         [2, 2],
     ]
-    assert _lengths([{"input_ids": [4], "labels": [3]}]).texts is None
+    assert lengths_of([{"input_ids": [4], "labels": [3]}]).texts is None
 
 
 # Steps
@@ -632,7 +632,7 @@ def test_an_example_comes_with_its_candidates(tmp_path):
     assert made.target_lengths[0] > made.label_lengths[0]
     again = pickle.loads(pickle.dumps(made))
     assert [ids.tolist() for ids in again[2]["candidates"]] == [ids.tolist() for ids in made[2]["candidates"]]
-    assert [column.tolist() for column in _lengths(made)] == [
+    assert [column.tolist() for column in lengths_of(made)] == [
         column.tolist() for column in (made.lengths, made.target_lengths, made.texts, made.label_lengths)
     ]
     with pytest.raises(ValueError, match="lengths differ: 4 examples, candidates of 3"):
