@@ -7,10 +7,10 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+from ngramloss.training.callbacks import Finite, Log, Patience, Progress, Sealing, Stopping, discard_unsealed
 
 from ngramloss import JointLoss
 from ngramloss.training import checkpoints
-from ngramloss.training.callbacks import Finite, Log, Patience, Progress, Sealing, Stopping, discard_unsealed
 
 
 def state(**changes):

@@ -710,7 +710,6 @@ def test_a_first_process_that_died_is_named_by_the_others(place, tmp_path):
 
 
 def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):
-    from types import SimpleNamespace
 
     from ngramloss.training import runner
 
