@@ -451,16 +451,3 @@ def test_no_prediction_is_written_through_a_link(tmp_path):
     assert generate("lead-3", "--data", "newswire", "--out", tmp_path / "out") == 0
     assert not (tmp_path / "elsewhere").exists()
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 3
-
-
-def test_no_line_of_a_log_is_written_through_a_link(tmp_path):
-    from types import SimpleNamespace
-
-    from ngramloss.training.callbacks import Log
-
-    log = Log(tmp_path / "log.jsonl", 0)
-    (tmp_path / "log.jsonl").unlink()
-    (tmp_path / "log.jsonl").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"log\.jsonl"):
-        log.on_log(None, SimpleNamespace(is_world_process_zero=True, global_step=1), None, logs={"loss": 1.0})
-    assert not (tmp_path / "elsewhere").exists()
