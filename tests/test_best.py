@@ -148,6 +148,9 @@ def test_options_of_the_metric_are_typed_and_checked():
         (math.nan, 2.0, True, False),
         (math.nan, 2.0, False, False),
         (0.0, -math.inf, True, True),
+        (0.0, None, True, True),
+        (0.0, None, False, True),
+        (math.nan, None, False, False),
     ],
 )
 def test_a_value_is_better_if_it_is_on_the_right_side(value, than, higher, better):

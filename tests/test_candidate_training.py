@@ -36,9 +36,9 @@ from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, last_call, logits_of
 from ngramloss.stats import CandidateStats, head
-from ngramloss.steps.padding import Padder, Steps
+from ngramloss.steps.padding import Padder
 from ngramloss.steps.plan import Grid, Plan, Size, fitted_grid
-from ngramloss.steps.planned import lengths_of
+from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 
 RANK = "ce + 10*rank(margin=0.01,alpha=1) + risk + prefer"
 FAMILIES = [family for family in ENCODER_DECODER if family != "prophetnet"]
@@ -400,15 +400,17 @@ def test_more_candidates_make_smaller_micro_batches():
 def test_a_process_without_rows_has_a_micro_batch_with_candidates():
     sources, targets, texts = np.array([3, 1]), np.array([3, 2]), np.array([3, 1])
     for limit in (None, 50):
-        steps = Steps(
+        steps = PlannedSteps(
             SOME,
+            Epochs(sources, step=2, seed=0, grouped=False),
             Plan(sources, targets, 4, limit, None, texts),
             Padder(1, moved),
             counted=np.array([2, 2]),
+            total=1,
             process=2,
             processes=3,
         )
-        (made,) = steps.__getitems__([0, 1]).batches
+        (made,) = steps.step([0, 1]).batches
         assert made["candidates"].shape == (1, 1, 1)
 
 

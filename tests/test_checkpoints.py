@@ -1,5 +1,6 @@
 """Checkpoints: whatever happened while one was written, the newest whole one is found."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -9,10 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
+from ngramloss.errors import UserError
 from ngramloss.training import checkpoints
 from ngramloss.training.checkpoints import SEAL, copy_model, fault, find, prune, seal
+from ngramloss.training.loop import State
+from ngramloss.training.processes import Processes
+
+ALONE = Processes(0, 1, torch.device("cpu"))
 
 
 def checkpoint(folder, step, *, sealed=True, **facts):
@@ -277,3 +284,137 @@ def test_files_reach_the_disk_before_they_are_declared_whole(tmp_path, monkeypat
     assert sorted(synced[:-1]) == ["empty", "model.safetensors", "optimizer.bin"]
     assert synced[-1].startswith(f"{SEAL}.partial-")
     assert json.loads((path / SEAL).read_text())["files"]
+
+
+# Of a training
+
+STATE = State(step=3, updates=2, best=1.5, best_step=2, scale=8.0, scale_grows_in=5)
+
+
+def in_training(family="bart", seed=0):
+    """A model after an update, and its optimiser."""
+    model = models.tiny(family, seed=seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(**models.batch(family)).loss.backward()
+    optimiser.step()
+    return model, optimiser
+
+
+def save(folder, model, optimiser, *, here=ALONE, state=STATE, keep=2, finished=False, more=None):
+    checkpoints.save(
+        folder, model, None, optimiser, state, here, more=more or {}, finished=finished, keep=keep, sharded=False
+    )
+    return folder / f"checkpoint-{state.step}"
+
+
+@pytest.mark.parametrize("family", sorted(models.ENCODER_DECODER))
+def test_what_is_saved_is_restored_to_the_bit(tmp_path, family):
+    model, optimiser = in_training(family)
+    path = save(tmp_path, model, optimiser)
+    other, others = in_training(family, seed=1)
+    assert State(**checkpoints.restore(path, other, others, sharded=False)) == STATE
+    saved = load_file(path / "model.safetensors").keys()
+    for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs) or not (name in saved or ours.requires_grad), name  # some positions are fixed
+    for (name, ours), theirs in zip(model.named_buffers(), other.buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+    one, two = optimiser.state_dict(), others.state_dict()
+    assert one["param_groups"] == two["param_groups"]
+    assert one["state"].keys() == two["state"].keys()
+    for number, moments in one["state"].items():
+        assert all(torch.equal(value, two["state"][number][name]) for name, value in moments.items())
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_was_saved_is_sealed_with_its_facts(tmp_path, finished):
+    path = save(tmp_path, *in_training(), finished=finished, more={"data.json": '{"train": "ä"}'})
+    assert fault(path) == ""
+    facts = checkpoints.facts(path)
+    assert {name: facts[name] for name in ("step", "best_step", "best", "finished")} == {
+        "step": 3,
+        "best_step": 2,
+        "best": 1.5,
+        "finished": finished,
+    }
+    assert (path / "data.json").read_text(encoding="utf-8") == '{"train": "ä"}'
+    assert {"data.json", "state.json", "optimizer.pt", "model.safetensors"} <= facts["files"].keys()
+
+
+def test_older_checkpoints_than_are_kept_go_but_not_the_best(tmp_path):
+    model, optimiser = in_training()
+    for number in (1, 2, 3, 4):
+        save(tmp_path, model, optimiser, state=dataclasses.replace(STATE, step=number, best_step=1), keep=2)
+    assert left(tmp_path) == [1, 3, 4]
+
+
+def test_what_an_earlier_attempt_left_is_gone(tmp_path):
+    path = checkpoint(tmp_path, 3, sealed=False)
+    save(tmp_path, *in_training())
+    assert fault(path) == ""
+    assert not (path / "deep").exists()
+
+
+def test_only_the_first_process_writes_and_all_wait_for_it(tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr(Processes, "wait", lambda here: waited.append((here.rank, left(tmp_path))))
+    model, optimiser = in_training()
+    for rank in (1, 0):
+        save(tmp_path, model, optimiser, here=Processes(rank, 2, torch.device("cpu")))
+    assert waited == [(1, []), (0, [3])]
+
+
+@pytest.mark.parametrize("reason", [OSError(28, "No space left on device"), RuntimeError("file write failed")], ids=str)
+def test_a_checkpoint_that_cannot_be_written_is_a_sentence_and_not_sealed(tmp_path, monkeypatch, reason):
+    before = save(tmp_path, *in_training(), state=dataclasses.replace(STATE, step=1))
+
+    def full(*_):
+        raise reason
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(checkpoints.CheckpointError, match=rf"cannot write .*checkpoint-3: .*{reason.args[-1]}\.$"):
+        save(tmp_path, *in_training(), keep=1)
+    assert find(tmp_path) == (before, {tmp_path / "checkpoint-3": "writing it did not finish"})
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
+    model, optimiser = in_training()
+    path = save(tmp_path, model, optimiser)
+    torch.save({"state": {}, "param_groups": Payload(str(tmp_path / "ran"))}, path / "optimizer.pt")
+    with pytest.raises(UserError, match=r"contains more than tensors and plain numbers.*Delete the checkpoint"):
+        checkpoints.restore(path, model, optimiser, sharded=False)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_weights_are_read_from_a_pickle(tmp_path):
+    model, optimiser = in_training()
+    path = save(tmp_path, model, optimiser)
+    torch.save(Payload(str(tmp_path / "ran")), path / "pytorch_model.bin")
+    torch.save(Payload(str(tmp_path / "ran")), path / "scheduler.pt")
+    checkpoints.restore(path, model, optimiser, sharded=False)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_state_that_is_no_object_is_a_sentence(tmp_path):
+    model, optimiser = in_training()
+    path = save(tmp_path, model, optimiser)
+    (path / "state.json").write_text("[1")
+    with pytest.raises(UserError, match=r"state\.json.*Delete .*checkpoint-3 to continue from the previous"):
+        checkpoints.restore(path, model, optimiser, sharded=False)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    """Without their names matching, the model would go on with its first weights."""
+    path = save(tmp_path, *in_training())
+    other, others = in_training("t5")
+    with pytest.raises(UserError, match=r"the weights in .*checkpoint-3 are not those of T5ForConditionalGeneration"):
+        checkpoints.restore(path, other, others, sharded=False)

@@ -503,14 +503,3 @@ def test_no_prediction_is_written_through_a_link(tmp_path):
     assert generate("lead-3", "--data", "newswire", "--out", tmp_path / "out") == 0
     assert not (tmp_path / "elsewhere").exists()
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 3
-
-
-def test_no_line_of_a_log_is_written_through_a_link(tmp_path):
-    from ngramloss.training.log import LogFile
-
-    log = LogFile(tmp_path / "log.jsonl", 0)
-    (tmp_path / "log.jsonl").unlink()
-    (tmp_path / "log.jsonl").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"log\.jsonl"):
-        log({"loss": 1.0}, 1)
-    assert not (tmp_path / "elsewhere").exists()

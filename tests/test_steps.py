@@ -12,8 +12,9 @@ from test_trainer import rows, tiny
 
 from ngramloss.gpu.captured import Gradients
 from ngramloss.hf.attach import attach, decoder_inputs
-from ngramloss.steps.padding import Padder, Steps, ahead
+from ngramloss.steps.padding import Padder, ahead
 from ngramloss.steps.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid
+from ngramloss.steps.planned import Epochs, PlannedSteps
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=40)
 
@@ -120,22 +121,6 @@ def test_rows_of_similar_length_waste_little():
     )
 
 
-def test_rows_of_a_step_are_of_like_length_and_the_order_is_the_epochs_own():
-    lengths = torch.randint(1, 1000, (1003,), generator=torch.Generator().manual_seed(0)).tolist()
-    sampler = LengthGrouped(lengths, step=16, seed=5)
-    first = list(sampler)
-    assert sorted(first) == list(range(1003))
-    assert list(sampler) == first
-    spread = [
-        max(part) - min(part) for part in ([lengths[row] for row in first[at : at + 16]] for at in range(0, 992, 16))
-    ]
-    assert sum(spread) / len(spread) < 60  # of 1,000 if they were not grouped
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    assert list(LengthGrouped(lengths, step=16, seed=6)) != first
-    assert list(LengthGrouped([], step=16, seed=6)) == []
-
-
 # Batches
 
 ROWS = [
@@ -219,11 +204,10 @@ def test_a_step_knows_the_counts_of_all_processes():
     sources, targets = np.array([3, 3, 3, 3]), np.array([2, 2, 2, 2])
     examples = [{"input_ids": [5, 6, 7], "labels": [8, 9]}] * 3 + [{"input_ids": [5, 6, 7], "labels": [-100, -100]}]
     counted = np.array([2, 2, 2, 0])
-    made = [
-        Steps(examples, Plan(sources, targets, 4), Padder(1, moved), counted=counted, process=process, processes=3)
-        for process in range(3)
-    ]
-    steps = [steps.__getitems__([0, 1, 2, 3]) for steps in made]
+    epochs, plan = Epochs(sources, step=4, seed=0, grouped=False), Plan(sources, targets, 4)
+    options = {"counted": counted, "total": 1, "processes": 3}
+    made = [PlannedSteps(examples, epochs, plan, Padder(1, moved), process=process, **options) for process in range(3)]
+    steps = [steps.step([0, 1, 2, 3]) for steps in made]
     assert [step.counts.tolist() for step in steps] == [[6, 3]] * 3
     assert [len(step.batches[0]["labels"]) for step in steps] == [2, 1, 1]
 

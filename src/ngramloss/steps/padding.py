@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.steps.plan import Lengths, Plan, Size
+from ngramloss.steps.plan import Size
 
 Batch = dict[str, Tensor]
 Item = TypeVar("Item")
@@ -108,34 +107,6 @@ class Step(NamedTuple):
     def ends(self, every: int) -> bool:
         """Whether something that happens every so many steps happens after this one; never if that is 0."""
         return bool(every) and self.number % every == 0
-
-
-class Steps(Dataset[Any]):
-    """Examples that are read as whole optimiser steps: the rows of a step → this process's :class:`Step`.
-
-    Args:
-        examples: rows with ``input_ids`` and ``labels``.
-        plan: cuts a step into micro-batches.
-        padder: makes batches.
-        counted: labels that count, of each example.
-        process: the number of this process.
-        processes: how many there are; each takes every so-many-th row.
-    """
-
-    def __init__(
-        self, examples: Any, plan: Plan, padder: Padder, *, counted: Lengths, process: int = 0, processes: int = 1
-    ) -> None:
-        self.examples, self.plan, self.padder, self.counted = examples, plan, padder, counted
-        self.process, self.processes = process, processes
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitems__(self, rows: list[int]) -> Step:
-        own = self.plan.cut(rows[self.process :: self.processes])
-        batches = [self.padder([self.examples[row] for row in piece.rows], piece.size) for piece in own]
-        labels = self.counted[rows]  # [rows]
-        return Step(batches, torch.tensor([labels.sum(), (labels > 0).sum()], dtype=torch.float32))
 
 
 def ahead(items: Iterator[Item], *, by: int = 2, begin: Callable[[], object] = bool) -> Iterator[Item]:

@@ -64,8 +64,10 @@ def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def is_better(value: float, than: float, *, higher: bool) -> bool:
-    """Whether a value is better than another; NaN never is."""
+def is_better(value: float, than: float | None, *, higher: bool) -> bool:
+    """Whether a value is better than another, or the first; NaN never is."""
+    if than is None:
+        return not math.isnan(value)
     return value > than if higher else value < than
 
 

@@ -104,10 +104,15 @@ def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> d
     weights: dict[str, Any] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         weights |= load_file(path)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    given = {id(parameters[name]) for name in weights if name in parameters}  # tied weights are saved once
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and id(parameter) not in given:
+            raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} is missing.")
     if sharded:
         restore_whole(model, optimiser, weights, moments)
     else:
-        model.load_state_dict(weights, strict=False)  # tied weights are saved once
+        model.load_state_dict(weights, strict=False)
         optimiser.load_state_dict(moments)
     return saved
 

@@ -55,7 +55,7 @@ class Log:
         """Write a line with the means of the steps since the last one. Returns it."""
         assert self._values is not None
         means = (self.here.total(self._values) / (step - self._since)).tolist()  # a step's terms add up over processes
-        spent = time.perf_counter() - self._began - self._paused
+        spent = (self._pause or time.perf_counter()) - self._began - self._paused
         names = ["loss", *(part.name for part in self.loss_fn.parts)]
         weights = zip(self.loss_fn.parts, self.loss_fn.weights, strict=True)
         line = {
@@ -79,9 +79,12 @@ class Log:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time of a log, a validation or a checkpoint from documents per second."""
-        began = time.perf_counter()
+        if self.here.device.type == "cuda":
+            torch.cuda.synchronize(self.here.device)  # steps that still run there do count
+        self._pause = time.perf_counter()
         yield
-        self._paused += time.perf_counter() - max(began, self._began)
+        self._paused += time.perf_counter() - max(self._pause, self._began)
+        self._pause = None
 
     def close(self) -> None:
         """End all logs that need it."""
@@ -97,6 +100,8 @@ class Log:
         self._began, self._paused = time.perf_counter(), 0.0
 
     _values: Tensor | None
+    _pause: float | None = None
+    """When the pause began, in one."""
 
 
 class LogFile:

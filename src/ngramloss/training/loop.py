@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +120,10 @@ def run(job: Job, here: Processes) -> Outcome:
     precision = precision_of(settings, here.device)
     if settings.fsdp:
         raise_unless_shardable(here.count, precision)
+    if not job.model.config.is_encoder_decoder:
+        raise UserError(
+            f"this loop trains encoder-decoders only, and {type(job.model).__name__} is none. Use NgramTrainer instead."
+        )
 
     # The model, its objective, the optimiser
     model, loss_fn = job.model, watched(job.objective)
@@ -183,8 +187,9 @@ def run(job: Job, here: Processes) -> Outcome:
     )
     log = Log(job.logs if here.first else (), loss_fn, steps, here, since=began)
 
-    with Stopping(here) as stop:
-        for step in steps.from_(state.step, begin=_begin_thread(here.device)):
+    remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
+    with closing(log), Stopping(here) as stop:
+        for step in remaining:
             _seed(settings.seed, step.number, here.rank)
             loss_fn.progress = state.step / steps.total
             loss_fn.refresh_weights()
@@ -226,8 +231,7 @@ def run(job: Job, here: Processes) -> Outcome:
                     log.write_validation(step.number, found)
                     _raise_if_diverged(found["eval_loss"], step.number, log, fp16=scaler is not None)
                 value = found.get(f"eval_{job.best.name}", math.nan)
-                before = math.nan if state.best is None else state.best
-                if math.isnan(before) or is_better(value, before, higher=job.best.higher):
+                if is_better(value, state.best, higher=job.best.higher):
                     state.best, state.best_step, saves = value, step.number, True
                 elif settings.early_stopping and (
                     step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
@@ -253,7 +257,6 @@ def run(job: Job, here: Processes) -> Outcome:
             job.on_step(step.number, line)
             if asked or state.ended_early:
                 break
-    log.close()
     return Outcome(state.step, steps.total, state.step >= steps.total or state.ended_early, began, state, steps)
 
 
@@ -286,10 +289,16 @@ def train(
         How it ended. The model has the last weights.
     """
     settings = dataclasses.replace(settings or Train(), **changes)
+    loss_fn = watched(objective)
+    parts = (loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn).parts
+    terms = ["loss", *(part.name for part in parts)]
+    if settings.best not in terms:
+        raise UserError(
+            f"best: {settings.best!r} is no term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
+            "generated texts select checkpoints in ngramloss train."
+        )
     here = start_processes()
     place = None if folder is None else Path(folder)
-    if place is not None:
-        place.mkdir(parents=True, exist_ok=True)
     job = Job(
         model,
         tokenizer,
@@ -297,11 +306,27 @@ def train(
         settings,
         objective,
         validation=validation if settings.eval_every else None,
+        best=Best(settings.best),
         folder=place,
-        continued_from=None if place is None else checkpoints.find(place).newest,
+        continued_from=None if place is None else _newest(place, here),
         on_step=on_step,
     )
     return run(job, here)
+
+
+def _newest(folder: Path, here: Processes) -> Path | None:
+    """The checkpoint to continue from. Incomplete ones are deleted: they would count among those that are kept."""
+    saved = checkpoints.find(folder)
+    for checkpoint in saved.broken:
+        if (checkpoint / "trainer_state.json").exists():
+            raise UserError(f"{checkpoint} was saved by a Hugging Face trainer. Choose another folder.")
+    here.wait()
+    if here.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        for checkpoint in saved.broken:
+            checkpoints.delete(checkpoint)
+    here.wait()
+    return saved.newest
 
 
 # What the loop calls

@@ -1,0 +1,821 @@
+"""The loop of training: any cut of a step, any number of stops and processes ends at the same weights."""
+
+import json
+import math
+import os
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import models
+import pytest
+import torch
+import transformers
+from forks import fork_ranks
+from safetensors.torch import load_file
+from test_trainer import OBJECTIVE, assert_same_weights, padded, rows, tiny
+
+import ngramloss as ng
+from ngramloss import JointLoss
+from ngramloss.errors import UserError
+from ngramloss.gpu.captured import CapturedStep, _state
+from ngramloss.hf.attach import attached_loss
+from ngramloss.recipe import Train
+from ngramloss.steps import running
+from ngramloss.steps.padding import Step
+from ngramloss.steps.planned import Epochs, lengths_of
+from ngramloss.steps.running import StepRunner
+from ngramloss.training import checkpoints, loop
+from ngramloss.training.best import Best
+from ngramloss.training.processes import Processes, start_processes
+
+HERE = Processes(0, 1, torch.device("cpu"))
+TERMS = ("loss", "ce", "matches(2)", "bag(2)", "grad_norm")
+SETTINGS = {
+    "batch_size": 8,
+    "accumulate": 1,
+    "epochs": 2.0,
+    "learning_rate": 1e-2,
+    "warmup_steps": 0,
+    "log_every": 1,
+    "eval_every": 0,
+    "save_every": 1,
+    "keep": 100,
+    "seed": 3,
+}
+
+
+class Trained(NamedTuple):
+    """A training that ended."""
+
+    model: object
+    outcome: object
+    log: list
+
+
+def trained(folder=None, *, data=22, model=None, objective=OBJECTIVE, validation=None, **changes):
+    """Train a tiny model with ``ng.train``; the log has the values that ``on_step`` gets."""
+    model, log = tiny() if model is None else model, []
+    outcome = ng.train(
+        model,
+        None,
+        rows(data) if isinstance(data, int) else data,
+        Train(**SETTINGS),
+        objective=objective,
+        validation=validation,
+        folder=folder,
+        on_step=lambda step, values: log.append({"step": step, **values}),
+        **changes,
+    )
+    return Trained(model, outcome, log)
+
+
+def run(*, model=None, data=22, validation=None, objective="ce", say=lambda _: None, **changes):
+    """Run the loop itself, with what ``ng.train`` does not offer."""
+    job = {name: changes.pop(name) for name in ("best", "score", "folder", "logs", "on_step") if name in changes}
+    settings = Train(**SETTINGS | changes)
+    return loop.run(
+        loop.Job(model or tiny(), None, rows(data), settings, objective, validation=validation, say=say, **job), HERE
+    )
+
+
+def assert_same_training(one, other, names=TERMS, tolerance=1e-4):
+    assert_same_weights(one.model.state_dict(), other.model.state_dict())
+    assert_same_log(one.log, other.log, names, tolerance)
+
+
+def assert_same_log(one, other, names=TERMS, tolerance=1e-4):
+    assert [line["step"] for line in one] == [line["step"] for line in other]
+    for here, there in zip(one, other, strict=True):
+        for name in names:
+            assert here.get(name) == pytest.approx(there.get(name), abs=tolerance), name
+
+
+# One loop, in the dumbest Python
+
+
+def dumbest(*, clip=1.0, weight_decay=0.01, schedule="linear", warmup=0, betas=(0.9, 0.999), epsilon=1e-8):
+    """Six steps of 8 rows, each in one piece, with the classes of PyTorch and Transformers."""
+    model, data, losses = tiny(), rows(22), []
+    epochs = Epochs(lengths_of(data).sources, step=8, seed=3, grouped=True)
+    decays = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    groups = [{"params": decays, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=1e-2, betas=betas, eps=epsilon)
+    rates = transformers.get_scheduler(schedule, optimiser, warmup, 6)
+    for step in [*epochs[0], *epochs[1]]:
+        batch = padded(model)([data[row] for row in step])
+        labels = batch.pop("labels")
+        loss = JointLoss(OBJECTIVE)(model(**batch).logits, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
+        optimiser.step()
+        rates.step()
+        model.zero_grad()
+        losses.append(loss.item())
+    return model, losses
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({}, {}),
+        ({"clip": 0.1}, {"clip": 0.1}),
+        ({"clip": 0}, {"clip": 0.0}),
+        ({"weight_decay": 0.5}, {"weight_decay": 0.5}),
+        ({"warmup": 3, "schedule": "cosine"}, {"warmup_steps": 3, "schedule": "cosine"}),
+        ({"betas": (0.5, 0.6), "epsilon": 1e-3}, {"beta1": 0.5, "beta2": 0.6, "epsilon": 1e-3}),
+    ],
+    ids=str,
+)
+def test_a_training_is_that_of_the_dumbest_loop(theirs, ours):
+    model, losses = dumbest(**theirs)
+    got = trained(**ours)
+    assert_same_weights(got.model.state_dict(), model.state_dict())
+    assert [line["loss"] for line in got.log] == pytest.approx(losses, abs=1e-5)
+
+
+# Any cut of a step
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "max_tokens"), [(4, 2, 0), (1, 8, 0), (8, 1, 30), (2, 4, 1), (4, 2, 10**6)]
+)
+def test_any_cut_of_a_step_ends_at_the_same_weights(batch, accumulate, max_tokens, grouped):
+    reference = trained(group_by_length=grouped)
+    got = trained(batch_size=batch, accumulate=accumulate, max_tokens=max_tokens, group_by_length=grouped)
+    assert got.outcome.step == reference.outcome.step == 6
+    assert_same_training(got, reference)
+
+
+def test_one_long_row_may_exceed_the_budget_and_costs_no_step():
+    got = trained(data=[*rows(21), {"input_ids": [5] * 40, "labels": [6] * 30}], max_tokens=1)
+    assert got.outcome == (6, 6, True, 0, got.outcome.state)
+
+
+def test_labels_that_do_not_count_are_not_counted():
+    """Prompt tokens with the label −100 leave the denominators; a row without any label is no sequence."""
+    blanked = [{**row, "labels": [-100, *row["labels"][1:]]} for row in rows(7)]
+    blanked.append({"input_ids": [5, 6], "labels": [-100, -100]})
+    (line,) = trained(data=blanked, max_steps=1, learning_rate=0.0, batch_size=4, accumulate=2).log
+    model = tiny()
+    batch = padded(model)(blanked)
+    labels = batch.pop("labels")
+    _, parts = JointLoss(OBJECTIVE)(model(**batch).logits[:7], labels[:7], return_parts=True)
+    for name, value in parts.items():
+        assert line[name] == pytest.approx(value.item(), abs=1e-5), name
+
+
+def test_the_log_has_means_of_the_steps_since_the_last_line():
+    every, seldom = trained().log, trained(log_every=3).log
+    logged = [line for line in seldom if "loss" in line]
+    assert [line["step"] for line in logged] == [1, 2, 3, 4, 5, 6], "every step is saved, so every step is logged"
+    seldom = trained(log_every=3, save_every=100).log
+    logged = [line for line in seldom if "loss" in line]
+    assert [line["step"] for line in seldom] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in logged] == [1, 3, 6]
+    for line, steps in zip(logged, ([0], [1, 2], [3, 4, 5]), strict=True):
+        for name in ("loss", "ce", "matches(2)", "bag(2)"):
+            assert line[name] == pytest.approx(sum(every[step][name] for step in steps) / len(steps), abs=1e-6)
+        assert line["grad_norm"] == pytest.approx(every[steps[-1]]["grad_norm"], abs=1e-6)
+        assert line["epoch"] == line["step"] / 3
+
+
+def test_a_line_has_terms_diagnostics_and_costs():
+    first = trained(objective="ce + 0.5*matches(2) + bag(2)", max_steps=1).log[0]
+    assert first["loss"] == pytest.approx(first["ce"] + 0.5 * first["matches(2)"] + first["bag(2)"], abs=1e-5)
+    assert {"matched/2", "placed/2", "confidence/2", "floor/bag(2)", "gradient/ce"} <= first.keys()
+    assert first["docs_per_second"] > 0
+    assert first["memory_gib"] > 0.01
+    assert first["learning_rate"] == 1e-2
+    assert sum(value for name, value in first.items() if name.startswith("gradient/")) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model": models.DECODER_ONLY["llama"]}, "encoder-decoders only"),
+        ({"data": [{"text": "no ids"}]}, "`input_ids` and `labels`"),
+        ({"data": [{"input_ids": [4, 5, 2], "labels": [6, 7, 8, 2], "segments": [0, 0, 1, 1]}]}, "`segments`"),
+        ({"data": []}, "there are no examples to train on"),
+        ({"precision": "fp16"}, "fp16 needs a GPU"),
+        ({"fsdp": True}, "fsdp needs several processes"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        trained(**{name: made() if name == "model" else made for name, made in changes.items()})
+
+
+@pytest.mark.slow
+def test_encoder_and_decoder_can_be_compiled():
+    one, other = (trained(compile=on, max_steps=3) for on in (True, False))
+    assert_same_weights(one.model.state_dict(), other.model.state_dict(), 1e-4)
+    assert all("_orig_mod" not in name for name in one.model.state_dict())
+
+
+# In Python
+
+
+def test_every_step_is_told_and_logged_ones_with_their_values(tmp_path):
+    got = trained(save_every=4, log_every=100, max_steps=6)
+    assert [line["step"] for line in got.log] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in got.log if "loss" in line] == [1, 4, 6]
+    assert got.model.training
+
+
+def test_settings_are_given_by_keyword_and_unknown_ones_refused():
+    assert trained(max_steps=2).outcome.total == 2
+    assert trained(epochs=1.0).outcome.total == 3
+    assert ng.train(tiny(), None, rows(8), max_steps=1, batch_size=8, eval_every=0).total == 1
+    with pytest.raises(TypeError, match="learning"):
+        trained(learning=1)
+
+
+def test_a_warm_up_that_does_not_end_is_said_to_be_shortened():
+    said = []
+    run(warmup_steps=1000, say=said.append)
+    assert said == [
+        "a warm-up of 1,000 steps does not end within this training of 6 steps, so it takes a tenth of them, 0. A "
+        "share, such as train.warmup_steps=0.05, fits every length."
+    ]
+
+
+# Continuing
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_training_continues_in_the_middle_of_an_epoch_with_the_same_bits(tmp_path, dropout):
+    def model():
+        torch.manual_seed(0)
+        return transformers.BartForConditionalGeneration(
+            transformers.BartConfig(**models.BART | {"dropout": dropout, "num_hidden_layers": 1})
+        )
+
+    settings = {"data": 40, "clip": 0.5, "warmup_steps": 3, "schedule": "cosine"}
+    whole = trained(tmp_path / "whole", model=model(), **settings)
+    for step in (2, 5, 7):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        (tmp_path / "whole" / f"checkpoint-{step}").rename(folder / f"checkpoint-{step}")
+        again = trained(folder, model=model(), **settings)
+        assert again.outcome[:4] == (10, 10, True, step)
+        assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
+        assert_same_log(again.log, whole.log[step:], tolerance=0)
+
+
+def test_dropout_differs_from_step_to_step_and_with_the_seed():
+    def losses(**changes):
+        torch.manual_seed(0)
+        model = transformers.BartForConditionalGeneration(transformers.BartConfig(**models.BART | {"dropout": 0.5}))
+        made = trained(model=model, data=8, learning_rate=0.0, max_steps=3, **changes)
+        return [line["ce"] for line in made.log]
+
+    first, second, third = losses()
+    assert min(abs(first - second), abs(second - third), abs(first - third)) > 1e-3
+    assert losses() == [first, second, third]
+    assert losses(seed=4) != [first, second, third]
+
+
+def test_a_finished_training_is_left_as_it_is(tmp_path):
+    whole = trained(tmp_path)
+    again = trained(tmp_path)
+    assert again.outcome[:4] == (6, 6, True, 6)
+    assert again.log == []
+    assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
+
+
+def test_a_longer_training_continues_a_finished_one(tmp_path):
+    trained(tmp_path, max_steps=4, schedule="constant_with_warmup")
+    longer = trained(tmp_path, max_steps=6, schedule="constant_with_warmup")
+    assert [line["step"] for line in longer.log] == [5, 6]
+    assert_same_training(longer._replace(log=[]), trained(schedule="constant_with_warmup")._replace(log=[]))
+
+
+def test_a_checkpoint_is_a_model_with_the_weights_of_its_step(tmp_path):
+    got = trained(tmp_path)
+    loaded = type(got.model).from_pretrained(tmp_path / "checkpoint-6", use_safetensors=True)
+    assert_same_weights(loaded.state_dict(), got.model.state_dict(), 0)
+    facts = [checkpoints.facts(tmp_path / f"checkpoint-{step}") for step in (5, 6)]
+    assert [known["finished"] for known in facts] == [False, True]
+
+
+def test_a_damaged_newest_checkpoint_is_left_out_and_replaced(tmp_path):
+    """It must not count among those that are kept, or the others would be deleted in its favour."""
+    whole = trained(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-5", "checkpoint-6"]
+    (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"torn")
+    (tmp_path / "checkpoint-6").rename(tmp_path / "checkpoint-99")
+    again = trained(tmp_path, keep=1)
+    assert again.outcome.continued_from == 5
+    assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-6"]
+
+
+def test_a_folder_of_a_hugging_face_trainer_is_left_alone(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    with pytest.raises(UserError, match="checkpoint-3 was saved by a Hugging Face trainer"):
+        trained(tmp_path)
+    assert (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_training_after_a_step_that_is_saved(tmp_path, number):
+    def interrupt(step, values):
+        if step == 2:
+            os.kill(os.getpid(), number)
+
+    outcome = run(folder=tmp_path, on_step=interrupt, save_every=100, objective=OBJECTIVE)
+    assert outcome[:4] == (3, 6, False, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    assert not checkpoints.facts(tmp_path / "checkpoint-3")["finished"]
+    again = trained(tmp_path)
+    assert again.outcome[:4] == (6, 6, True, 3)
+    assert_same_weights(again.model.state_dict(), trained().model.state_dict(), 0)
+
+
+# Validation
+
+
+def test_validation_has_exact_means_whatever_the_batch():
+    for size in (7, 3, 2):
+        got = trained(objective="matches(2)", validation=rows(7, seed=2), eval_every=6, eval_batch_size=size)
+        evaluated = [line for line in got.log if "eval_loss" in line]
+        assert [line["step"] for line in evaluated] == [6]
+        batch = padded(got.model)(rows(7, seed=2))
+        labels = batch.pop("labels")
+        with torch.no_grad():
+            logits = ng.detach(got.model).eval()(**batch).logits
+        _, parts = JointLoss("ce + matches(2)")(logits, labels, return_parts=True)
+        assert evaluated[0]["eval_ce"] == pytest.approx(parts["ce"].item(), abs=1e-5)
+        assert evaluated[0]["eval_matches(2)"] == pytest.approx(parts["matches(2)"].item(), abs=1e-5)
+        assert evaluated[0]["eval_loss"] == pytest.approx(evaluated[0]["eval_matches(2)"], abs=1e-6)
+
+
+def test_validation_changes_no_training():
+    quiet, checked = trained(), trained(validation=rows(7, seed=2), eval_every=2)
+    assert [line["step"] for line in checked.log if "eval_ce" in line] == [2, 4, 6]
+    assert_same_weights(checked.model.state_dict(), quiet.model.state_dict(), 0)
+
+
+def test_validation_has_the_full_weights_of_scheduled_terms():
+    got = trained(objective="ce + 0.5*matches(2)@ramp(0.2,0.6)", validation=rows(7, seed=2), eval_every=1, max_steps=2)
+    for line in got.log:
+        assert line["eval_loss"] == pytest.approx(line["eval_ce"] + 0.5 * line["eval_matches(2)"], abs=1e-4)
+
+
+def validated(monkeypatch, folder, values, *, higher=False, **changes):
+    """Steps that were saved, when validations have these values; the outcome."""
+    found = iter(values)
+    best = Best("bleu", "bleu", higher=True) if higher else Best("ce")
+    monkeypatch.setattr(loop, "terms_on", lambda *_: {"eval_loss": 0.0, f"eval_{best.name}": next(found)})
+    settings = {"max_steps": len(values), "eval_every": 1, "save_every": 1000} | changes
+    outcome = run(folder=folder, validation=rows(1), best=best, **settings)
+    return sorted(map(checkpoints.step, folder.iterdir())), outcome
+
+
+@pytest.mark.parametrize(
+    ("values", "higher", "saved", "best"),
+    [
+        ([3.0, 2.0, 2.0, 2.5, 1.0, 1.5], False, [1, 2, 5, 6], 5),
+        ([3.0, 2.0, 2.0, 2.5, 4.0, 1.5], True, [1, 5, 6], 5),
+        ([3.0, math.nan, 2.0, 9.0], False, [1, 3, 4], 3),
+        ([math.nan, 2.0, 3.0], False, [2, 3], 2),
+        ([math.nan, 2.0, 3.0], True, [2, 3], 3),
+    ],
+)
+def test_each_new_best_is_saved_and_the_last_step(tmp_path, monkeypatch, values, higher, saved, best):
+    steps, outcome = validated(monkeypatch, tmp_path, values, higher=higher)
+    assert steps == saved
+    assert (outcome.state.best_step, outcome.state.best) == (best, values[best - 1])
+    facts = checkpoints.facts(tmp_path / f"checkpoint-{saved[-1]}")
+    assert (facts["best_step"], facts["best"], facts["finished"]) == (best, values[best - 1], True)
+
+
+def test_the_best_is_kept_among_newer_ones(tmp_path, monkeypatch):
+    steps, _ = validated(monkeypatch, tmp_path, [3.0, 1.0, 2.0, 2.0, 2.0], keep=2, save_every=1)
+    assert steps == [2, 4, 5]
+
+
+def test_a_validation_without_the_score_is_no_best(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "terms_on", lambda *_: {"eval_loss": 0.0})
+    outcome = run(folder=tmp_path, validation=rows(1), best=Best("ce"), eval_every=1)
+    assert outcome.state.best is None
+    assert outcome.state.best_step is None
+
+
+def test_a_score_of_generated_texts_is_logged_and_selects(tmp_path):
+    scores, lines = iter([1.0, 5.0, 2.0]), []
+    outcome = run(
+        folder=tmp_path,
+        validation=rows(3),
+        best=Best("bleu", "bleu", higher=True),
+        score=lambda model: {"bleu": next(scores), "generation_runtime": 0.5},
+        eval_every=2,
+        save_every=100,
+        logs=[lambda line, step: lines.append((step, dict(line)))],
+    )
+    assert outcome.state.best_step == 4
+    assert [(step, line["eval_bleu"]) for step, line in lines if "eval_loss" in line] == [(2, 1.0), (4, 5.0), (6, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("values", "higher", "every", "ends"),
+    [
+        ([3.0, 2.0, 2.0, 2.5, 1.0, 1.0], False, 1, 4),
+        ([3.0, 2.0, 2.0, 1.0, 1.0, 0.5], False, 1, None),
+        ([3.0, 2.0, 2.5, 4.0, 4.0, 4.0], True, 1, 3),
+        ([2.0, math.nan, math.nan, 1.0], False, 1, 3),
+        ([3.0, 3.0, 3.0], False, 2, 6),
+    ],
+)
+def test_training_ends_after_two_validations_without_a_new_best(tmp_path, monkeypatch, values, higher, every, ends):
+    settings = {"early_stopping": 2, "eval_every": every, "max_steps": every * len(values) + 1}
+    steps, outcome = validated(monkeypatch, tmp_path, [*values, 9.0], higher=higher, **settings)
+    assert outcome.finished
+    assert outcome.state.ended_early is (ends is not None)
+    assert outcome.step == steps[-1] == (ends or settings["max_steps"])
+    assert checkpoints.facts(tmp_path / f"checkpoint-{steps[-1]}")["finished"]
+
+
+def test_a_training_that_ended_early_is_not_continued(tmp_path):
+    settings = {"validation": rows(3), "eval_every": 1, "early_stopping": 1, "learning_rate": 0.0}
+    first, again = (trained(tmp_path, **settings) for _ in range(2))
+    assert first.outcome[:4] == (2, 6, True, 0)
+    assert again.outcome[:4] == (2, 6, True, 2)
+    assert again.log == []
+
+
+def test_without_early_stopping_no_number_of_validations_ends_it(tmp_path, monkeypatch):
+    _, outcome = validated(monkeypatch, tmp_path, [1.0] + [2.0] * 8)
+    assert not outcome.state.ended_early
+    assert outcome.step == 9
+
+
+def test_python_selects_the_best_by_the_term_of_the_settings(tmp_path):
+    got = trained(tmp_path, validation=rows(5), eval_every=1, best="matches(2)")
+    values = {line["step"]: line["eval_matches(2)"] for line in got.log}
+    assert got.outcome.state.best == min(values.values()) == values[got.outcome.state.best_step]
+    with pytest.raises(UserError, match=r"'rouge2' is no term of .* Choose one of loss, ce, matches"):
+        trained(best="rouge2")
+    with pytest.raises(UserError, match=r"'rank' is no term .* loss, ce\."):
+        trained(objective="ce + rank", best="rank")
+
+
+# Divergence
+
+
+def test_a_loss_that_is_no_number_ends_training_before_it_is_saved(tmp_path):
+    class Writer:
+        closed = 0
+
+        def __call__(self, line, step):
+            pass
+
+        def close(self):
+            self.closed += 1
+
+    writer = Writer()
+    with pytest.raises(loop.Diverged, match=r"NaN or infinite at step \d. Lower train.learning_rate"):
+        run(folder=tmp_path, learning_rate=1e38, logs=[writer])
+    assert writer.closed == 1
+    for path in tmp_path.glob("*/model.safetensors"):
+        assert checkpoints.step(path.parent) == 1, "the loss of the first step was finite"
+
+
+def test_a_validation_that_is_no_number_ends_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "terms_on", lambda *_: {"eval_loss": math.inf, "eval_ce": math.inf})
+    with pytest.raises(loop.Diverged, match="at step 2"):
+        run(folder=tmp_path, validation=rows(1), eval_every=2, save_every=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fp16_tolerates_two_lines_in_a_row():
+    log = SimpleNamespace(broken=0)
+    for loss in (math.inf, math.nan, 1.0, math.inf, math.inf):
+        loop._raise_if_diverged(loss, 5, log, fp16=True)
+    with pytest.raises(loop.Diverged):
+        loop._raise_if_diverged(math.nan, 6, log, fp16=True)
+    log = SimpleNamespace(broken=0)
+    loop._raise_if_diverged(1.0, 5, log, fp16=False)
+    with pytest.raises(loop.Diverged):
+        loop._raise_if_diverged(-math.inf, 6, log, fp16=False)
+
+
+# fp16 without a GPU
+
+
+class Scaler:
+    """Scales by 1, and finds infinite gradients in the third step, as ``torch.amp.GradScaler`` does."""
+
+    def __init__(self, device):
+        self.value, self.calls, self.loaded = 2.0**16, 0, None
+
+    def scale(self, loss):
+        return loss
+
+    def unscale_(self, optimiser):
+        self.calls += 1
+
+    def step(self, optimiser):
+        if self.calls != 3:
+            optimiser.step()
+
+    def update(self):
+        self.value *= 0.5 if self.calls == 3 else 2.0 if self.calls == 5 else 1.0
+
+    def get_scale(self):
+        return self.value
+
+    def _get_growth_tracker(self):
+        return 7
+
+    def state_dict(self):
+        return {"scale": self.value, "growth_factor": 2.0, "_growth_tracker": 0}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+@pytest.fixture
+def scalers(monkeypatch):
+    """What stands in for scalers of fp16; computing is in fp32."""
+    made = []
+    monkeypatch.setattr(loop, "precision_of", lambda *_: "fp16")
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: made.append(Scaler(device)) or made[-1])
+    return made
+
+
+def test_a_skipped_step_does_not_advance_the_learning_rate(tmp_path, scalers):
+    got = trained(tmp_path)
+    rates = [line["learning_rate"] for line in got.log]
+    assert rates == pytest.approx([1e-2 * (6 - done) / 6 for done in (0, 1, 2, 2, 3, 4)])
+    assert (got.outcome.state.step, got.outcome.state.updates) == (6, 5)
+
+
+def test_a_continued_training_has_the_scale_and_the_updates_of_its_checkpoint(tmp_path, scalers):
+    trained(tmp_path, max_steps=3)
+    again = trained(tmp_path)
+    assert scalers[1].loaded == {"scale": 2.0**15, "growth_factor": 2.0, "_growth_tracker": 7}
+    assert again.log[0]["learning_rate"] == pytest.approx(1e-2 * 4 / 6)
+
+
+# Several processes
+
+WORKER = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import test_loop
+test_loop.work(sys.argv[1], **json.loads(sys.argv[2]))
+"""
+
+
+def work(folder, *, candidates=False, **changes):
+    """What one process of two does: train, and save the weights and the log in the first."""
+    train = on_candidates if candidates else trained
+    got = train(Path(folder) / "checkpoints", validation=rows(7, seed=2), **changes)
+    kinds = [type(parameter).__name__ for parameter in got.model.parameters()]
+    if start_processes().rank == 0:
+        content = {"log": got.log, "kinds": kinds, "outcome": got.outcome[:4]}
+        Path(folder, "found.json").write_text(json.dumps(content))
+
+
+def in_two_processes(folder, **changes):
+    """The weights that two processes saved last, and what else the first found."""
+    folder.mkdir(exist_ok=True)
+    codes, err = fork_ranks(
+        WORKER.format(tests=str(Path(__file__).parent)),
+        [str(folder), json.dumps(changes)],
+        environment={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert codes == [0, 0], err[-3000:]
+    newest = checkpoints.find(folder / "checkpoints").newest
+    return load_file(newest / "model.safetensors"), json.loads((folder / "found.json").read_text())
+
+
+VALIDATED = (*TERMS, "eval_loss", "eval_ce", "eval_matches(2)", "epoch", "learning_rate")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "max_tokens", "fsdp"),
+    [(8, 1, 0, False), (4, 2, 0, False), (8, 1, 25, False), (8, 1, 0, True), (8, 1, 25, True)],
+)
+def test_two_processes_end_at_the_weights_of_one(tmp_path, batch, accumulate, max_tokens, fsdp):
+    """22 rows: the last step of an epoch has 6, of which each process gets 3."""
+    cut = {"batch_size": batch, "accumulate": accumulate, "max_tokens": max_tokens, "fsdp": fsdp}
+    weights, found = in_two_processes(tmp_path / "two", eval_every=3, **cut)
+    alone = trained(validation=rows(7, seed=2), eval_every=3)
+    assert_same_weights(weights, alone.model.state_dict())
+    assert_same_log(found["log"], alone.log, VALIDATED)
+    assert set(found["kinds"]) == {"DTensor" if fsdp else "Parameter"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_two_processes_without_enough_rows_for_both_end_at_the_weights_of_one(tmp_path, fsdp):
+    weights, found = in_two_processes(tmp_path, data=17, eval_every=0, fsdp=fsdp)  # the last step has one row
+    alone = trained(data=17)
+    assert_same_weights(weights, alone.model.state_dict())
+    assert_same_log(found["log"], alone.log)
+
+
+@pytest.mark.slow
+def test_sharded_processes_save_a_model_that_loads_and_continue_exactly(tmp_path):
+    weights, found = in_two_processes(tmp_path, fsdp=True, eval_every=3)
+    loaded = type(tiny()).from_pretrained(tmp_path / "checkpoints" / "checkpoint-6", use_safetensors=True)
+    assert_same_weights(loaded.state_dict(), trained().model.state_dict())
+    for step in (5, 6):
+        checkpoints.delete(tmp_path / "checkpoints" / f"checkpoint-{step}")
+    again, continued = in_two_processes(tmp_path, fsdp=True, eval_every=3)
+    assert continued["outcome"] == [6, 6, True, 4]
+    assert_same_weights(again, weights, 0)
+    assert_same_log(continued["log"], found["log"][4:], VALIDATED, 0)
+
+
+@pytest.mark.slow
+def test_a_training_of_two_processes_continues_in_one(tmp_path):
+    in_two_processes(tmp_path, eval_every=0)
+    for step in (4, 5, 6):
+        checkpoints.delete(tmp_path / "checkpoints" / f"checkpoint-{step}")
+    again = trained(tmp_path / "checkpoints")
+    assert again.outcome.continued_from == 3
+    assert_same_weights(again.model.state_dict(), trained().model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("processes", "sharded", "times"), [(1, False, 0), (2, False, 1), (2, True, 0)], ids=["one", "two", "sharded"]
+)
+def test_gradients_are_averaged_once_a_step_and_only_for_others(monkeypatch, processes, sharded, times):
+    averaged = []
+    monkeypatch.setattr(running.reduction, "average_gradients", lambda *_: averaged.append(1))
+    runner = StepRunner(
+        tiny(),
+        lambda batch, counts: torch.ones(3),
+        device=HERE.device,
+        processes=processes,
+        sharded=sharded,
+        why_not_captured="this is a test",
+    )
+    values = runner.run(Step([{"input_ids": torch.ones(1, 2)}] * 3, torch.ones(2)))
+    assert values.tolist() == [3.0] * 3
+    assert len(averaged) == times
+
+
+# Captured steps
+
+
+class WithoutGraphs(CapturedStep):
+    """A captured step on a CPU: everything but the graph, instead of which the function runs again."""
+
+    made: list = []  # noqa: RUF012, emptied by the fixture
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.made.append(self)
+
+    def _reset(self):
+        self.gradients, self.graphs, self.modules = None, {}, list(self.model.modules())
+        self.seen, self.captures = _state(self.modules), getattr(self, "captures", 0)
+
+    def _capture(self, key, batch):
+        held = {name: value.clone() for name, value in batch.items()}
+        self._warm_up(held)
+        self.captures += 1
+        result = torch.empty(1 + len(attached_loss(self.model).parts))
+        graph = SimpleNamespace(replay=lambda: result.copy_(self.function(held)))
+        self.graphs[key] = graph, held, result
+
+
+@pytest.fixture
+def without_graphs(monkeypatch):
+    """Captured steps on a CPU, as they are made."""
+    monkeypatch.setattr(WithoutGraphs, "made", [])
+    monkeypatch.setattr(running, "CapturedStep", WithoutGraphs)
+    monkeypatch.setattr(loop, "_why_not_captured", lambda *_: "")
+    return WithoutGraphs.made
+
+
+@pytest.mark.parametrize("max_tokens", [0, 40])
+def test_what_surrounds_a_graph_trains_like_an_eager_step(request, max_tokens):
+    """Gradient buffers, warm-up, copies of inputs, terms in the log and clipping; graphs themselves need a GPU."""
+    settings = {"max_tokens": max_tokens, "clip": 0.5}
+    eager = trained(**settings)
+    made = request.getfixturevalue("without_graphs")
+    captured = trained(**settings)
+    assert len(made) == 1
+    assert made[0].graphs
+    names = eager.log[0].keys() - {"docs_per_second", "memory_gib"}
+    assert len(names) > 10
+    assert_same_weights(captured.model.state_dict(), eager.model.state_dict(), 1e-6)
+    assert_same_log(captured.log, eager.log, names, 1e-5)
+
+
+def test_a_schedule_changes_weights_in_captured_steps_without_capturing_again(without_graphs):
+    got = trained(objective="ce + 4*matches(2)@ramp(0,1)")
+    weights = [line["weight/matches(2)"] for line in got.log]
+    assert weights == pytest.approx([4 * step / 6 for step in range(6)])
+    for line in got.log:
+        assert line["loss"] == pytest.approx(line["ce"] + line["weight/matches(2)"] * line["matches(2)"], abs=1e-4)
+    assert without_graphs[0].captures == len(without_graphs[0].graphs)
+
+
+def test_weights_that_are_thawed_or_moved_are_captured_again(without_graphs):
+    model = trained(max_steps=2).model
+    (captured,) = without_graphs
+    batch = {name: value.clone() for name, value in captured.held(next(iter(captured.graphs.values()))[1]).items()}
+    before = captured.gradients
+    model.train()
+    captured.begin([batch])
+    assert captured.gradients is before
+    model.model.encoder.layers[0].fc1.weight.requires_grad_(False)
+    captured.begin([batch])
+    assert captured.gradients is not before
+    assert len(captured.gradients.parameters) == len(before.parameters) - 1
+    before = captured.gradients
+    model.model.encoder.layers[0].fc2.weight.data = model.model.encoder.layers[0].fc2.weight.data.clone()
+    captured.begin([batch])
+    assert captured.gradients is not before
+
+
+def test_what_cannot_be_captured_is_said_once_and_trained_without(monkeypatch, without_graphs):
+    def fail(self, key, batch):
+        raise running.CannotCapture("layer drop chooses layers on the host")
+
+    monkeypatch.setattr(WithoutGraphs, "_capture", fail)
+    said, model = [], tiny()
+    run(model=model, objective=OBJECTIVE, say=said.append)
+    assert said == [
+        "steps are not captured as CUDA graphs: layer drop chooses layers on the host. Training is the same, but slower."
+    ]
+    assert_same_weights(model.state_dict(), trained().model.state_dict(), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "reason"),
+    [
+        ({}, "cpu", "there is no NVIDIA GPU"),
+        ({"capture": False}, "cuda", "train.capture is off"),
+        ({"fsdp": True}, "cuda", "gathers parameters"),
+        ({"gradient_checkpointing": True}, "cuda", "computes activations again"),
+        ({}, "cuda", ""),
+    ],
+    ids=str,
+)
+def test_a_reason_not_to_capture_is_given(changes, device, reason):
+    found = loop._why_not_captured(Train(**changes), torch.device(device), None)
+    assert bool(found) is bool(reason)
+    assert reason in found
+
+
+# Candidates
+
+
+COMPARED = ("loss", "ce", "matches(2)", "rank(margin=0.1,alpha=1)", "prefer(beta=1)", "grad_norm")
+
+
+def on_candidates(folder=None, **changes):
+    from test_candidate_training import OBJECTIVE, rows  # which imports much that other processes need not
+
+    return trained(folder, data=rows(22), objective=OBJECTIVE, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "max_tokens"), [(4, 2, 0), (1, 8, 0), (8, 1, 120), (2, 4, 1), (4, 2, 10**6)]
+)
+def test_any_cut_of_a_step_with_candidates_ends_at_the_same_weights(batch, accumulate, max_tokens):
+    got = on_candidates(batch_size=batch, accumulate=accumulate, max_tokens=max_tokens)
+    assert got.log[0]["rank(margin=0.1,alpha=1)"] > 0
+    assert_same_training(got, on_candidates(), COMPARED, 2e-4)
+
+
+def test_validation_leaves_out_terms_that_compare_candidates():
+    got = on_candidates(validation=rows(7, seed=2), eval_every=3, max_steps=3)
+    last = got.log[-1]
+    assert last["eval_loss"] == pytest.approx(last["eval_ce"] + last["eval_matches(2)"])
+    assert not any(name.startswith("eval_") and ("rank" in name or "prefer" in name) for name in last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("max_tokens", "fsdp"), [(0, False), (100, False), (100, True)])
+def test_two_processes_on_candidates_end_at_the_weights_of_one(tmp_path, max_tokens, fsdp):
+    weights, found = in_two_processes(tmp_path, candidates=True, max_tokens=max_tokens, fsdp=fsdp, eval_every=3)
+    alone = on_candidates(validation=rows(7, seed=2), eval_every=3)
+    assert_same_weights(weights, alone.model.state_dict())
+    assert_same_log(found["log"], alone.log, (*COMPARED, "eval_loss", "eval_ce", "eval_matches(2)"), 2e-4)
+
+
+@pytest.mark.slow
+def test_what_surrounds_a_graph_trains_on_candidates_like_an_eager_step(request):
+    eager = on_candidates(max_tokens=150, clip=0.5)
+    made = request.getfixturevalue("without_graphs")
+    captured = on_candidates(max_tokens=150, clip=0.5)
+    assert made[0].graphs
+    assert_same_training(captured, eager, COMPARED)
