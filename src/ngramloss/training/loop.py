@@ -117,9 +117,8 @@ def run(job: Job, here: Processes) -> Outcome:
             f"this loop trains encoder-decoders, and {type(job.model).__name__} is none. Train a decoder-only model in "
             'your own trainer: ng.attach(model, "ce + matches(2)"), or ng.NgramTrainer (docs/adopt.md).'
         )
+    check_settings(settings, here.count, here.device)
     precision = precision_of(settings, here.device)
-    if settings.fsdp:
-        raise_unless_shardable(here.count, precision)
     if not job.model.config.is_encoder_decoder:
         raise UserError(
             f"this loop trains encoder-decoders only, and {type(job.model).__name__} is none. Use NgramTrainer instead."
@@ -342,6 +341,17 @@ def total_steps(settings: Train, examples: int) -> int:
     """How many steps a training on so many examples has."""
     epoch = math.ceil(examples / (settings.batch_size * settings.accumulate))
     return (settings.max_steps or math.ceil(settings.epochs * epoch)) if epoch else 0
+
+
+def check_settings(settings: Train, processes: int, device: torch.device) -> None:
+    """Raise if so many processes cannot train like this, or not on this device."""
+    sizes = {"train.batch_size": settings.batch_size, "train.eval_batch_size": settings.eval_batch_size}
+    for key, rows in sizes.items():
+        if rows % processes:
+            raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
+    precision = precision_of(settings, device)
+    if settings.fsdp:
+        raise_unless_shardable(processes, precision)
 
 
 def precision_of(settings: Train, device: torch.device) -> str:

@@ -36,7 +36,6 @@ from ngramloss.training.log import LogFile, ProgressBar
 from ngramloss.training.prepare import prepare_once, resolve_candidates
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
-from ngramloss.training.sharding import raise_unless_shardable
 from ngramloss.training.trackers import check_trackers, start_trackers
 from ngramloss.training.validation import GeneratedScore
 
@@ -87,15 +86,9 @@ def train(
 
 def _check(settings: Recipe, processes: int) -> None:
     """Raise if this training cannot run here, before any data are read."""
-    train = settings.train
-    for key, rows in (("train.batch_size", train.batch_size), ("train.eval_batch_size", train.eval_batch_size)):
-        if rows % processes:
-            raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    precision = loop.precision_of(train, device)
-    if train.fsdp:
-        raise_unless_shardable(processes, precision)
-    check_trackers(train.report_to)
+    loop.check_settings(settings.train, processes, device)
+    check_trackers(settings.train.report_to)
 
 
 def _run(
