@@ -119,10 +119,6 @@ def run(job: Job, here: Processes) -> Outcome:
         )
     check_settings(settings, here.count, here.device)
     precision = precision_of(settings, here.device)
-    if not job.model.config.is_encoder_decoder:
-        raise UserError(
-            f"this loop trains encoder-decoders only, and {type(job.model).__name__} is none. Use NgramTrainer instead."
-        )
 
     # The model, its objective, the optimiser
     model, loss_fn = job.model, watched(job.objective)
