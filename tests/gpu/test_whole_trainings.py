@@ -187,7 +187,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(model, changes, reaso
 
 WORKER = """
 import sys; sys.path[:0] = [{tests!r}, {gpu!r}]
-import torch, test_loop as t
+import torch, test_whole_trainings as t
 _, captured, model, said = t.trained(max_steps=8, data=90, precision="fp32", max_tokens=int(sys.argv[2]))
 assert captured, said
 if torch.distributed.get_rank() == 0:
