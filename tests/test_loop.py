@@ -199,7 +199,7 @@ def test_a_line_has_terms_diagnostics_and_costs():
     [
         (
             {"model": models.DECODER_ONLY["llama"]},
-            "this loop trains encoder-decoders, and LlamaForCausalLM is none.*ng.NgramTrainer",
+            "this loop trains encoder-decoders, and LlamaForCausalLM is none.*ng.attach",
         ),
         ({"data": [{"text": "no ids"}]}, "`input_ids` and `labels`"),
         ({"data": [{"input_ids": [4, 5, 2], "labels": [6, 7, 8, 2], "segments": [0, 0, 1, 1]}]}, "`segments`"),

@@ -115,7 +115,7 @@ def run(job: Job, here: Processes) -> Outcome:
     if not getattr(job.model.config, "is_encoder_decoder", False):
         raise UserError(
             f"this loop trains encoder-decoders, and {type(job.model).__name__} is none. Train a decoder-only model in "
-            'your own trainer: ng.attach(model, "ce + matches(2)"), or ng.NgramTrainer (docs/adopt.md).'
+            'your own trainer, with ng.attach(model, "ce + matches(2)"): docs/adopt.md.'
         )
     check_settings(settings, here.count, here.device)
     precision = precision_of(settings, here.device)
