@@ -777,9 +777,25 @@ def test_what_cannot_be_captured_is_said_once_and_trained_without(monkeypatch, w
     ids=str,
 )
 def test_a_reason_not_to_capture_is_given(changes, device, reason):
-    found = loop._why_not_captured(Train(**changes), torch.device(device), None)
+    found = loop._why_not_captured(Train(**changes), torch.device(device))
     assert bool(found) is bool(reason)
     assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "said"),
+    [
+        ({"fsdp": True}, "cuda", True),
+        ({"gradient_checkpointing": True}, "cuda", True),
+        ({"gradient_checkpointing": True, "capture": False}, "cuda", False),
+        ({"gradient_checkpointing": True}, "cpu", False),
+        ({}, "cuda", False),
+    ],
+)
+def test_the_reason_is_said_where_capturing_was_wanted(changes, device, said):
+    remark = loop._capture_remark(Train(**changes), torch.device(device))
+    assert bool(remark) is said
+    assert not said or remark.startswith("steps are not captured as CUDA graphs: ")
 
 
 # Candidates

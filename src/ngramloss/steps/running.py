@@ -17,6 +17,9 @@ Share = Callable[[Batch, Tensor], Tensor]
 and [1 + parts] numbers for the log: the loss, and each term."""
 
 
+NOT_CAPTURED = "steps are not captured as CUDA graphs: {}. Training is the same, but slower."
+
+
 class StepRunner:
     """Runs forward and backward of whole steps.
 
@@ -99,5 +102,5 @@ class StepRunner:
         except CannotCapture as reason:
             self.why_not_captured, self.captured = str(reason), None
             self.model.zero_grad()
-            self.say(f"steps are not captured as CUDA graphs: {reason}. Training is the same, but slower.")
+            self.say(NOT_CAPTURED.format(reason))
         return self.captured

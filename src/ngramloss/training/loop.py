@@ -28,7 +28,7 @@ from ngramloss.steps.budget import fitting_tokens
 from ngramloss.steps.padding import Batch, Padder
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
-from ngramloss.steps.running import StepRunner
+from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.training import checkpoints
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log, diagnostics
@@ -151,7 +151,10 @@ def run(job: Job, here: Processes) -> Outcome:
         return torch.stack([loss.detach(), *last_parts(model).values()])
 
     # The steps
-    steps, largest = _plan(job, model, here, autocast)
+    why_not_captured = _why_not_captured(settings, here.device)
+    if remark := _capture_remark(settings, here.device):
+        job.say(remark)
+    steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
     if not steps.total:
         raise UserError("there are no examples to train on.")
     state = State()
@@ -176,7 +179,7 @@ def run(job: Job, here: Processes) -> Outcome:
         device=here.device,
         processes=here.count,
         sharded=settings.fsdp,
-        why_not_captured=_why_not_captured(settings, here.device, model),
+        why_not_captured=why_not_captured,
         say=job.say,
         largest=largest,
     )
@@ -387,14 +390,15 @@ def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False)
     return Padder(int(pad), lambda labels: decoder_inputs(model, labels), multiple=multiple, always_mask=always_mask)
 
 
-def _plan(job: Job, model: Any, here: Processes, autocast: Callable[[], Any]) -> tuple[PlannedSteps, Batch | None]:
+def _plan(
+    job: Job, model: Any, here: Processes, autocast: Callable[[], Any], *, captures: bool
+) -> tuple[PlannedSteps, Batch | None]:
     """The steps of the training, and a micro-batch of the largest shape on a GPU."""
     settings, cuda = job.settings, here.device.type == "cuda"
     sources, targets, texts, counted = lengths_of(job.examples)
     step = settings.batch_size * settings.accumulate
     epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
-    captures = cuda and not _why_not_captured(settings, here.device, model)
-    padder = _padder(job, model, here, always_mask=captures)
+    padder = _padder(job, model, here, always_mask=captures and cuda)
     rows, largest = -(-step // here.count), None
     if cuda:
         first = epochs[0]
@@ -435,7 +439,7 @@ def _plan(job: Job, model: Any, here: Processes, autocast: Callable[[], Any]) ->
     return made, largest
 
 
-def _why_not_captured(settings: Train, device: torch.device, model: Any) -> str:
+def _why_not_captured(settings: Train, device: torch.device) -> str:
     """Why steps cannot run as CUDA graphs; empty if they can."""
     if device.type != "cuda":
         return "there is no NVIDIA GPU"
@@ -446,6 +450,13 @@ def _why_not_captured(settings: Train, device: torch.device, model: Any) -> str:
     if settings.gradient_checkpointing:
         return "gradient checkpointing computes activations again in the backward pass"
     return ""
+
+
+def _capture_remark(settings: Train, device: torch.device) -> str:
+    """What to say if steps on a GPU should be captured and cannot be; otherwise it is empty."""
+    wanted = settings.capture and device.type == "cuda"
+    why = _why_not_captured(settings, device)
+    return NOT_CAPTURED.format(why) if wanted and why else ""
 
 
 def _begin_thread(device: torch.device) -> Callable[[], object]:
