@@ -325,6 +325,10 @@ class JointLoss(torch.nn.Module):
         rest.progress = self.progress
         return rest
 
+    def with_ce(self) -> JointLoss:
+        """The terms, plus ``ce`` with weight 0 if it is not among them, so that validation always reports it."""
+        return self if any(part.name == "ce" for part in self.parts) else JointLoss(f"{self} + 0*ce")
+
     def _checked_candidates(self, candidates: CandidateStats | None, labels: Tensor) -> CandidateStats | None:
         """The candidates, if a term reads them. Raises if they are missing, unwanted or of a wrong shape."""
         if candidates is None and not self.needs_candidates:

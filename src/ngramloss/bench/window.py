@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ngramloss.hf.diagnosing import peak_memory
+
 PROFILED = 8
 """Steps in which the GPU's work is recorded: thousands of kernels each."""
 TRACED = 3
@@ -66,7 +68,7 @@ class Window:
             self.gibibytes = torch.cuda.max_memory_allocated() / 2**30
             self.reserved_gibibytes = torch.cuda.max_memory_reserved() / 2**30
         else:
-            self.gibibytes = _resident_peak()
+            self.gibibytes = peak_memory(torch.device("cpu"))
 
     def _profile(self, activities: list[ProfilerActivity]) -> None:
         self._profiler = profile(activities=activities)
@@ -97,12 +99,3 @@ def busy(spans: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
-
-
-def _resident_peak() -> float:
-    try:
-        import resource
-        import sys
-    except ImportError:
-        return float("nan")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)

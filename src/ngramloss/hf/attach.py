@@ -32,7 +32,7 @@ from ngramloss.hf.candidates import (
     without_candidates,
 )
 from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
-from ngramloss.hf.segments import KEY, Texts, check_texts, packing_of_batch
+from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
@@ -48,7 +48,7 @@ def attach(
     *,
     logits: bool = False,
     shift: bool | None = None,
-    segments: Texts = "documents",
+    segments: Unit = "documents",
     **options: Any,
 ) -> ModelT:
     """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
@@ -97,7 +97,7 @@ def attach(
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
     decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates else None
-    check_texts(segments)
+    check_unit(segments)
     state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
@@ -174,7 +174,7 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
 class _State:
     """The state of an attached model, in one attribute that is not a module, parameter or buffer."""
 
-    def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool, texts: Texts) -> None:
+    def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool, texts: Unit) -> None:
         self.loss = StepLoss(loss_fn)
         self.texts = texts
         self.rest = loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn

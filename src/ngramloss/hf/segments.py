@@ -16,13 +16,14 @@ from ngramloss.errors import UserError
 from ngramloss.stats import Packing, check_segments, packing
 from ngramloss.stats.segments import boundaries, number_of_texts, turns
 
-Texts = Literal["documents", "turns"]
+Unit = Literal["documents", "turns"]
+"""What is a text of its own."""
 KEY = "segments"
 """The name of segments in a batch. A model does not take it."""
 
 
 def packing_of_batch(
-    inputs: Mapping[str, Any], labels: Tensor, *, causal: bool, shift: bool, texts: Texts = "documents"
+    inputs: Mapping[str, Any], labels: Tensor, *, causal: bool, shift: bool, texts: Unit = "documents"
 ) -> Packing | None:
     """Where the texts of a batch are; None if every row is one text.
 
@@ -53,11 +54,11 @@ def packing_of_batch(
     return packing(labels, segments)
 
 
-def check_texts(texts: object) -> None:
+def check_unit(texts: object) -> None:
     """Raise unless this names what a text is."""
-    if texts not in get_args(Texts):
+    if texts not in get_args(Unit):
         raise UserError(
-            f"segments must be {' or '.join(map(repr, get_args(Texts)))}, got {texts!r}. The segments of a batch are "
+            f"segments must be {' or '.join(map(repr, get_args(Unit)))}, got {texts!r}. The segments of a batch are "
             "one of its inputs: model(..., labels=labels, segments=segments)."
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
 from ngramloss.hf.heads import bare
-from ngramloss.hf.segments import KEY, Texts, check_texts, packing_of_batch
+from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX, Packing
@@ -30,7 +30,7 @@ def compute_loss_func(
     *,
     model: Any = None,
     shift: bool | None = None,
-    segments: Texts = "documents",
+    segments: Unit = "documents",
     **options: Any,
 ) -> Callable[..., Tensor]:
     """A ``compute_loss_func=`` for a stock Trainer, which computes the joint loss from the model's logits.
@@ -48,7 +48,7 @@ def compute_loss_func(
         A picklable ``(outputs, labels, num_items_in_batch=None) → loss``. The copy has no model.
     """
     loss_fn = JointLoss(objective, **options)
-    check_texts(segments)
+    check_unit(segments)
     if loss_fn.needs_candidates:
         raise UserError(
             f"{str(loss_fn)!r} compares candidates, but a compute_loss_func gets only the logits of the "
@@ -135,8 +135,7 @@ class StepLoss:
                 "the loss of each row, call JointLoss(..., reduction='none') in your own loop."
             )
         self.loss_fn = loss_fn
-        self.warned = all(part.per == "token" for part in loss_fn.parts)
-        self.warned_of_packing = all(part.by_position for part in loss_fn.parts)
+        self._warned: set[str] = set()
         self._thread = _ThreadsCall()
         self._newest, self._newest_was_traced = LastCall({}), False
 
@@ -167,7 +166,7 @@ class StepLoss:
         micro-batch's share of the tokens.
         """
         if num_items_in_batch is not None and num_sequences is None:
-            self._warn()
+            self._warn_of_uncounted_sequences()
             real = (labels if packed is None else packed.labels) != IGNORE_INDEX  # [B, T] or [S, U]
             tokens = (labels != IGNORE_INDEX).sum().clamp_min(1)  # []
             step = num_items_in_batch
@@ -190,35 +189,36 @@ class StepLoss:
 
     def warn_of_unseen_packing(self) -> None:
         """Warn once that packed rows would not be noticed, if a term reads whole texts."""
-        if self.warned_of_packing or torch.compiler.is_compiling():
+        if all(part.by_position for part in self.loss_fn.parts):
             return
-        self.warned_of_packing = True
-        warnings.warn(
+        self._warn_once(
             "compute_loss_func sees only logits and labels. If the trainer packs several documents into a row, the "
             f"terms of {str(self.loss_fn)!r} would take them for one text. Pass the model, "
             "compute_loss_func(..., model=model), and packed rows are found. Silence this warning with "
-            "warnings.filterwarnings('ignore', message='compute_loss_func sees').",
-            stacklevel=2,
+            "warnings.filterwarnings('ignore', message='compute_loss_func sees')."
         )
 
-    def _warn(self) -> None:
-        if self.warned or torch.compiler.is_compiling():
+    def _warn_of_uncounted_sequences(self) -> None:
+        if all(part.per == "token" for part in self.loss_fn.parts):
             return
-        self.warned = True
-        warnings.warn(
+        self._warn_once(
             "a stock Trainer counts the tokens of a step but not its sequences, so the sequence terms of "
             f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens. This is exact only if all "
             "micro-batches have the same mean length. NgramTrainer counts both and is exact; your own loop "
             "can pass num_tokens and num_sequences to the model. Silence this warning with "
-            "warnings.filterwarnings('ignore', message='a stock Trainer').",
-            stacklevel=2,
+            "warnings.filterwarnings('ignore', message='a stock Trainer')."
         )
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned and not torch.compiler.is_compiling():
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=3)
 
 
 def _loss_of_outputs(
     loss: StepLoss,
     shift: bool | None,
-    texts: Texts,
+    texts: Unit,
     inputs: _Inputs,
     outputs: Outputs,
     labels: Tensor | None,

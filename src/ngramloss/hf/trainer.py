@@ -14,7 +14,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ngramloss.errors import UserError
 from ngramloss.hf import candidates
 from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attached_loss
-from ngramloss.hf.segments import KEY, Texts
+from ngramloss.hf.segments import KEY, Unit
 from ngramloss.hf.training_log import TrainingLog
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import Term
@@ -49,7 +49,7 @@ class NgramTrainer(Seq2SeqTrainer):
         *,
         objective: str | Iterable[Term] | Term,
         memory: str = "fast",
-        segments: Texts = "documents",
+        segments: Unit = "documents",
         **kwargs: Any,
     ) -> None:
         args = _seq2seq(args)
@@ -152,9 +152,7 @@ class NgramTrainer(Seq2SeqTrainer):
 
     def _attach(self, model: Any) -> Any:
         """Attach the objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""
-        has_ce = any(part.name == "ce" for part in self.loss_fn.parts)
-        terms = self.loss_fn.terms if has_ce else JointLoss(f"{self.loss_fn} + 0*ce").terms
-        attach(model, terms, memory=self.loss_fn.memory, segments=self._texts)
+        attach(model, self.loss_fn.with_ce().terms, memory=self.loss_fn.memory, segments=self._texts)
         attached_loss(model).progress = 1.0  # for an evaluation without training
         return model
 

@@ -9,21 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from ngramloss.files import appended, whole_rows, write_whole
-from ngramloss.hf.attach import aligned_labels, logits_of
+from ngramloss.hf.diagnosing import peak_memory
 from ngramloss.loss import JointLoss
-from ngramloss.steps.padding import Batch, Step
+from ngramloss.steps.padding import Step
 from ngramloss.steps.planned import PlannedSteps
 from ngramloss.training.processes import Processes
 
-DIAGNOSED_ROWS = 4
-"""Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
 Write = Callable[[Mapping[str, float], int], object]
 
 
@@ -152,28 +149,3 @@ class ProgressBar:
     def close(self) -> None:
         """End it."""
         self.bar.close()
-
-
-def diagnostics(
-    model: Any, loss_fn: JointLoss, batch: Batch, autocast: Callable[[], Any], progress: float | None
-) -> dict[str, float]:
-    """``JointLoss.diagnose`` on a few rows of the last micro-batch, without dropout."""
-    loss_fn.progress = progress
-    rows = {name: value[:DIAGNOSED_ROWS] for name, value in batch.items()}
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), autocast():
-            found = loss_fn.diagnose(logits_of(model, rows).float(), aligned_labels(model, rows))
-    finally:
-        model.train(was_training)
-    return {name: value.item() for name, value in found.items()}
-
-
-def peak_memory(device: torch.device) -> float:
-    """Peak memory of this process in GiB: on the GPU, or resident memory on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
+from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.loss import JointLoss
 from ngramloss.recipe import Train
 from ngramloss.steps import reduction
@@ -31,7 +32,7 @@ from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.training import checkpoints
 from ngramloss.training.best import Best, is_better
-from ngramloss.training.log import Log, diagnostics
+from ngramloss.training.log import Log
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
@@ -121,8 +122,8 @@ def run(job: Job, here: Processes) -> Outcome:
     precision = precision_of(settings, here.device)
 
     # The model, its objective, the optimiser
-    model, loss_fn = job.model, watched(job.objective)
-    attach(model, loss_fn.terms, memory=settings.memory)
+    model, objective = job.model, JointLoss(job.objective)
+    attach(model, objective.with_ce().terms, memory=settings.memory)
     loss_fn = attached_loss(model)
     loss_fn.progress = 0.0
     if settings.gradient_checkpointing:
@@ -184,6 +185,7 @@ def run(job: Job, here: Processes) -> Outcome:
         largest=largest,
     )
     log = Log(job.logs if here.first else (), loss_fn, steps, here, since=began)
+    padder = _padder(job, model, here)  # of validation
 
     remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
     with closing(log), Stopping(here) as stop:
@@ -218,12 +220,12 @@ def run(job: Job, here: Processes) -> Outcome:
             line: dict[str, float] = {}
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
-                    more = diagnostics(model, JointLoss(job.objective), runner.last_batch, autocast, loss_fn.progress)
+                    more = diagnostics(model, objective, runner.last_batch, autocast)
                     line = log.write(step.number, norm=norm, rate=rate, more=more)
                     _raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
                 with log.paused(), autocast():
-                    found = terms_on(model, job.validation, settings, here, _padder(job, model, here))
+                    found = terms_on(model, job.validation, settings, here, padder)
                     if job.score is not None:
                         found |= {f"eval_{name}": value for name, value in job.score(model).items()}
                     log.write_validation(step.number, found)
@@ -287,7 +289,7 @@ def train(
         How it ended. The model has the last weights.
     """
     settings = dataclasses.replace(settings or Train(), **changes)
-    loss_fn = watched(objective)
+    loss_fn = JointLoss(objective).with_ce()
     parts = (loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn).parts
     terms = ["loss", *(part.name for part in parts)]
     if settings.best not in terms:
@@ -316,7 +318,7 @@ def _newest(folder: Path, here: Processes) -> Path | None:
     """The checkpoint to continue from. Incomplete ones are deleted: they would count among those that are kept."""
     saved = checkpoints.find(folder)
     for checkpoint in saved.broken:
-        if (checkpoint / "trainer_state.json").exists():
+        if (checkpoint / checkpoints.EARLIER_STATE).exists():
             raise UserError(f"{checkpoint} was saved by a Hugging Face trainer. Choose another folder.")
     here.wait()
     if here.first:
@@ -328,12 +330,6 @@ def _newest(folder: Path, here: Processes) -> Path | None:
 
 
 # What the loop calls
-
-
-def watched(objective: str) -> JointLoss:
-    """The objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""
-    loss_fn = JointLoss(objective)
-    return loss_fn if any(part.name == "ce" for part in loss_fn.parts) else JointLoss(f"{objective} + 0*ce")
 
 
 def total_steps(settings: Train, examples: int) -> int:

@@ -1,0 +1,61 @@
+"""a model in training and its last micro-batch → diagnostics for the log, and the memory that the process took."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ngramloss.hf.attach import aligned_labels, aligned_packing, attached_loss, logits_of
+from ngramloss.loss import JointLoss
+
+DIAGNOSED_ROWS = 4
+"""Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
+
+
+def diagnostics(
+    model: Any, loss_fn: JointLoss, batch: Mapping[str, Any], autocast: Callable[[], Any]
+) -> dict[str, float]:
+    """``JointLoss.diagnose`` on a few rows of a micro-batch, without dropout.
+
+    Args:
+        model: with an attached objective, whose progress is used.
+        loss_fn: the objective without terms that are only watched.
+        batch: on the model's device.
+        autocast: the precision of training.
+    """
+    loss_fn.progress = attached_loss(model).progress
+    rows, was_training = _first_rows(batch), model.training
+    model.eval()
+    try:
+        with torch.no_grad(), autocast():
+            labels, packed = aligned_labels(model, rows), aligned_packing(model, rows)
+            found = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed)
+    finally:
+        model.train(was_training)
+    return {name: value.item() for name, value in found.items()}
+
+
+def _first_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first rows of a batch. What has no row for each row of the labels, such as lengths of documents, stays."""
+    size = len(batch["labels"])
+    if size <= DIAGNOSED_ROWS:
+        return batch
+    return {
+        name: value[:DIAGNOSED_ROWS] if isinstance(value, Tensor) and len(value) == size else value
+        for name, value in batch.items()
+    }
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak memory of this process in GiB: on the GPU, or resident memory on a CPU; NaN where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    try:
+        import resource
+    except ImportError:  # Windows
+        return float("nan")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
