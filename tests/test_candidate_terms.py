@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ngramloss as ng
 from ngramloss import OBJECTIVES, CandidateStats, JointLoss, Objective, Term, TokenStats, UserError
-from ngramloss.objectives.by_gain import ranked
+from ngramloss.objectives.candidates.by_gain import ranked
 from ngramloss.stats import checked_candidates
 
 NAMES = ["rank", "risk", "prefer"]

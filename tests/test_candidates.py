@@ -23,8 +23,8 @@ from ngramloss.generation.teacher_forced import text_logp
 from ngramloss.metrics.gains import check_gain, gain_of, gains_of
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.rouge import rouge as rouge_scores
-from ngramloss.run_folder import RunFolder
 from ngramloss.scoring import provenance
+from ngramloss.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ngramloss.checksums import SEAL, cached_folder, damage, seal
+from ngramloss.storage.checksums import SEAL, cached_folder, damage, seal
 
 
 def fill(folder):

@@ -17,11 +17,11 @@ from ngramloss.cli import main
 from ngramloss.cli.list_ import LISTS
 from ngramloss.cli.program import VERBS, parser
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS
-from ngramloss.objectives import OBJECTIVES
 from ngramloss.stats import BACKENDS, chosen_backend
+from ngramloss.storage.files import cache_folder
+from ngramloss.terms import OBJECTIVES
 
 PAIR = ["explain", "--reference", "the cat sat on the mat", "--candidate", "the cat lay on the mat"]
 

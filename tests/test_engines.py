@@ -20,7 +20,6 @@ from searches import SOURCES, silent, tiny, with_settings, written
 
 from ngramloss import cli, recipe
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder
 from ngramloss.generation import batches as batching
 from ngramloss.generation import engines, predictions
 from ngramloss.generation.engines import conversion, ct2, graph, hf
@@ -28,6 +27,7 @@ from ngramloss.generation.engines.settings import search_of
 from ngramloss.models.loading import from_scratch, prepare_generation
 from ngramloss.recipe import Generation, Model
 from ngramloss.scoring import provenance
+from ngramloss.storage.files import cache_folder
 
 pytest.importorskip("ctranslate2")
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from test_card import PREPARED
 
 import ngramloss
-from ngramloss import cli, escape, recipe
+from ngramloss import cli, recipe
 from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
+from ngramloss.output import escape
 from ngramloss.report import tables as page_tables
 from ngramloss.report.record import PaperRow, PaperTable, Report, System, Value
 from ngramloss.scoring import results, systems

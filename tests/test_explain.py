@@ -6,9 +6,10 @@ import re
 import pytest
 from cases import CASES
 
-from ngramloss import OBJECTIVES, JointLoss, Objective, compare_gradients
+from ngramloss import OBJECTIVES, JointLoss, Objective
 from ngramloss.cli import main
-from ngramloss.explain import explain, read
+from ngramloss.explaining import compare_gradients
+from ngramloss.explaining.explain import explain, read
 
 REFERENCE, CANDIDATE = "a b a b c a b d", "a b a b a b a d"
 

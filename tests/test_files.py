@@ -10,9 +10,9 @@ import threading
 import numpy as np
 import pytest
 
-from ngramloss import checksums
 from ngramloss.errors import UserError
-from ngramloss.files import (
+from ngramloss.storage import checksums
+from ngramloss.storage.files import (
     FULL,
     LONGEST_TOML,
     MOST_DOTS,
@@ -56,7 +56,7 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path):
     path = tmp_path / "it.json"
     write_whole(path, "old")
     program = (
-        "import os, sys; from pathlib import Path; from ngramloss.files import write_whole\n"
+        "import os, sys; from pathlib import Path; from ngramloss.storage.files import write_whole\n"
         "os.fsync = lambda _: os._exit(9)\n"
         "write_whole(Path(sys.argv[1]), 'new')"
     )
@@ -134,7 +134,7 @@ def test_a_file_of_settings_has_bounds():
 
 def test_a_kill_leaves_no_folder_that_looks_whole(tmp_path):
     program = (
-        "import os, sys; from pathlib import Path; from ngramloss.files import whole_folder\n"
+        "import os, sys; from pathlib import Path; from ngramloss.storage.files import whole_folder\n"
         "with whole_folder(Path(sys.argv[1]) / 'tokens') as partial:\n"
         "    (partial / 'half').write_text('x'); os._exit(9)"
     )
@@ -175,7 +175,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
 
 def test_a_second_process_does_not_get_a_folder_that_is_held(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from ngramloss.files import lock_folder\n"
+        "import sys; from pathlib import Path; from ngramloss.storage.files import lock_folder\n"
         "try:\n"
         "    with lock_folder(Path(sys.argv[1]), wait=False): print('got it')\n"
         "except BlockingIOError: print('busy')"
@@ -194,7 +194,7 @@ def test_a_second_process_does_not_get_a_folder_that_is_held(tmp_path):
 
 def test_a_killed_process_lets_go_though_a_process_that_it_forked_lives_on(tmp_path):
     program = (
-        "import os, sys, time; from pathlib import Path; from ngramloss.files import lock_folder\n"
+        "import os, sys, time; from pathlib import Path; from ngramloss.storage.files import lock_folder\n"
         "with lock_folder(Path(sys.argv[1]), wait=False):\n"
         "    if os.fork() == 0: print(os.getpid(), flush=True)\n"  # the child has dropped the lock before it gets here
         "    time.sleep(60)"
@@ -304,7 +304,7 @@ def chart_of_a_benchmark(path):
 
 
 def picture_of_gradients(path):
-    from ngramloss import compare_gradients
+    from ngramloss.explaining import compare_gradients
 
     compare_gradients.plot([compare_gradients.Push(1, "a", "both", 0.5, (0.1,))], ["ce"], path)
 

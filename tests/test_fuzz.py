@@ -22,9 +22,9 @@ from ngramloss import cli, recipe
 from ngramloss.data import Example, fingerprint, load
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
-from ngramloss.files import whole_rows
 from ngramloss.scoring import provenance, results, score_cache, systems
 from ngramloss.scoring.texts import read_texts
+from ngramloss.storage.files import whole_rows
 from ngramloss.training import checkpoints
 
 # Damage

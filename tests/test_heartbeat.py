@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ngramloss import heartbeat
-from ngramloss.heartbeat import Listener
+from ngramloss.storage import heartbeat
+from ngramloss.storage.heartbeat import Listener
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,12 @@ from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
 from safetensors.torch import load_file
 
-from ngramloss import METRICS, Metric, Scores, checksums, cli, recipe
+from ngramloss import METRICS, Metric, Scores, cli, recipe
 from ngramloss.data import newswire
 from ngramloss.generation import predictions
 from ngramloss.generation.search import of_run
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage import checksums
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import prepare
 from ngramloss.training.processes import Processes
 

@@ -6,7 +6,7 @@ import pytest
 
 from ngramloss import cli, recipe
 from ngramloss.generation import predictions
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.run_folder import RunFolder
 
 COLUMNS = {"data.source": "body", "data.target": "gold", "data.id": "key", "data.on_bad_row": "skip"}
 

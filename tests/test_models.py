@@ -19,9 +19,9 @@ from ngramloss.data import Example
 from ngramloss.errors import UserError
 from ngramloss.models import loading
 from ngramloss.recipe import Generation, Model
-from ngramloss.run_folder import weight_files
 from ngramloss.settings import settings_of
 from ngramloss.steps.padding import Padder
+from ngramloss.storage.run_folder import weight_files
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ from tiny_multilingual import LANGUAGES, PAIRS, model_folder, sentencepiece_mode
 
 from ngramloss import cli
 from ngramloss.data import Example
-from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, tokenise, tokenizer_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.models import loading
 from ngramloss.models.first_tokens import align_start
+from ngramloss.models.languages import codes, set_languages
 from ngramloss.recipe import Model
 
 pytestmark = pytest.mark.slow

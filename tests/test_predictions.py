@@ -12,9 +12,9 @@ from forks import fork, fork_ranks, killed_at_third_call
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
-from ngramloss.files import lock_folder
 from ngramloss.generation import predictions
 from ngramloss.generation.baselines import BASELINES
+from ngramloss.storage.files import lock_folder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -154,7 +154,8 @@ def test_processes_share_the_documents(run, tmp_path):
 
 RANK = """
 import os, signal, sys, time
-from ngramloss import cli, heartbeat
+from ngramloss import cli
+from ngramloss.storage import heartbeat
 from ngramloss.generation import predictions
 heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
 whole, count = predictions.decoded, 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_score_runs import REFERENCES, TEXTS, run
 
-from ngramloss import cli, paper
+from ngramloss import cli
 from ngramloss.data.statistics import words_of
 from ngramloss.metrics.registry import METRICS, Metric, score_owners, scores_of
 from ngramloss.metrics.scores import Scores
@@ -20,7 +20,7 @@ from ngramloss.metrics.shape import shape
 from ngramloss.report import page, tables
 from ngramloss.report.build import build_record
 from ngramloss.report.record import Comparison, PaperRow, TeacherForced, TrainingLog, Value
-from ngramloss.scoring import results, systems
+from ngramloss.scoring import paper, results, systems
 
 
 def record(*folders, metrics=("rouge", "bleu", "shape"), **options):

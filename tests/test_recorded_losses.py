@@ -56,7 +56,8 @@ SETTINGS = {
 TRAIN = "import sys\nfrom ngramloss import cli\nsys.exit(cli.main(sys.argv[1:]))"
 STOPPED = """
 import os, signal, sys
-from ngramloss import checksums, cli
+from ngramloss.storage import checksums
+from ngramloss import cli
 whole = checksums.seal
 def seal(checkpoint, **facts):
     whole(checkpoint, **facts)

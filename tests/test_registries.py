@@ -15,9 +15,9 @@ from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS, score_owners
-from ngramloss.objectives import OBJECTIVES
 from ngramloss.plugins import load_function
 from ngramloss.settings import Setting, settings_of
+from ngramloss.terms import OBJECTIVES
 
 
 def keyword_defaults(function):

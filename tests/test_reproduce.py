@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from ngramloss import cli, paper, recipe, reproduce
+from ngramloss import cli, recipe, reproduce
 from ngramloss.data import newswire
 from ngramloss.data.origins import canonical
+from ngramloss.scoring import paper
 from ngramloss.training import runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 import ngramloss
-from ngramloss import cli, files, recipe, run_folder
-from ngramloss.checksums import OWN
+from ngramloss import cli, recipe
 from ngramloss.errors import UserError
-from ngramloss.files import lock_folder
 from ngramloss.metrics.registry import Metric
 from ngramloss.metrics.scores import Scores
-from ngramloss.run_folder import NAMES, Busy, RunFolder
 from ngramloss.scoring import provenance, results, score_cache
+from ngramloss.storage import files, run_folder
+from ngramloss.storage.checksums import OWN
+from ngramloss.storage.files import lock_folder
+from ngramloss.storage.run_folder import NAMES, Busy, RunFolder
 from ngramloss.training import checkpoints, claim, runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]

@@ -47,7 +47,8 @@ max_length = 32
 SABOTAGE = """
 import os, shutil, signal, sys
 import torch
-from ngramloss import checksums, cli
+from ngramloss.storage import checksums
+from ngramloss import cli
 from ngramloss.training import card, checkpoints
 
 where, at = sys.argv[1].split(":")
@@ -660,7 +661,8 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
 
 DIES = """
 import os, signal, sys
-from ngramloss import cli, heartbeat
+from ngramloss import cli
+from ngramloss.storage import heartbeat
 from ngramloss.training import prepare
 heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
 whole = prepare.tokenise

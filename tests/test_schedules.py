@@ -8,8 +8,8 @@ from test_trainer import Seq2SeqTrainer, arguments, assert_same_weights, padded,
 
 import ngramloss as ng
 from ngramloss import JointLoss, UserError, recipe
-from ngramloss.objectives.parser import parse
-from ngramloss.objectives.schedule import Schedule
+from ngramloss.terms.parser import parse
+from ngramloss.terms.schedule import Schedule
 
 RAMP = "ce + 0.5*matches(2)@ramp(0.2,0.6) + bag(2)@from(0.5)"
 

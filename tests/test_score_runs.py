@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ngramloss import cli
-from ngramloss.files import lock_folder
 from ngramloss.metrics.registry import Metric, Score
 from ngramloss.metrics.scores import Absent, Scores
+from ngramloss.output.tabular import Cell
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
 from ngramloss.scoring.audit import Limits, limits, oddities
 from ngramloss.settings import Setting
-from ngramloss.tabular import Cell
+from ngramloss.storage.files import lock_folder
 from ngramloss.version import installed
 
 REFERENCES = {"a": "the cat sat on the mat", "b": "it rained all day", "c": "prices rose by three per cent"}

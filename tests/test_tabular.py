@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from ngramloss import tabular
-from ngramloss.tabular import Cell, Head, Row, Table
+from ngramloss.output import tabular
+from ngramloss.output.tabular import Cell, Head, Row, Table
 
 TABLE = Table(
     [Head("rouge1", "R-1"), Head("wmd", "WMD", lower=True), Head("docs_per_second", "Docs/s", tested=False)],

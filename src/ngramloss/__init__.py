@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from ngramloss.metrics.registry import Metric as Metric
     from ngramloss.metrics.registry import Score as Score
     from ngramloss.metrics.scores import Scores as Scores
-    from ngramloss.objectives import OBJECTIVES as OBJECTIVES
-    from ngramloss.objectives import Objective as Objective
-    from ngramloss.objectives import Term as Term
     from ngramloss.settings import Setting as Setting
     from ngramloss.stats import IGNORE_INDEX as IGNORE_INDEX
     from ngramloss.stats import CandidateStats as CandidateStats
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
+    from ngramloss.terms import OBJECTIVES as OBJECTIVES
+    from ngramloss.terms import Objective as Objective
+    from ngramloss.terms import Term as Term
     from ngramloss.training.loop import train as train
 
 _ROOMS = {
@@ -52,9 +52,9 @@ _ROOMS = {
     "Score": "metrics.registry",
     "Scores": "metrics.scores",
     "Setting": "settings",
-    "OBJECTIVES": "objectives",
-    "Objective": "objectives",
-    "Term": "objectives",
+    "OBJECTIVES": "terms",
+    "Objective": "terms",
+    "Term": "terms",
     "IGNORE_INDEX": "stats",
     "CandidateStats": "stats",
     "TokenStats": "stats",

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ngramloss.objectives import ngrams
-from ngramloss.objectives.matches import matched
-from ngramloss.objectives.rewards import placed
+from ngramloss.objectives.windows.matches import matched
+from ngramloss.objectives.windows.rewards import placed
 from ngramloss.stats import IGNORE_INDEX, Packing, TokenStats, token_stats, unpack
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
-    from ngramloss.objectives.term import Part
+    from ngramloss.terms.term import Part
 
 
 def diagnose(

@@ -8,8 +8,8 @@ from typing import Any
 
 from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS, missing_options
-from ngramloss.objectives import OBJECTIVES
 from ngramloss.plugins import Registry
+from ngramloss.terms import OBJECTIVES
 from ngramloss.version import __version__, installed, lacking
 
 PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors", "ctranslate2"]

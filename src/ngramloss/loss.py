@@ -12,8 +12,6 @@ from torch import Tensor
 from ngramloss import diagnostics
 from ngramloss.errors import UserError
 from ngramloss.gpu import replay
-from ngramloss.objectives.parser import parse
-from ngramloss.objectives.term import Part, Term, check_names
 from ngramloss.stats import (
     IGNORE_INDEX,
     LOGITS_ONLY,
@@ -27,6 +25,8 @@ from ngramloss.stats import (
     token_stats_from_hidden,
     unpack,
 )
+from ngramloss.terms.parser import parse
+from ngramloss.terms.term import Part, Term, check_names
 
 Count = int | float | Tensor
 Segments = Tensor | Packing | None

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import fingerprint
 from ngramloss.settings import nearest
+from ngramloss.storage.files import fingerprint
 
 Entry = TypeVar("Entry")
 _LOADING: list[Path] = []

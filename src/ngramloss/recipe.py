@@ -13,10 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import escape
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import parse_toml
+from ngramloss.output import escape
 from ngramloss.settings import Setting, setting, settings_of, toml_value
+from ngramloss.storage.files import parse_toml
 
 
 @dataclass(frozen=True)
@@ -412,8 +412,8 @@ def _with_objective(recipe: Recipe) -> Recipe:
 
     Scores of metrics are checked when the training begins.
     """
-    from ngramloss.objectives.parser import parse
-    from ngramloss.objectives.term import check_names
+    from ngramloss.terms.parser import parse
+    from ngramloss.terms.term import check_names
 
     try:
         terms = parse(recipe.objective)

@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ngramloss import paper, recipe, tabular
+from ngramloss import recipe
 from ngramloss.data import measurement
 from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
-from ngramloss.files import read_object, write_whole
 from ngramloss.generation import predictions
 from ngramloss.models import loading
+from ngramloss.output import tabular
+from ngramloss.output.tabular import Cell, Head, Row, Table
 from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
-from ngramloss.run_folder import RunFolder
-from ngramloss.scoring import provenance, results, significance, systems, tables
+from ngramloss.scoring import paper, provenance, results, significance, systems, tables
 from ngramloss.scoring.significance import Figure
-from ngramloss.tabular import Cell, Head, Row, Table
+from ngramloss.storage.files import read_object, write_whole
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
 
 Say = Callable[[str], None]

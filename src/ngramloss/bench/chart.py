@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.files import writing
+from ngramloss.storage.files import writing
 
 
 class Panel(NamedTuple):

@@ -19,7 +19,7 @@ from ngramloss.bench.clock import peak_resident, seconds
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.engines.settings import search_of
-from ngramloss.tabular import aligned, fixed
+from ngramloss.output.tabular import aligned, fixed
 
 NAN = float("nan")
 STOCK = "hf"

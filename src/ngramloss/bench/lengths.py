@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramloss.files import writing
+from ngramloss.storage.files import writing
 
 TOKENS_PER_WORD = 1.35
 SPECIAL = 2

@@ -30,10 +30,10 @@ from ngramloss.bench.child import in_child
 from ngramloss.bench.window import Window
 from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import UserError
+from ngramloss.output.tabular import aligned, fixed
 from ngramloss.plugins import load_file
 from ngramloss.recipe import Train
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.tabular import aligned, fixed
 from ngramloss.training import loop
 from ngramloss.training.processes import start_processes
 

@@ -283,8 +283,8 @@ def _add_generate(benches: Verbs) -> None:
 
 def _check_objectives(objectives: Sequence[str]) -> None:
     """Raise if an objective is written wrongly or reads candidates, which the benchmarks do not have."""
-    from ngramloss.objectives.parser import parse
-    from ngramloss.objectives.term import check_names
+    from ngramloss.terms.parser import parse
+    from ngramloss.terms.term import check_names
 
     for objective in objectives:
         terms = parse(objective)
@@ -576,7 +576,7 @@ def _write_json(path: Path, content: object) -> None:
     """Write JSON, with null for what could not be measured."""
     import json
 
-    from ngramloss.files import writing
+    from ngramloss.storage.files import writing
 
     with writing(path):
         path.write_text(json.dumps(_without_nan(content), indent=1) + "\n")

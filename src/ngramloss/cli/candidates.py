@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import candidates, predictions
     from ngramloss.recipe import WORDS
-    from ngramloss.run_folder import RunFolder
+    from ngramloss.storage.run_folder import RunFolder
 
     given = settings(options)
     own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task="))]
@@ -167,7 +167,7 @@ def _gains(work: Job, name: str | None, options: list[str]) -> Gains:
 
 
 def _table(found: Summary) -> str:
-    from ngramloss.tabular import aligned
+    from ngramloss.output.tabular import aligned
 
     values = found._asdict()
     cells = [

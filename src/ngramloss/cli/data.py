@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss import escape
 from ngramloss.cli.options import Verbs, add_columns, choice, verb
 from ngramloss.cli.output import print_result, tell
+from ngramloss.output import escape
 
 DATA = "Inspect data sets."
 

@@ -27,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     import json
 
-    from ngramloss import doctor, escape
+    from ngramloss import doctor
+    from ngramloss.output import escape
 
     known = doctor.facts()
     if options.json:

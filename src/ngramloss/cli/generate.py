@@ -139,7 +139,7 @@ def _diversity(options: argparse.Namespace) -> float:
 
 def output_folder(options: argparse.Namespace, model: str) -> Path:
     """Where to write: the folder that was given, or the run's."""
-    from ngramloss.run_folder import RunFolder
+    from ngramloss.storage.run_folder import RunFolder
 
     if options.out is None and not RunFolder(Path(options.model)).recipe.exists():
         raise UserError(f"give an output folder with --out DIR. It may be left out only if {model} is a run's folder.")

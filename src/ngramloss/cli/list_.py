@@ -13,7 +13,7 @@ from ngramloss.settings import Setting
 
 if TYPE_CHECKING:
     from ngramloss.metrics.registry import Metric
-    from ngramloss.objectives import Objective
+    from ngramloss.terms import Objective
 
 LIST = "List the names that other commands accept, with a one-line description of each."
 
@@ -36,7 +36,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from ngramloss import tabular
+    from ngramloss.output import tabular
 
     rows = LISTS[options.what]() if options.what else {f"ngramloss list {name}": text for name, text in WHAT.items()}
     for line in tabular.aligned(list(rows.items()), left=(0, 1)):
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _objectives() -> dict[str, str]:
-    from ngramloss.objectives import OBJECTIVES
+    from ngramloss.terms import OBJECTIVES
 
     return _entries(OBJECTIVES, _objective)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from ngramloss import escape
+from ngramloss.output import escape
 
 
 def print_result(result: object) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ngramloss import escape
 from ngramloss.cli import (
     bench,
     candidates,
@@ -28,9 +27,10 @@ from ngramloss.cli import (
 from ngramloss.cli.options import choice
 from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
-from ngramloss.files import FULL, cache_folder
+from ngramloss.output import escape
 from ngramloss.plugins import blame, load_file
 from ngramloss.settings import nearest
+from ngramloss.storage.files import FULL, cache_folder
 from ngramloss.version import __version__, installed, lacking
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ngramloss import escape
 from ngramloss.cli.options import Verbs, add_trust, metric_options, verb
 from ngramloss.cli.output import print_result
+from ngramloss.output import escape
 
 REPRODUCE = """\
 Reproduce a table of the paper: train, generate and score, print the table next to the paper's values, and write an
@@ -87,8 +87,9 @@ def run(options: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from ngramloss import reproduce, tabular
+    from ngramloss import reproduce
     from ngramloss.metrics.registry import METRICS
+    from ngramloss.output import tabular
 
     data = options.data or reproduce.chosen_data()
     if options.table == "table1":

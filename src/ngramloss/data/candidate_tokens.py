@@ -17,7 +17,7 @@ from ngramloss.data import Example
 from ngramloss.data.candidates import Candidates
 from ngramloss.data.tokens import Ids, PartWriter, Shape, Tokens, targets, tokenizer_fingerprint
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder
+from ngramloss.storage.files import cache_folder
 
 FORMAT = 1
 """Part of the cache key: increased when the same candidates give other tokens."""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from ngramloss.data.examples import Example, fingerprint
 from ngramloss.data.rows import BadRow, parts, rows
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import read_object
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.files import read_object
+from ngramloss.storage.run_folder import RunFolder
 
 SHOWN = 10
 """Number of bad rows, or of ids, that an error lists."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ngramloss.data.multilingual import column_names
+from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
 
 SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src")

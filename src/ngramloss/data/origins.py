@@ -10,10 +10,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from ngramloss import escape
 from ngramloss.data import rows as files
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.output import escape
 
 BUILT_IN = "newswire"
 

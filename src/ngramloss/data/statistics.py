@@ -12,13 +12,13 @@ from math import fsum
 from operator import add
 from typing import NamedTuple
 
-from ngramloss import tabular
 from ngramloss.data.examples import Example, load
 from ngramloss.data.languages import AUTO, special_pattern, word_pattern
 from ngramloss.data.origins import canonical, split_names
 from ngramloss.data.rows import BadRow
 from ngramloss.data.sentences import LOOKED_AT, split_many, splitting_notes
 from ngramloss.errors import UserError
+from ngramloss.output import tabular
 
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
 """A word in the standard rules: a number with its points and commas, or letters and digits with inner ' ’ and -."""

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ngramloss.checksums import cached_in_parts
 from ngramloss.data import Example, split_many
 from ngramloss.data.word_ids import Encode, bare_ids, word_encoder
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder
-from ngramloss.files import fingerprint as files_fingerprint
 from ngramloss.recipe import Data
+from ngramloss.storage.checksums import cached_in_parts
+from ngramloss.storage.files import cache_folder
+from ngramloss.storage.files import fingerprint as files_fingerprint
 from ngramloss.version import installed
 
 Ids = NDArray[np.int32]

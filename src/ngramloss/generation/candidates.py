@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from ngramloss.data import Example
 from ngramloss.data.candidates import read_candidates, text_hashes
 from ngramloss.errors import UserError
-from ngramloss.files import write_whole
 from ngramloss.generation import engines, shares
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.generation.batches import budget_for
@@ -39,7 +38,8 @@ from ngramloss.generation.predictions import (
 )
 from ngramloss.generation.search import Written
 from ngramloss.generation.shares import Output, Progress
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.files import write_whole
+from ngramloss.storage.run_folder import RunFolder
 
 HOW = {
     "groups": "groups of beams that avoid each other's tokens",

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.languages import AUTO
-from ngramloss.data.multilingual import codes
 from ngramloss.data.origins import canonical
 from ngramloss.data.sentences import LOOKED_AT, sentences, splitting_notes
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import fingerprint, read_object, write_whole
 from ngramloss.generation import engines, shares
 from ngramloss.generation.baselines import baseline_writer, is_baseline
 from ngramloss.generation.batches import Budget, budget_for
@@ -29,9 +27,11 @@ from ngramloss.generation.engines.settings import Search, search_of
 from ngramloss.generation.search import Written, decoded, load_model, model_of_run
 from ngramloss.generation.shares import Output, Progress
 from ngramloss.hf.candidates import NOT_CAUSAL
+from ngramloss.models.languages import codes
 from ngramloss.models.loading import load_config
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
-from ngramloss.run_folder import RunFolder, model_files, weight_files
+from ngramloss.storage.files import fingerprint, read_object, write_whole
+from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.version import __version__, installed
 
 SEEN = 500

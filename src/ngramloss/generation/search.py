@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ngramloss import recipe
-from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Shape, separator_id
 from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import MissingFileError
@@ -18,8 +17,9 @@ from ngramloss.generation.engines import PRECISIONS, Write
 from ngramloss.generation.engines.hf import generated
 from ngramloss.models import loading
 from ngramloss.models.first_tokens import align_start
+from ngramloss.models.languages import codes, set_languages
 from ngramloss.recipe import Data, Model
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.run_folder import RunFolder
 
 
 class Written(NamedTuple):

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ngramloss import heartbeat
 from ngramloss.data import Example
 from ngramloss.errors import UserError
-from ngramloss.files import appended, read_object, whole_rows, write_whole
 from ngramloss.generation import engines
 from ngramloss.generation.batches import Budget, batches
-from ngramloss.run_folder import NAMES, RunFolder
+from ngramloss.storage import heartbeat
+from ngramloss.storage.files import appended, read_object, whole_rows, write_whole
+from ngramloss.storage.run_folder import NAMES, RunFolder
 
 Text = TypeVar("Text")
 Progress = Callable[[int, int], None]

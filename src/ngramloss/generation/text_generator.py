@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.data.columns import FIRST, SOURCES, check_present, listed, usual
-from ngramloss.data.multilingual import column_names
+from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
-from ngramloss.files import fingerprint
 from ngramloss.generation.predictions import Job, has_several_sentences, job
-from ngramloss.run_folder import RunFolder, model_files, weight_files
+from ngramloss.storage.files import fingerprint
+from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 
 LOG = logging.getLogger("ngramloss")
 IMPORTED_BY = os.getpid()

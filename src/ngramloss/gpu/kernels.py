@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ngramloss.objectives.matches import most_counted
+from ngramloss.objectives.windows.matches import most_counted
 from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 LONGEST = 512

@@ -22,7 +22,7 @@ from ngramloss.stats import Packing, TokenStats, triton_is_installed
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
-    from ngramloss.objectives.term import Part
+    from ngramloss.terms.term import Part
 
 MOST_GRAPHS = 32
 """Maximum number of shapes captured for one loss; others run without a graph. Capturing waits for the device once."""

@@ -35,8 +35,8 @@ from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_eq
 from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
-from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX, CandidateStats, Packing, token_stats, token_stats_from_hidden
+from ngramloss.terms import Term
 from ngramloss.version import warn_if_untested
 
 ModelT = TypeVar("ModelT", bound=Module)

@@ -18,8 +18,8 @@ from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
 from ngramloss.hf.heads import bare
 from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
 from ngramloss.loss import JointLoss
-from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX, Packing
+from ngramloss.terms import Term
 
 Outputs = Any
 """A ``transformers.utils.ModelOutput``, a dictionary with attributes. This module does not import transformers."""

@@ -17,9 +17,9 @@ from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attache
 from ngramloss.hf.segments import KEY, Unit
 from ngramloss.hf.training_log import TrainingLog
 from ngramloss.loss import JointLoss
-from ngramloss.objectives import Term
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.plan import LengthGrouped, data_seed
+from ngramloss.terms import Term
 
 
 class NgramTrainer(Seq2SeqTrainer):

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.files import fingerprint as fingerprint
+from ngramloss.storage.files import fingerprint as fingerprint
 
 if TYPE_CHECKING:
     import numpy as np

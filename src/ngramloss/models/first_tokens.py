@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ngramloss.data.multilingual import codes
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.hf.heads import bare
+from ngramloss.models.languages import codes
 
 EOS_STARTS = ("m2m_100", "nllb-moe")
 """Models whose decoder starts with the token that ends a text, even if their configuration does not say so."""

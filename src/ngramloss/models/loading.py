@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from ngramloss.checksums import cached_folder
 from ngramloss.errors import UserError
-from ngramloss.files import FULL, cache_folder, read_object
 from ngramloss.models.settings import check_settings, try_out
 from ngramloss.recipe import Generation, Model
+from ngramloss.storage.checksums import cached_folder
+from ngramloss.storage.files import FULL, cache_folder, read_object
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 WEIGHTS = (".safetensors", ".bin")

@@ -9,24 +9,23 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ngramloss import paper
 from ngramloss.data.overview import WARNING
 from ngramloss.data.statistics import words_of
-from ngramloss.files import whole_rows
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.metrics.shape import shape
+from ngramloss.output.tabular import is_number
 from ngramloss.recipe import TASKS, WORDS
 from ngramloss.report import record
 from ngramloss.report.record import LENGTH, NOVELTY, Cases, Report, System, TeacherForced, TrainingLog
-from ngramloss.run_folder import RunFolder
-from ngramloss.scoring import provenance
+from ngramloss.scoring import paper, provenance
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import Figure
 from ngramloss.scoring.systems import Aligned
 from ngramloss.scoring.tables import seed_tests, untested
-from ngramloss.tabular import is_number
+from ngramloss.storage.files import whole_rows
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.version import __version__
 
 SHOWN = 3

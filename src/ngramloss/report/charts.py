@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from ngramloss.metrics.registry import Score
-from ngramloss.objectives.registry import OBJECTIVES
 from ngramloss.report.record import Ablation, Report, TrainingLog
 from ngramloss.report.tables import quality_and_description
+from ngramloss.terms.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.errors import UserError
-from ngramloss.files import write_whole
 from ngramloss.metrics.registry import Score
 from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, tables
 from ngramloss.report.record import Cases, Report, System
+from ngramloss.storage.files import write_whole
 
 BUDGET = 7_900_000
 """Bytes of a page, about. Summaries are always in it; documents as far as this allows."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ngramloss.metrics.registry import Score
+from ngramloss.output.tabular import is_number
 from ngramloss.recipe import TASKS
-from ngramloss.tabular import is_number
 
 LENGTH, NOVELTY = "words", "novel2"
 """Scores of metrics/shape that cases are sorted by, whatever else was scored."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ngramloss import tabular
 from ngramloss.metrics.registry import Score
+from ngramloss.output import tabular
+from ngramloss.output.tabular import Cell, Head, Parts, Row, Table, chance, fixed, signed
 from ngramloss.report.record import Ablation, PaperRow, Report, SeedValue, System, Value
-from ngramloss.tabular import Cell, Head, Parts, Row, Table, chance, fixed, signed
 
 _SPEED = Head(
     "docs_per_second",

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from ngramloss.data.statistics import words_of
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import write_whole
 from ngramloss.scoring.systems import listed
 from ngramloss.scoring.texts import lines, read_texts
+from ngramloss.storage.files import write_whole
 
 MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
 """Sentence separators in released files of BertSum, UniLM, ProphetNet and Pegasus. The last is a backslash and n."""

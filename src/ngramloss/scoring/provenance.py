@@ -7,13 +7,13 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import escape
 from ngramloss.errors import UserError
-from ngramloss.files import parse_toml, read_json, whole_rows
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
+from ngramloss.output import escape
 from ngramloss.recipe import TASKS
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.files import parse_toml, read_json, whole_rows
+from ngramloss.storage.run_folder import RunFolder
 
 SEARCH = (
     "num_beams",

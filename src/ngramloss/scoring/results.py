@@ -10,13 +10,13 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS, Metric, Score, checked_options, missing_options, score_owners, scores_of
 from ngramloss.metrics.scores import Absent, Pooled, check_scores
 from ngramloss.plugins import call
-from ngramloss.run_folder import Busy
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.score_cache import Keyed, Saved
 from ngramloss.scoring.significance import Figure
 from ngramloss.scoring.systems import Aligned
+from ngramloss.storage.run_folder import Busy
 from ngramloss.version import __version__
 
 

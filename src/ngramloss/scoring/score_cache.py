@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.files import fingerprint, read_object, whole_rows, write_whole
 from ngramloss.metrics.scores import Scores
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.files import fingerprint, read_object, whole_rows, write_whole
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.version import __version__, installed
 
 PATIENCE = 10.0

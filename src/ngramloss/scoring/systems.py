@@ -9,12 +9,12 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import escape
 from ngramloss.data.columns import SOURCES, usual
 from ngramloss.data.rows import COMPRESSIONS, FORMATS, STDIN, is_saved
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.run_folder import RunFolder
+from ngramloss.output import escape
 from ngramloss.scoring.texts import Named, columns_of, read_texts
+from ngramloss.storage.run_folder import RunFolder
 
 SHOWN = 5
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ngramloss import escape, tabular
-from ngramloss.files import write_whole
+from ngramloss.output import escape, tabular
+from ngramloss.output.tabular import Cell, Head, Row, Table
 from ngramloss.scoring import provenance
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import Figure
-from ngramloss.tabular import Cell, Head, Row, Table
+from ngramloss.storage.files import write_whole
 
 
 def write_documents(result: Result, path: Path) -> None:

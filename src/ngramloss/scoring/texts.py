@@ -9,7 +9,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss import escape
 from ngramloss.data import rows as files
 from ngramloss.data.columns import (
     PREDICTIONS,
@@ -24,6 +23,7 @@ from ngramloss.data.columns import (
 from ngramloss.data.origins import missing
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.output import escape
 
 LOOKED_AT = 100
 """Number of rows read to find the columns: a JSON object may omit some."""

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
-from ngramloss.objectives.parser import parse
-from ngramloss.objectives.term import check_names
 from ngramloss.recipe import Recipe
 from ngramloss.settings import nearest, toml_value
+from ngramloss.terms.parser import parse
+from ngramloss.terms.term import check_names
 
 
 class Best(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ngramloss import recipe
 from ngramloss.data.origins import canonical
-from ngramloss.escape import as_code, in_markdown
+from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.training import checkpoints
 from ngramloss.training.best import best_of

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ngramloss import checksums
-from ngramloss.checksums import SEAL, damage, seal
 from ngramloss.errors import UserError
-from ngramloss.files import read_object
+from ngramloss.storage import checksums
+from ngramloss.storage.checksums import SEAL, damage, seal
+from ngramloss.storage.files import read_object
 
 if TYPE_CHECKING:
     from ngramloss.training.loop import State

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ngramloss import recipe
 from ngramloss.errors import UserError
-from ngramloss.files import write_whole
 from ngramloss.recipe import Recipe
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.files import write_whole
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints
 
 Say = Callable[[str], None]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.errors import UserError
-from ngramloss.files import read_object
+from ngramloss.storage.files import read_object
 from ngramloss.training.prepared import Prepared
 
 IDENTITY = "data.json"

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ngramloss.files import appended, whole_rows, write_whole
 from ngramloss.hf.diagnosing import peak_memory
 from ngramloss.loss import JointLoss
 from ngramloss.steps.padding import Step
 from ngramloss.steps.planned import PlannedSteps
+from ngramloss.storage.files import appended, whole_rows, write_whole
 from ngramloss.training.processes import Processes
 
 Write = Callable[[Mapping[str, float], int], object]

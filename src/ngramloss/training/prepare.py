@@ -10,25 +10,25 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ngramloss import heartbeat as heart
 from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, has_split, load
 from ngramloss.data.candidate_tokens import tokenise_candidates
 from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, read_candidates
-from ngramloss.data.multilingual import set_languages
 from ngramloss.data.overview import overview
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import write_whole
-from ngramloss.heartbeat import Listener, heartbeat
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
-from ngramloss.objectives.parser import parse
-from ngramloss.objectives.registry import OBJECTIVES
-from ngramloss.objectives.term import plugin_sources
+from ngramloss.models.languages import set_languages
 from ngramloss.recipe import Recipe
-from ngramloss.run_folder import RunFolder, model_files
+from ngramloss.storage import heartbeat as heart
+from ngramloss.storage.files import write_whole
+from ngramloss.storage.heartbeat import Listener, heartbeat
+from ngramloss.storage.run_folder import RunFolder, model_files
+from ngramloss.terms.parser import parse
+from ngramloss.terms.registry import OBJECTIVES
+from ngramloss.terms.term import plugin_sources
 from ngramloss.training.best import best_of
 from ngramloss.training.claim import Say
 from ngramloss.training.identity import raise_unless_same

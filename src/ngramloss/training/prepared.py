@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ngramloss.errors import UserError
-from ngramloss.files import read_object
+from ngramloss.storage.files import read_object
 
 
 class Stopped(Exception):

@@ -18,16 +18,16 @@ import torch
 
 from ngramloss.data import Example
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates
-from ngramloss.data.multilingual import codes, set_languages
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.files import whole_folder, whole_rows, write_whole
 from ngramloss.models import loading
 from ngramloss.models.first_tokens import align_start
-from ngramloss.objectives.parser import parse
-from ngramloss.objectives.term import check_names
+from ngramloss.models.languages import codes, set_languages
 from ngramloss.recipe import Recipe
-from ngramloss.run_folder import RunFolder
+from ngramloss.storage.files import whole_folder, whole_rows, write_whole
+from ngramloss.storage.run_folder import RunFolder
+from ngramloss.terms.parser import parse
+from ngramloss.terms.term import check_names
 from ngramloss.training import card, checkpoints, loop
 from ngramloss.training.best import best_of, tie_note
 from ngramloss.training.claim import Say, claim, locked

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ngramloss.checksums import cached_folder
 from ngramloss.errors import UserError
-from ngramloss.files import cache_folder
 from ngramloss.generation.decoders import random_ids
+from ngramloss.storage.checksums import cached_folder
+from ngramloss.storage.files import cache_folder
 from ngramloss.version import installed
 
 FORMAT = 1

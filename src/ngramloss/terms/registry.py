@@ -91,13 +91,13 @@ _FORMULAS, _KERNELS = "ngramloss.objectives", "ngramloss.gpu.kernels"
 
 _BUILTIN = {
     "ce": Objective(
-        f"{_FORMULAS}.ce:ce", least_n=None, per="token", by_position=True,
+        f"{_FORMULAS}.tokens.ce:ce", least_n=None, per="token", by_position=True,
         options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
         option_needs={"smoothing": "mean_logp"},
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
     "matches": Objective(
-        f"{_FORMULAS}.matches:matches", {"released": f"{_FORMULAS}.matches:matches_released"},
+        f"{_FORMULAS}.windows.matches:matches", {"released": f"{_FORMULAS}.windows.matches:matches_released"},
         kernels={"": f"{_KERNELS}:matches", "released": f"{_KERNELS}:matches_released"},
         about={
             "": "One minus the mean probability of n-grams found anywhere in the reference.",
@@ -105,11 +105,11 @@ _BUILTIN = {
         },
     ),
     "rewards": Objective(
-        f"{_FORMULAS}.rewards:rewards", least_n=2, why_least=ONE_TOKEN, kernels={"": f"{_KERNELS}:rewards"},
+        f"{_FORMULAS}.windows.rewards:rewards", least_n=2, why_least=ONE_TOKEN, kernels={"": f"{_KERNELS}:rewards"},
         about={"": "One minus the mean probability of n-grams at their own position in the reference."},
     ),
     "precision": Objective(
-        f"{_FORMULAS}.precision:precision", {"released": f"{_FORMULAS}.precision:precision_released"},
+        f"{_FORMULAS}.windows.precision:precision", {"released": f"{_FORMULAS}.windows.precision:precision_released"},
         kernels={"": f"{_KERNELS}:precision", "released": f"{_KERNELS}:precision_released"},
         about={
             "": "P-P2: minus the share of the predicted n-grams, counted by probability, that the reference covers.",
@@ -117,8 +117,8 @@ _BUILTIN = {
         },
     ),
     "bag": Objective(
-        f"{_FORMULAS}.bag:bag",
-        {"released": f"{_FORMULAS}.bag:bag_released", "original": f"{_FORMULAS}.bag:bag_original"},
+        f"{_FORMULAS}.windows.bag:bag",
+        {"released": f"{_FORMULAS}.windows.bag:bag_released", "original": f"{_FORMULAS}.windows.bag:bag_original"},
         needs=("cross_logp",),
         about={
             "": "BoN: one minus half the share of the reference's n-grams that the model expects.",
@@ -127,19 +127,19 @@ _BUILTIN = {
         },
     ),
     "bleu": Objective(
-        f"{_FORMULAS}.bleu:bleu", joint=True, needs=("cross_logp",),
+        f"{_FORMULAS}.windows.bleu:bleu", joint=True, needs=("cross_logp",),
         about={"": "Minus the geometric mean over n of the expected clipped n-gram precision."},
     ),
     "lcs": Objective(
-        f"{_FORMULAS}.lcs:lcs", least_n=None, needs=("cross_logp",),
+        f"{_FORMULAS}.windows.lcs:lcs", least_n=None, needs=("cross_logp",),
         about={"": "Minus the log of the soft longest common subsequence, as a share of the reference."},
     ),
     "eisl": Objective(
-        f"{_FORMULAS}.eisl:eisl", needs=("cross_logp",),
+        f"{_FORMULAS}.windows.eisl:eisl", needs=("cross_logp",),
         about={"": "Negative log-likelihood of each reference n-gram at the position that the model prefers."},
     ),
     "soft": Objective(
-        f"{_FORMULAS}.soft:soft", kernels={"": f"{_KERNELS}:soft"},
+        f"{_FORMULAS}.windows.soft:soft", kernels={"": f"{_KERNELS}:soft"},
         options={
             "kappa": Setting(
                 None, float, above=0, most=MOST_N, help="exponent of a window's mean probability; n if not given"
@@ -148,25 +148,25 @@ _BUILTIN = {
         about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),
     "gated": Objective(
-        f"{_FORMULAS}.gated:gated", kernels={"": f"{_KERNELS}:gated"},
+        f"{_FORMULAS}.windows.gated:gated", kernels={"": f"{_KERNELS}:gated"},
         about={"": "One minus the mean probability of n-grams at their own position, each copy counted."},
     ),
     "near": Objective(
-        f"{_FORMULAS}.near:near", kernels={"": f"{_KERNELS}:near"},
+        f"{_FORMULAS}.windows.near:near", kernels={"": f"{_KERNELS}:near"},
         options={"power": Setting(4.0, least=0, most=MOST_N, help="discount of n-grams not predicted; 0 is soft")},
         about={"": "As soft, but each n-gram is weighted by how nearly it is predicted."},
     ),
     "convex": Objective(
-        f"{_FORMULAS}.convex:convex", least_n=None, per="token",
+        f"{_FORMULAS}.tokens.convex:convex", least_n=None, per="token",
         options={"order": Setting(1.0, above=0, most=MOST_N, help="exponent of the sequence's mean probability")},
         about={"": "Convex learning: minus a power of the sequence's mean probability, weighted by length."},
     ),
     "dft": Objective(
-        f"{_FORMULAS}.dft:dft", least_n=None, per="token", by_position=True,
+        f"{_FORMULAS}.tokens.dft:dft", least_n=None, per="token", by_position=True,
         about={"": "Dynamic fine-tuning: cross-entropy with each token weighted by its probability."},
     ),
     "tailr": Objective(
-        f"{_FORMULAS}.tailr:tailr", least_n=None, per="token", by_position=True,
+        f"{_FORMULAS}.tokens.tailr:tailr", least_n=None, per="token", by_position=True,
         options={
             "gamma": Setting(0.8, least=0, most=1, help="discount of unlikely tokens; 0 is cross-entropy"),
             "min_weight": Setting(0.2, least=0, most=1, help="smallest weight of a token"),
@@ -174,17 +174,17 @@ _BUILTIN = {
         about={"": "TaiLr: cross-entropy with unlikely tokens discounted, after the total variation distance."},
     ),
     "mixce": Objective(
-        f"{_FORMULAS}.mixce:mixce", least_n=None, per="token", by_position=True,
+        f"{_FORMULAS}.tokens.mixce:mixce", least_n=None, per="token", by_position=True,
         options={"eta": Setting(0.5, least=0, most=1, help="share of cross-entropy; the rest is its reverse")},
         about={"": "MixCE: a mixture of cross-entropy and approximate reverse cross-entropy."},
     ),
     "unlikelihood": Objective(
-        f"{_FORMULAS}.unlikelihood:unlikelihood", least_n=None, per="token", needs=("cross_logp",),
+        f"{_FORMULAS}.tokens.unlikelihood:unlikelihood", least_n=None, per="token", needs=("cross_logp",),
         about={"": "Penalty for the probability of tokens that occurred earlier in the reference."},
     ),
     "eaft": Objective(
-        f"{_FORMULAS}.eaft:eaft", {"released": f"{_FORMULAS}.eaft:eaft_released"}, least_n=None, per="token",
-        by_position=True,
+        f"{_FORMULAS}.tokens.eaft:eaft", {"released": f"{_FORMULAS}.tokens.eaft:eaft_released"},
+        least_n=None, per="token", by_position=True,
         options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
         needs=("entropy",), variant_needs={"released": ("top_entropy",)},
         about={
@@ -193,7 +193,7 @@ _BUILTIN = {
         },
     ),
     "rank": Objective(
-        f"{_FORMULAS}.rank:rank", least_n=None, reads="candidates",
+        f"{_FORMULAS}.candidates.rank:rank", least_n=None, reads="candidates",
         options={
             "margin": Setting(0.001, least=0, most=1000, help="how much higher a candidate should score than the next"),
             "alpha": _length_exponent(2.0),
@@ -201,12 +201,12 @@ _BUILTIN = {
         about={"": "BRIO: penalty where a worse candidate scores as high as a better one. Reads candidates."},
     ),
     "risk": Objective(
-        f"{_FORMULAS}.risk:risk", least_n=None, reads="candidates",
+        f"{_FORMULAS}.candidates.risk:risk", least_n=None, reads="candidates",
         options={"sharpness": Setting(0.005, least=0, most=1000, help="exponent of the candidates' probabilities")},
         about={"": "Minimum risk training: one minus the expected gain of the candidates. Reads candidates."},
     ),
     "prefer": Objective(
-        f"{_FORMULAS}.prefer:prefer", least_n=None, reads="candidates",
+        f"{_FORMULAS}.candidates.prefer:prefer", least_n=None, reads="candidates",
         options={
             "beta": Setting(0.1, above=0, most=1000, help="how much a difference of scores counts"),
             "alpha": _length_exponent(0.0),

@@ -6,9 +6,9 @@ import re
 from typing import NamedTuple, NoReturn
 
 from ngramloss.errors import UserError
-from ngramloss.objectives.registry import MOST_N
-from ngramloss.objectives.schedule import Schedule
-from ngramloss.objectives.term import Term
+from ngramloss.terms.registry import MOST_N
+from ngramloss.terms.schedule import Schedule
+from ngramloss.terms.term import Term
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\S))")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, NamedTuple, TypeGuard
 
-from ngramloss import escape
+from ngramloss.output import escape
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ngramloss.objectives.by_gain import ranked
+from ngramloss.objectives.candidates.by_gain import ranked
 from ngramloss.stats import CandidateStats
 
 

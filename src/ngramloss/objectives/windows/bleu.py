@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.objectives import ngrams
-from ngramloss.objectives.bag import placements
+from ngramloss.objectives.windows.bag import placements
 from ngramloss.stats import TokenStats
 
 FLOOR = 1e-12

@@ -6,7 +6,7 @@ from math import log
 
 from torch import Tensor
 
-from ngramloss.objectives.weighted import weighted_ce
+from ngramloss.objectives.tokens.weighted import weighted_ce
 from ngramloss.stats import TokenStats
 
 

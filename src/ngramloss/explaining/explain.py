@@ -13,26 +13,13 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.loss import JointLoss
-from ngramloss.objectives import (
-    OBJECTIVES,
-    Term,
-    bag,
-    bleu,
-    by_gain,
-    eisl,
-    gated,
-    matches,
-    near,
-    ngrams,
-    precision,
-    rank,
-    rewards,
-    risk,
-    soft,
-    unlikelihood,
-)
+from ngramloss.objectives import ngrams
+from ngramloss.objectives.candidates import by_gain, rank, risk
+from ngramloss.objectives.tokens import unlikelihood
+from ngramloss.objectives.windows import bag, bleu, eisl, gated, matches, near, precision, rewards, soft
+from ngramloss.output.tabular import aligned
 from ngramloss.stats import CandidateStats, TokenStats, packing, token_stats
-from ngramloss.tabular import aligned
+from ngramloss.terms import OBJECTIVES, Term
 
 FILLER = "_"
 """Replaces a missing word in a candidate. It has its own id and matches nothing, not even a real ``_``."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ngramloss.objectives.by_gain import ranked
+from ngramloss.objectives.candidates.by_gain import ranked
 from ngramloss.stats import CandidateStats
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.errors import UserError
-from ngramloss.files import fingerprint, lock_folder, read_object, remove, write_whole
+from ngramloss.storage.files import fingerprint, lock_folder, read_object, remove, write_whole
 
 
 class Busy(UserError):

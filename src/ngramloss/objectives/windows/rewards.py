@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ngramloss.objectives import ngrams
-from ngramloss.objectives.matches import Earned, earned
+from ngramloss.objectives.windows.matches import Earned, earned
 from ngramloss.stats import TokenStats
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ngramloss.explain import raise_if_not_compared, read
-from ngramloss.files import writing
+from ngramloss.explaining.explain import raise_if_not_compared, read
 from ngramloss.loss import JointLoss
-from ngramloss.tabular import aligned
+from ngramloss.output.tabular import aligned
+from ngramloss.storage.files import writing
 
 REFERENCE, WRONG = "#2f6db0", "#c0392b"
 """Colours of the picture."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.objectives.weighted import weighted_ce
+from ngramloss.objectives.tokens.weighted import weighted_ce
 from ngramloss.stats import TokenStats
 
 

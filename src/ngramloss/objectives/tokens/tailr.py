@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ngramloss.objectives.weighted import weighted_ce
+from ngramloss.objectives.tokens.weighted import weighted_ce
 from ngramloss.stats import TokenStats
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ngramloss.files import lock_folder, read_json, remove, whole_folder, write_whole, writing
+from ngramloss.storage.files import lock_folder, read_json, remove, whole_folder, write_whole, writing
 
 SEAL = "whole.json"
 """The file that is written last: names, sizes and checksums of the others, and facts about the folder."""

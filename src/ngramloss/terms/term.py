@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ngramloss.errors import UserError
-from ngramloss.objectives.registry import MOST_N, OBJECTIVES, Objective
-from ngramloss.objectives.schedule import Schedule
 from ngramloss.plugins import call
 from ngramloss.settings import nearest
+from ngramloss.terms.registry import MOST_N, OBJECTIVES, Objective
+from ngramloss.terms.schedule import Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,1 @@
+"""a sentence pair and an objective → what it rewards, and how it changes the model."""

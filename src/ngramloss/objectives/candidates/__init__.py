@@ -1,0 +1,1 @@
+"""CandidateStats → a value of the candidates of one source."""

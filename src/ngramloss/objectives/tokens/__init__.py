@@ -1,0 +1,1 @@
+"""TokenStats and labels → a sum over the tokens of a text."""

@@ -1,0 +1,1 @@
+"""values → files and folders that are whole, locked and checked."""
