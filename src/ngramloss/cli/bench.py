@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ngramloss.cli.options import Verbs, add_device, add_trust, choice, chosen_device, output_file, verb
-from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
+from ngramloss.output.console import print_result, tell
 from ngramloss.version import installed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngramloss.cli.generate import DIVERSITY, add_job, bar, output_folder, settings
 from ngramloss.cli.options import ALL_METRICS, Verbs, metric_options, verb
-from ngramloss.cli.output import print_result, tell
+from ngramloss.output.console import print_result, tell
 
 if TYPE_CHECKING:
     from ngramloss.generation.candidates import Gains, Summary

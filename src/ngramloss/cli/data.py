@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, add_columns, choice, verb
-from ngramloss.cli.output import print_result, tell
 from ngramloss.output import escape
+from ngramloss.output.console import print_result, tell
 
 DATA = "Inspect data sets."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, verb
-from ngramloss.cli.output import print_result
+from ngramloss.output.console import print_result
 
 DOCTOR = "Show which packages are installed, which backend is used, and why."
 

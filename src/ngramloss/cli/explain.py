@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, output_file, verb
-from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
+from ngramloss.output.console import print_result
 
 EXPLAIN = """\
 Show how an objective scores a sentence pair: its n-grams, which of them match, how often, and what each one earns.

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
-from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
+from ngramloss.output.console import print_result, tell
 
 GENERATE = """\
 Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings

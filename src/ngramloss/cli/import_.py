@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, output_file, verb
-from ngramloss.cli.output import print_result, tell
 from ngramloss.errors import UserError
+from ngramloss.output.console import print_result, tell
 
 IMPORT = """\
 Convert summaries that others released to JSONL: give each the id of its reference, and put each sentence on its own

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import Verbs, verb
-from ngramloss.cli.output import print_result
+from ngramloss.output.console import print_result
 from ngramloss.plugins import Entry, Registry
 from ngramloss.settings import Setting
 

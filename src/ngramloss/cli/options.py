@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from ngramloss.cli.output import show_progress, tell
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.output.console import show_progress, tell
 
 if TYPE_CHECKING:
     from pathlib import Path

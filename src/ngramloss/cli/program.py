@@ -25,9 +25,9 @@ from ngramloss.cli import (
     train,
 )
 from ngramloss.cli.options import choice
-from ngramloss.cli.output import tell
 from ngramloss.errors import UserError
 from ngramloss.output import escape
+from ngramloss.output.console import show_messages, tell
 from ngramloss.plugins import blame, load_file
 from ngramloss.settings import nearest
 from ngramloss.storage.files import FULL, cache_folder
@@ -37,6 +37,7 @@ from ngramloss.version import __version__, installed, lacking
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     options = parser().parse_args(arguments)
+    show_messages()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± prints ? instead of failing
         sys.stdout.reconfigure(errors="replace")
     try:

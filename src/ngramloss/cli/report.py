@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, add_scoring, score_from_options, verb
-from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
+from ngramloss.output.console import print_result
 
 REPORT = """\
 Write an HTML page that needs no server: results with intervals and significance tests, training curves, the ablation,

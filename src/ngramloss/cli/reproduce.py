@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from ngramloss.cli.options import Verbs, add_trust, metric_options, verb
-from ngramloss.cli.output import print_result
 from ngramloss.output import escape
+from ngramloss.output.console import print_result
 
 REPRODUCE = """\
 Reproduce a table of the paper: train, generate and score, print the table next to the paper's values, and write an

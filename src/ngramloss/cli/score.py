@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, systems_given, verb
-from ngramloss.cli.output import print_result
 from ngramloss.errors import UserError
+from ngramloss.output.console import print_result
 
 SCORE = """\
 Score the summaries or translations of one or more systems against references, with confidence intervals, and compare

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
-from ngramloss.cli.output import print_result, tell
 from ngramloss.output import escape
+from ngramloss.output.console import print_result, tell
 
 TRAIN = """\
 Train a model with the settings of a recipe. To continue a stopped run, run the same command again.

@@ -1,0 +1,63 @@
+"""results and messages → the terminal, with control characters escaped.
+
+The library reports through ``logging.getLogger("ngramloss")``. The command line calls ``show_messages``, which writes
+these messages to standard error. Names from untrusted files cannot control the terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from ngramloss.output import escape
+
+logger = logging.getLogger("ngramloss")
+
+
+def print_result(result: object) -> None:
+    """Print a result to standard output."""
+    print(escape.for_terminal(str(result)), flush=True)
+
+
+def show_messages() -> None:
+    """Write the library's messages to standard error: all of them in the first process, errors alone in the others."""
+    if not shows_messages():
+        logger.addHandler(_ToStandardError())
+    logger.setLevel(logging.INFO if first_process() else logging.ERROR)
+    logger.propagate = False
+
+
+def shows_messages() -> bool:
+    """Whether ``show_messages`` was called."""
+    return any(isinstance(handler, _ToStandardError) for handler in logger.handlers)
+
+
+def first_process() -> bool:
+    """Whether this is the only process, or the first of those that torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+class _ToStandardError(logging.Handler):
+    """Writes above a progress bar if there is one. Looks standard error up each time, because tests replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one message."""
+        text = escape.for_terminal(record.getMessage())
+        try:
+            if "tqdm" in sys.modules:
+                sys.modules["tqdm"].tqdm.write(text, file=sys.stderr)
+            else:
+                print(text, file=sys.stderr)
+        except Exception:
+            self.handleError(record)
+
+
+def tell(sentence: object) -> None:
+    """Print a message to standard error."""
+    print(escape.for_terminal(str(sentence)), file=sys.stderr)
+
+
+def show_progress(what: str) -> None:
+    """Replace the terminal's last line by this text."""
+    print(f"\r\033[K{escape.name(what)}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,83 @@
+"""work that takes long → a bar in a terminal, a line every thirty seconds anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from ngramloss.output import escape
+from ngramloss.output.console import first_process, logger, shows_messages
+
+SECONDS = 30
+"""Between two lines where standard error is no terminal."""
+
+
+class Progress:
+    """How much of some work is done. In a terminal it is a bar; in a log file, a line every thirty seconds.
+
+    A bar appears only under the command line, and only in the first process. Nothing is shown of work that takes less
+    than half a second.
+
+    Args:
+        what: the work, such as "reading train".
+        total: how much there is; None if nobody knows.
+        unit: what is counted.
+        done: how much was done before.
+
+    Example:
+        >>> with Progress("reading train", total=3, unit="documents") as progress:
+        ...     progress.update(3)
+    """
+
+    def __init__(self, what: str, total: int | None = None, *, unit: str = "documents", done: int = 0) -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, done
+        self._began = self._told = time.monotonic()
+        self._before, self._note, self._bar = done, "", self._new_bar()
+
+    def update(self, count: int = 1) -> None:
+        """Count what was done since the last call."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif time.monotonic() - self._told >= SECONDS:
+            self._told = time.monotonic()
+            logger.info("%s", self)
+
+    def note(self, text: str) -> None:
+        """Show a text beside the bar, such as the loss."""
+        self._note = text
+        if self._bar is not None:
+            self._bar.set_postfix_str(escape.name(text))
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self._began
+        speed = (self.done - self._before) / max(seconds, 1e-9)
+        of = f" of {self.total:,}" if self.total else ""
+        left = f", {_clock((self.total - self.done) / speed)} left" if self.total and speed else ""
+        note = f" · {self._note}" if self._note else ""
+        return f"{self.what}: {self.done:,}{of} {self.unit}{left}{note}"
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _new_bar(self) -> Any:
+        if not (shows_messages() and first_process() and sys.stderr.isatty()):
+            return None
+        from tqdm import tqdm
+
+        what, unit = escape.name(self.what), f" {self.unit}"
+        return tqdm(
+            desc=what, total=self.total, initial=self.done, unit=unit, leave=False, delay=0.5, dynamic_ncols=True
+        )
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,82 @@
+"""Progress is a bar in a terminal, and a line now and then anywhere else."""
+
+import io
+import logging
+import sys
+
+import pytest
+
+from ngramloss.output import console, progress
+from ngramloss.output.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    logger = console.logger
+    before = logger.handlers[:], logger.level, logger.propagate
+    console.show_messages()
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def test_a_terminal_gets_a_bar(shown, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("reading \x1b[31mtrain", total=2) as bar:
+        bar._bar.delay = 0
+        bar.update(1)
+        bar.note("ce 3.2")
+        bar._bar.refresh()
+    assert "1/2" in sys.stderr.getvalue()
+    assert "ce 3.2" in sys.stderr.getvalue()
+    assert "\x1b[31m" not in sys.stderr.getvalue()
+
+
+def test_a_file_gets_a_line_every_thirty_seconds(shown, capsys, monkeypatch):
+    clock = [0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with Progress("reading train", total=100, unit="documents") as bar:
+        for _ in range(91):
+            clock[0] += 1
+            bar.note("ce 3.2")
+            bar.update(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "reading train: 30 of 100 documents, 1:10 left · ce 3.2",
+        "reading train: 60 of 100 documents, 0:40 left · ce 3.2",
+        "reading train: 90 of 100 documents, 0:10 left · ce 3.2",
+    ]
+
+
+def test_continued_work_counts_its_speed_from_where_it_began(shown, capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress("training", total=100, unit="steps", done=40) as bar:
+        now = 30
+        bar.update(30)
+    assert capsys.readouterr().err == "training: 70 of 100 steps, 0:30 left\n"
+
+
+def test_a_library_shows_nothing(monkeypatch):
+    monkeypatch.setattr(console.logger, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("reading", total=2) as bar:
+        bar.update(1)
+    assert not sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", "message\nerror\n"), ("1", "error\n")])
+def test_messages_come_from_the_first_process(shown, capsys, monkeypatch, rank, told):
+    monkeypatch.setenv("RANK", rank)
+    console.show_messages()
+    logging.getLogger("ngramloss").info("message")
+    logging.getLogger("ngramloss").error("error")
+    assert capsys.readouterr().err == told
+
+
+def test_messages_are_escaped(shown, capsys):
+    logging.getLogger("ngramloss").info("a\x1b[31mname")
+    assert "\x1b" not in capsys.readouterr().err
