@@ -466,7 +466,7 @@ def test_python_selects_the_best_by_the_term_of_the_settings(tmp_path):
     assert got.outcome.state.best == min(values.values()) == values[got.outcome.state.best_step]
     with pytest.raises(UserError, match=r"'rouge2' is not a term of .* Choose one of loss, ce, matches"):
         trained(best="rouge2")
-    with pytest.raises(UserError, match=r"'rank' is no term .* loss, ce\."):
+    with pytest.raises(UserError, match=r"'rank' is not a term .* loss, ce\."):
         trained(objective="ce + rank", best="rank")
 
 

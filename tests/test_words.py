@@ -115,8 +115,8 @@ def test_docstrings_messages_and_comments_are_read(tmp_path):
 
 
 def found(word, text):
-    """What the pattern finds, as whole words, in any case and across line ends."""
-    pattern = rf"(?<![\w`-])(?:{word.pattern})(?![\w`])".replace(" ", r"\s+")
+    """What the pattern finds, as whole words, in any case and across line ends; names in quotes are left out."""
+    pattern = rf"(?<![\w`'-])(?:{word.pattern})(?![\w`'])".replace(" ", r"\s+")
     return list(re.finditer(pattern, text, re.IGNORECASE))
 
 
