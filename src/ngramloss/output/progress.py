@@ -11,7 +11,7 @@ from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, shows_messages
 
 SECONDS = 30
-"""Between two lines where standard error is not a terminal."""
+"""Between two lines where standard error is no terminal."""
 
 
 class Progress:
