@@ -172,7 +172,7 @@ ALWAYS_0 = (
             "rouge1",
             [1.0, 2.5, 2.5],
             "2 of 3 validations have the best rouge1, 2.5000 (steps 10, 15): the model has the weights of the first of "
-            "them. Validate on more examples, or choose another train.best, to tell them apart.",
+            "them. Validate on more examples, or choose another train.best, to see a difference.",
         ),
         ("ce", [1.5, 2.5, 1.5], "2 of 3 validations have the best ce, 1.5000 (steps 5, 15): the model"),
         ("rouge1", [2.5, 1.0, 1.0], ""),

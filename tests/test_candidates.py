@@ -164,8 +164,8 @@ def test_candidates_of_another_split_are_refused(tmp_path):
 
 
 REMARK = (
-    "12 of 12 rows of candidates in {} do not say which text they are of, so only their ids were compared. Make sure "
-    "that they are of these data, in this order. A key 'source' in each row, with the text of the source, lets them be "
+    "12 of 12 rows of candidates in {} do not say which text they belong to, so only their ids were compared. Make sure "
+    "that they belong to these data, in this order. A key 'source' in each row, with the text of the source, lets them be "
     "checked."
 )
 
@@ -698,14 +698,14 @@ def test_processes_share_the_sources(run, tmp_path):
         ),
         (["--set", "rouge.stem=1"], "rouge.stem: unknown option. Did you mean 'stemmer'?"),
         (["--metric", "rogue"], "--metric: unknown metric or score 'rogue'. Did you mean 'rouge'?"),
-        (["--metric", "shape"], "--metric shape is no single score. Use rouge, bleu or chrf."),
+        (["--metric", "shape"], "--metric shape is not a single score. Use rouge, bleu or chrf."),
         (
             ["--metric", "summac"],
-            "--metric summac is no single score. Choose one of its scores: summac_conv, summac_zs.",
+            "--metric summac is not a single score. Choose one of its scores: summac_conv, summac_zs.",
         ),
         (
             ["--metric", "words"],
-            "--metric words: higher values of words are not better, so it is no gain. Use rouge, bleu or chrf.",
+            "--metric words: higher values of words are not better, so it is not a gain. Use rouge, bleu or chrf.",
         ),
         (["--metric", "wmd"], "--metric wmd: higher values of wmd are not better"),
         (

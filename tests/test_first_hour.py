@@ -240,7 +240,7 @@ def test_an_objective_without_a_term_for_each_token_gets_one_remark(here, capsys
     remark = (
         "matches(1) has no term for each token, such as ce. Terms of n-grams are meant to be added to ce: alone, they teach "
         "little that the model does not write yet. Train on ce + matches(1), or on 0*ce + matches(1), which is the same as "
-        "now, without this remark."
+        "now, without this warning."
     )
     assert said.count(remark) == said.count("has no term for each token") == int(remarked)
 

@@ -120,7 +120,7 @@ class Train:
     """What selects the best checkpoint: the lowest validation value of a term (``loss`` is the whole objective), or the
     best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``."""
     best_limit: int = setting(0, least=0)
-    """For a score: generate texts for only so many validation examples, from the first on; 0 means all."""
+    """For a score: generate texts for only this many validation examples, from the first on; 0 means all."""
     best_beams: int = setting(1, least=1, most=2**12)
     """For a score: the number of beams, instead of ``generation.num_beams``."""
     best_options: list[str] = setting([])
@@ -184,7 +184,7 @@ class Recipe:
     train: Train = field(default_factory=Train)
     generation: Generation = field(default_factory=Generation)
     task: str = "summarisation"
-    """What the targets are of the sources: one of ``TASKS``."""
+    """What the targets are, such as summaries: one of ``TASKS``."""
 
     @property
     def slug(self) -> str:

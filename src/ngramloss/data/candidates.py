@@ -31,8 +31,8 @@ class Candidates(NamedTuple):
     Attributes:
         rows: id of a source → its texts, and the gain of each, 0 to 1, in the order of the file.
         fingerprint: 16 hexadecimal digits that depend on ids, texts and gains.
-        sources: id → the hash of the source that the candidates are of, where the file says it.
-        references: id → the hash of the references that the gains are of, likewise.
+        sources: id → the hash of the source of the candidates, where the file says it.
+        references: id → the hash of the references of the gains, where the file says it.
     """
 
     rows: dict[str, tuple[tuple[str, ...], tuple[float, ...]]]
@@ -179,9 +179,9 @@ def _doubt(about: Mapping[str, Any], examples: Sequence[Example], path: Path, un
             "ngramloss candidates RUN_OR_MODEL"
         )
     return (
-        f"{unknown:,} of {count:,} rows of candidates in {path} do not say which text they are of, so only their ids "
-        "were compared. Make sure that they are of these data, in this order. A key 'source' in each row, with the "
-        "text of the source, lets them be checked."
+        f"{unknown:,} of {count:,} rows of candidates in {path} do not say which text they belong to, so only "
+        "their ids were compared. Make sure that they belong to these data, in this order. A key 'source' in each row, "
+        "with the text of the source, lets them be checked."
     )
 
 

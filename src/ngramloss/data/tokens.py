@@ -54,7 +54,7 @@ PROBES = (
     "internationalisation " * 20 + "the end",
     "",
 )
-"""Texts by which tokenizers are told apart: several scripts, spaces, characters that may be normalised, a long one."""
+"""Texts by which tokenizers are compared: several scripts, spaces, characters that may be normalised, a long one."""
 CUT = "cut"
 """An array beside these: whether the source of a row lost its end, and whether its target did, one after the other."""
 

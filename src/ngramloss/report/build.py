@@ -96,7 +96,7 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
 
 
 def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Rows of a log → name → (step, value). What is no number is left out.
+    """Rows of a log → name → (step, value). Values that are not numbers are left out.
 
     >>> curves([{"step": 1, "ce": 2.0}, {"step": 2, "ce": None, "loss": 1.5}])
     {'ce': [(1, 2.0)], 'loss': [(2, 1.5)]}

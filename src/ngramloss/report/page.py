@@ -176,13 +176,13 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _case_scores(cases: Cases) -> list[tuple[str, Score, Sequence[Sequence[float | None]]]]:
-    """Every score of cases, and last the length of the reference, which is no system's."""
+    """Every score of cases, and last the length of the reference, which belongs to no system."""
     scores = [(name, cases.described[name], values) for name, values in cases.scores.items()]
     return [*scores, ("reference words", Score("words of the reference", better="neither"), [cases.reference_words])]
 
 
 def _pair(systems: Sequence[System]) -> list[int]:
-    """The two systems that are compared at first: the first that are no baselines, of two groups if possible."""
+    """The two systems that are compared at first: the first that are not baselines, of two groups if possible."""
     order = sorted(range(len(systems)), key=lambda index: systems[index].is_baseline)
     kinds = [system.group or system.objective or system.name for system in systems]
     others = sorted(order[1:], key=lambda index: kinds[index] == kinds[order[0]] or systems[index].is_baseline)

@@ -70,7 +70,7 @@ class System:
     docs_per_second: float | None = None
     """In training."""
     most_tokens: int | None = None
-    """The most tokens that a text may have. A text with so many may be cut off."""
+    """The most tokens that a text may have. A text with this many may be cut off."""
     audit: Sequence[str] = ()
     used: Sequence[str] = ()
     """What its training used of its data, in sentences."""
@@ -204,7 +204,7 @@ class Report:
     made: str = ""
     """The date."""
     task: str = TASKS[0]
-    """What the texts are of the documents; the page calls them by its words."""
+    """What the texts are, such as summaries; the page calls them by its words."""
     scores: Mapping[str, Score] = field(default_factory=dict)
     """In the order of the columns."""
     systems: Sequence[System] = ()

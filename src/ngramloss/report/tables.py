@@ -15,7 +15,7 @@ _SPEED = Head(
     "docs_per_second",
     "Docs/s",
     tested=False,
-    help="Documents a second as this training ran. Trainings ran at different times: only ngramloss bench compares",
+    help="Documents per second as this training ran. Trainings ran at different times: only ngramloss bench compares",
 )
 
 

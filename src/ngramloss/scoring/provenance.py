@@ -69,7 +69,7 @@ class Run(NamedTuple):
 
     @property
     def task(self) -> str:
-        """What the texts are of the documents: one of ``TASKS``."""
+        """What the texts are, such as summaries: one of ``TASKS``."""
         return _task(self.generation)
 
     @property

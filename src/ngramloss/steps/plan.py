@@ -257,7 +257,7 @@ def fitted_grid(
 
 
 def bounds(lengths: Lengths, most: int) -> list[int]:
-    """At most so many multiples of 8, the last of which holds every length, with the least total rounding up.
+    """At most ``most`` multiples of 8, the last of which holds every length, with the least total rounding up.
 
     >>> bounds(np.array([3, 9, 10, 30, 31]), 2)
     [16, 32]

@@ -234,7 +234,7 @@ def _recommend_ce(settings: Recipe, say: Say) -> None:
         say(
             f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
             f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or "
-            f"on 0*ce + {settings.objective}, which is the same as now, without this remark."
+            f"on 0*ce + {settings.objective}, which is the same as now, without this warning."
         )
 
 

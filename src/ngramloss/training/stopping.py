@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from ngramloss.training.processes import Processes
 
 EVERY = 10
-"""On a GPU processes agree only every so many steps, because that waits for the work given to it."""
+"""On a GPU processes agree only every tenth step, because that waits for the work given to it."""
 
 
 class Stopping:
