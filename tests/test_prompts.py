@@ -475,7 +475,7 @@ def test_a_recipe_is_prepared_for_a_causal_model(saved, tmp_path, monkeypatch):
         say=lambda _: None,
         trust_remote_code=False,
     )
-    assert ready.used[0] == "train: 4 rows; 4 targets cut to 3 tokens (data.max_target)."
+    assert ready.used[0] == "train: 4 rows; 4 completions cut to 3 tokens (data.max_target)."
     row = Tokens(ready.splits["train"].tokens)[2]
     tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
     assert tokenizer.decode(row["input_ids"]) == f"<s>{SOURCE} 2"

@@ -135,7 +135,7 @@ def prepare(
         trust_remote_code=trust_remote_code,
     )
     tokens = _tokenise(settings, splits, tokenizer, shape, say)
-    used = _overview(settings, splits, tokens, say)
+    used = _overview(settings, splits, tokens, shape, say)
     _recommend_ce(settings, say)
     compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape, say)
     folders = {name: rows.folder for name, rows in tokens.items()}
@@ -224,7 +224,9 @@ def _described(split: Split, tokens: Tokens) -> PreparedSplit:
     return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve())
 
 
-def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], say: Say) -> list[str]:
+def _overview(
+    settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape, say: Say
+) -> list[str]:
     """What is used of the data, in sentences, which are also shown."""
     test = {}
     if has_split(settings.data, "test"):
@@ -232,7 +234,8 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
             test["test"] = _read(settings, "test", 0, "skip")
         except (UserError, MissingFileError) as reason:  # generate will need it, training does not
             say(f"the test split was not compared with the training data: {reason}")
-    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data)
+    nouns = ("source", "target") if shape.prompt is None else ("prompt", "completion")
+    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data, nouns)
     for sentence in sentences:
         say(sentence)
     return sentences
