@@ -21,6 +21,7 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
+from ngramloss.models.prompts import shape_of
 from ngramloss.recipe import Recipe
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import write_whole
@@ -125,10 +126,18 @@ def prepare(
         say=say,
     )
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
-    tokens = _tokenise(settings, splits, tokenizer, say)
-    used = _overview(settings, splits, tokens, say)
+    shape = shape_of(
+        settings.data,
+        settings.task,
+        settings.model,
+        tokenizer,
+        column=train.column,
+        trust_remote_code=trust_remote_code,
+    )
+    tokens = _tokenise(settings, splits, tokenizer, shape, say)
+    used = _overview(settings, splits, tokens, shape, say)
     _recommend_ce(settings, say)
-    compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, say)
+    compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape, say)
     folders = {name: rows.folder for name, rows in tokens.items()}
     if compared is not None:
         folders["candidates"] = compared.tokens
@@ -195,18 +204,18 @@ def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Exampl
     return validation.examples[: settings.train.best_limit or None]
 
 
-def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, say: Say) -> dict[str, Tokens]:
+def _tokenise(
+    settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, shape: Shape, say: Say
+) -> dict[str, Tokens]:
     data = settings.data
-    if data.separator != "none":
+    if shape.separator != "none":
         first = [example.source for example in splits["train"].examples[:LOOKED_AT]]
         for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
             say(note)
     tokens = {}
     for name, split in splits.items():
         with _progress_bar(settings, len(split.examples), f"tokenising {name}") as bar:
-            tokens[name] = tokenise(
-                split.examples, split.fingerprint, tokenizer, Shape.of(data), progress=bar.update, say=say
-            )
+            tokens[name] = tokenise(split.examples, split.fingerprint, tokenizer, shape, progress=bar.update, say=say)
     return tokens
 
 
@@ -215,7 +224,9 @@ def _described(split: Split, tokens: Tokens) -> PreparedSplit:
     return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve())
 
 
-def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], say: Say) -> list[str]:
+def _overview(
+    settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape, say: Say
+) -> list[str]:
     """What is used of the data, in sentences, which are also shown."""
     test = {}
     if has_split(settings.data, "test"):
@@ -223,7 +234,8 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
             test["test"] = _read(settings, "test", 0, "skip")
         except (UserError, MissingFileError) as reason:  # generate will need it, training does not
             say(f"the test split was not compared with the training data: {reason}")
-    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data)
+    nouns = ("source", "target") if shape.prompt is None else ("prompt", "completion")
+    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data, nouns)
     for sentence in sentences:
         say(sentence)
     return sentences
@@ -238,7 +250,9 @@ def _recommend_ce(settings: Recipe, say: Say) -> None:
         )
 
 
-def _compare(settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any, say: Say) -> PreparedCandidates:
+def _compare(
+    settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any, shape: Shape, say: Say
+) -> PreparedCandidates:
     """Check and tokenise the candidates of the training split."""
     path = Path(settings.data.candidates)
     about = about_candidates(path)
@@ -246,13 +260,7 @@ def _compare(settings: Recipe, candidates: Candidates, train: Split, tokenizer: 
         say(doubt)
     with _progress_bar(settings, len(train.examples), "tokenising candidates") as bar:
         rows = tokenise_candidates(
-            train.examples,
-            train.fingerprint,
-            candidates,
-            tokenizer,
-            Shape.of(settings.data),
-            progress=bar.update,
-            say=say,
+            train.examples, train.fingerprint, candidates, tokenizer, shape, progress=bar.update, say=say
         )
     return PreparedCandidates(
         file=path,
