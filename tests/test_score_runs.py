@@ -14,7 +14,6 @@ from scipy import stats
 from ngramloss import cli
 from ngramloss.metrics.registry import Metric, Score
 from ngramloss.metrics.scores import Absent, Scores
-from ngramloss.output.tabular import Cell
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
 from ngramloss.scoring.audit import Limits, limits, oddities
 from ngramloss.settings import Setting
@@ -644,12 +643,10 @@ def test_marks_are_corrected_for_several_comparisons():
     larger = [max(one.p_bootstrap, one.p_randomisation) for one in figures[1:]]
     assert [one.p_holm for one in figures[1:]] == significance.holm(larger)
     assert figures[0].p_holm is None
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, 0.5), 2) == Cell(
-        "50.00", 50.0, "", "±1.50"
-    )
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02), 2) == Cell(
-        "50.00", 50.0, "*", "±1.50"
-    )
+    for p_holm, mark in ((0.5, ""), (0.02, "*")):
+        score = significance.CorpusScore(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, p_holm)
+        cell = tables.cell(score, Score("R-1"))
+        assert (cell.text, cell.value, cell.mark, cell.interval) == ("50.00", 50.0, mark, "±1.50")
 
 
 def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
@@ -665,7 +662,7 @@ def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
 
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
     texts = systems.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
-    one = results.score_systems(texts, samples=20, shuffles=20).figures["rouge1"][1]
+    one = results.score_systems(texts, samples=20, shuffles=20).scores["rouge1"][1]
     told = score(capsys, tmp_path / "a", tmp_path / "b")["systems"][1]
     assert told["against_first"]["rouge1"] == {
         "difference": one.difference,

@@ -14,7 +14,7 @@ from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.score_cache import Keyed, Saved
-from ngramloss.scoring.significance import Figure
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.scoring.systems import Aligned
 from ngramloss.storage.run_folder import Busy
 from ngramloss.version import __version__
@@ -49,7 +49,7 @@ class Result(NamedTuple):
     Attributes:
         names: the systems; the others are compared with the first.
         ids: the documents.
-        figures: name of a score → the corpus score of each system.
+        scores: name of a score → the corpus score of each system.
         documents: for each system, name of a score → the scores of its documents.
         signatures: metric → everything that can change its scores, in one line.
         absent: metric → why it could not run.
@@ -66,7 +66,7 @@ class Result(NamedTuple):
 
     names: list[str]
     ids: list[str]
-    figures: dict[str, list[Figure]]
+    scores: dict[str, list[CorpusScore]]
     documents: list[dict[str, list[float]]]
     signatures: dict[str, str]
     absent: dict[str, str]
@@ -193,7 +193,7 @@ def _write_caches(
     for index, folder in enumerate(texts.folders):
         if folder is None or not scores[index]:
             continue
-        corpus = {name: scores_of_all[index].value for name, scores_of_all in result.figures.items()}
+        corpus = {name: corpus_scores[index].value for name, corpus_scores in result.scores.items()}
         if provenance.run(folder) != result.runs[index]:
             warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue
@@ -274,7 +274,7 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
     members = _groups(result, groups) if groups else _kinds(result)
     rows: list[Seeds] = []
     for label, systems in members:
-        runs = {name: [scores[system].value for system in systems] for name, scores in result.figures.items()}
+        runs = {name: [scores[system].value for system in systems] for name, scores in result.scores.items()}
         spread = {name: significance.over_seeds(values) for name, values in runs.items()}
         names = [result.names[system] for system in systems]
         if not rows:
@@ -285,12 +285,12 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
         against = {
             name: significance.between_seeds(
                 dict(zip(keys, values, strict=True)),
-                dict(zip(first_keys, (result.figures[name][system].value for system in first), strict=True)),
+                dict(zip(first_keys, (result.scores[name][system].value for system in first), strict=True)),
             )
             for name, values in runs.items()
         }
         rows.append(Seeds(label, names, spread, against, test))
-    for name in result.figures:
+    for name in result.scores:
         # Scores that do not vary over seeds have no p, and count as a comparison; rows without a test do not.
         chances = [
             1.0 if row.test and isnan(row.against_first[name]["p"]) else row.against_first[name]["p"]
