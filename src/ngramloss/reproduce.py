@@ -471,9 +471,7 @@ def _raise_if_another_plan(plan: Plan) -> None:
     path = _plan_file(plan)
     if not path.exists() or not any(_has_begun(run) for run in plan.folder.iterdir() if run.is_dir()):
         return
-    before = read_object(path, "Choose another --runs, or delete the file.")
-    written = str(before.get("recipe")).replace("trust_remote_code = false\n", "")  # earlier versions wrote it out
-    if before | {"recipe": written} != _fixed_settings(plan):
+    if read_object(path, "Choose another --runs, or delete the file.") != _fixed_settings(plan):
         raise UserError(f"{plan.folder} was started with other settings. Choose another --runs, or delete it.")
 
 

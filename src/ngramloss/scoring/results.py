@@ -271,7 +271,7 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
     Without groups, runs that differ only in the seed are a group, and other systems are left out. With groups, each
     other system is a row of its own.
     """
-    members = _groups(result, groups) if groups else _kinds(result)
+    members = _groups(result, groups) if groups else _same_setup(result)
     rows: list[Seeds] = []
     for label, systems in members:
         runs = {name: [scores[system].value for system in systems] for name, scores in result.scores.items()}
@@ -309,17 +309,17 @@ def _groups(result: Result, groups: Sequence[str]) -> list[tuple[str, list[int]]
     return list(members.items())
 
 
-def _kinds(result: Result) -> list[tuple[str, list[int]]]:
+def _same_setup(result: Result) -> list[tuple[str, list[int]]]:
     """The label and the systems of all settings that several runs share, each with another seed."""
-    kinds: dict[str, list[int]] = {}
+    setups: dict[str, list[int]] = {}
     labels: dict[str, str] = {}
     for system, run in enumerate(result.runs):
-        if run is not None and run.kind:
-            kinds.setdefault(run.kind, []).append(system)
-            labels.setdefault(run.kind, run.label)
+        if run is not None and run.setup:
+            setups.setdefault(run.setup, []).append(system)
+            labels.setdefault(run.setup, run.label)
     return [
-        (labels[kind], systems)
-        for kind, systems in kinds.items()
+        (labels[setup], systems)
+        for setup, systems in setups.items()
         if len(systems) > 1 and len({_seed(result, system) for system in systems}) == len(systems)
     ]
 
