@@ -15,7 +15,7 @@ from ngramloss import cli
 from ngramloss.metrics.registry import Metric, Score
 from ngramloss.metrics.scores import Absent, Scores
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
-from ngramloss.scoring.audit import Limits, limits, oddities
+from ngramloss.scoring.audit import LengthLimits, limits, oddities
 from ngramloss.settings import Setting
 from ngramloss.storage.files import lock_folder
 from ngramloss.version import installed
@@ -499,7 +499,7 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
     texts = systems.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
     found = results.score_systems(
-        texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those)
+        texts, samples=2, shuffles=2, limits=LengthLimits(0, 20), count=lambda those: [1] * len(those)
     )
     assert found.audit == [["3 texts with more than 20 tokens"]]
 
@@ -527,7 +527,7 @@ def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 5), st.integers(5, 9))
 def test_the_audit_counts_what_a_loop_counts(lengths, least, most):
-    told = oddities(["x"] * len(lengths), lengths, Limits(least, most))[len(lengths) > 1 :]
+    told = oddities(["x"] * len(lengths), lengths, LengthLimits(least, most))[len(lengths) > 1 :]
     short, long, full = sum(n < least for n in lengths), sum(n > most for n in lengths), sum(n == most for n in lengths)
     assert [int(one.split()[0]) for one in told] == [count for count in (short, long, full) if count]
 
@@ -537,13 +537,15 @@ def test_empty_and_repeated_texts_are_counted_apart():
 
 
 def test_words_say_nothing_of_texts_that_were_cut_off():
-    assert oddities(["a b"], None, Limits(0, 2)) == []
-    assert oddities(["a b"], [2], Limits(0, 2)) == ["1 text with exactly the maximum of 2 tokens, which may be cut off"]
+    assert oddities(["a b"], None, LengthLimits(0, 2)) == []
+    assert oddities(["a b"], [2], LengthLimits(0, 2)) == [
+        "1 text with exactly the maximum of 2 tokens, which may be cut off"
+    ]
 
 
 def test_limits_may_be_one_number_or_open():
-    assert limits("5:5") == Limits(5, 5)
-    assert limits("5:") == Limits(5, 0)
+    assert limits("5:5") == LengthLimits(5, 5)
+    assert limits("5:") == LengthLimits(5, 0)
 
 
 @pytest.mark.parametrize("wrong", ["5", "a:b", ":", "9:3", "-1:5", "1:2:3"])

@@ -11,7 +11,7 @@ from ngramloss.metrics.registry import METRICS, Metric, Score, checked_options, 
 from ngramloss.metrics.scores import Absent, Pooled, check_scores
 from ngramloss.plugins import call
 from ngramloss.scoring import provenance, score_cache, significance
-from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
+from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.score_cache import Keyed, Saved
 from ngramloss.scoring.significance import CorpusScore
@@ -94,7 +94,7 @@ def score_systems(
     samples: int = significance.SAMPLES,
     shuffles: int = significance.SHUFFLES,
     seed: int = significance.SEED,
-    limits: Limits | None = None,
+    limits: LengthLimits | None = None,
     count: Callable[[Sequence[str]], list[int]] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
@@ -251,9 +251,9 @@ def _lengths(
     texts: Aligned,
     system: int,
     run: Run | None,
-    limits: Limits | None,
+    limits: LengthLimits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
-) -> tuple[list[int] | None, Limits | None]:
+) -> tuple[list[int] | None, LengthLimits | None]:
     """The number of tokens of each text of a system, and their limits. A run's folder has both."""
     counts = provenance.token_counts(run.folder) if run else {}
     lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
@@ -261,7 +261,7 @@ def _lengths(
         lengths = count(texts.texts[system])
     if limits is None and run is not None and lengths is not None:
         least, most = (run.search.get(name) for name in ("min_length", "max_length"))
-        limits = Limits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
+        limits = LengthLimits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
     return lengths, limits
 
 
