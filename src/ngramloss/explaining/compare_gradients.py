@@ -44,7 +44,7 @@ def pushes(
 ) -> tuple[list[Push], list[str]]:
     """What each objective does to the words of the pair; also notes about changes to the candidate.
 
-    Arguments are as in :func:`ngramloss.explain.explain`.
+    Arguments are as in :func:`ngramloss.explaining.explain.explain`.
     """
     losses = [JointLoss(objective) for objective in objectives]
     raise_if_not_compared(others, losses)
