@@ -219,7 +219,7 @@ def test_the_score_is_the_one_that_the_command_score_computes(name, tmp_path):
     scored = results.score_systems(
         systems.Aligned(task, ["a"], [TEXTS], [None], []), [chosen(name).metric], samples=1, shuffles=0
     )
-    assert found[name] == pytest.approx(scored.figures[name][0].value)
+    assert found[name] == pytest.approx(scored.scores[name][0].value)
     assert found["generation_runtime"] >= 0
     assert list(found) == [name, "generation_runtime"]
 

@@ -178,19 +178,6 @@ def test_candidates_that_do_not_say_what_they_are_of_are_taken_with_a_remark(tmp
     assert some.startswith("8 of 12 rows"), "of rows with and without, the latter are counted"
 
 
-def test_candidates_of_an_earlier_version_are_compared_by_the_fingerprint_of_their_examples(tmp_path):
-    more = [*SOURCES_OF, Example("more", "More.", "Text.")]
-    for examples in (SOURCES_OF, more):
-        assert check(tmp_path, examples, row=lambda _: {}, about=ABOUT) == ""
-    assert "only their ids were compared" in check(tmp_path, SOURCES_OF[:5], row=lambda _: {}, about=ABOUT)
-    with pytest.raises(
-        UserError,
-        match=rf"were made from 12 examples with the fingerprint {ABOUT['fingerprint']}, but the first 12 training "
-        r"examples have [0-9a-f]{16}\. Restore the data, or make the candidates again",
-    ):
-        check(tmp_path, more[::-1], row=lambda _: {}, about=ABOUT)
-
-
 def test_only_what_lies_beside_a_file_of_ours_is_about_it(tmp_path):
     written(tmp_path / "candidates.jsonl", ROW)
     assert about_candidates(tmp_path) == {}

@@ -203,7 +203,7 @@ def test_importing_the_room_loads_nothing_heavy():
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"reading .*mine.parquet needs the package 'pyarrow'.*ngramloss\[hf\]"):
+    with pytest.raises(ValueError, match=r"reading .*mine.parquet needs the package 'pyarrow'.*ngramloss\[score\]"):
         load(written(tmp_path / "mine.parquet", b""), "train")
     monkeypatch.setitem(sys.modules, "pysbd", None)
     with pytest.raises(

@@ -317,7 +317,7 @@ def _newest(folder: Path, here: Processes) -> Path | None:
     """The checkpoint to continue from. Incomplete ones are deleted: they would count among those that are kept."""
     saved = checkpoints.find(folder)
     for checkpoint in saved.broken:
-        if (checkpoint / checkpoints.EARLIER_STATE).exists():
+        if (checkpoint / checkpoints.FOREIGN_STATE).exists():
             raise UserError(f"{checkpoint} was saved by a Hugging Face trainer. Choose another folder.")
     here.wait()
     if here.first:
