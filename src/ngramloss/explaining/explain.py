@@ -72,7 +72,8 @@ class Sentence(NamedTuple):
         logp = logits[0].log_softmax(-1).clamp_min(-1e30)  # [T, V]
         sums = [logp[: len(ids)].gather(-1, ids.unsqueeze(-1)).sum() for ids in self.output_ids]
         length, gain = zip(*((len(words), _f1(words, self.reference)) for words in self.outputs), strict=True)
-        return CandidateStats(torch.stack(sums)[None], torch.tensor([length]), torch.tensor([gain], dtype=logp.dtype))
+        lengths, gains = (torch.tensor([values], dtype=logp.dtype) for values in (length, gain))  # [1, K] each
+        return CandidateStats(torch.stack(sums)[None], lengths, gains)
 
 
 def explain(
@@ -144,7 +145,7 @@ def _explain_packed(
     ends = list(accumulate(lengths))
     segments = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]  # [1, T]
     packed = packing(sentence.labels, segments)
-    loss, parts = loss_fn(sentence.logits, sentence.labels, segments=packed, return_parts=True)
+    loss, parts = loss_fn.with_parts(sentence.logits, sentence.labels, segments=packed)
     blocks = []
     for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
         document = sentence.part(first, end)

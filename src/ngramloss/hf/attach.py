@@ -260,9 +260,9 @@ class _State:
             compared = candidates.stats(_label_logp(loss_fn, others, candidates.labels.flatten(0, 1), head))
         if head is None:
             fields["logits"] = made
-            score: Any = functools.partial(loss_fn, made, candidates=compared)
+            score = functools.partial(loss_fn.with_parts, made, candidates=compared)
         else:
-            score = functools.partial(loss_fn.from_hidden, made, **head._asdict(), candidates=compared)
+            score = functools.partial(loss_fn.from_hidden_with_parts, made, **head._asdict(), candidates=compared)
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
         loss = self.loss(score, aligned.to(made.device), packed, **counts)
