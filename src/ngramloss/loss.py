@@ -139,8 +139,8 @@ class JointLoss(torch.nn.Module):
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
-        num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
+        segments: Segments = None, positions: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -151,24 +151,26 @@ class JointLoss(torch.nn.Module):
             bias: added to the logits, V numbers.
             scale: multiplies the hidden states.
             softcap: bounds the logits by ``softcap·tanh(logits / softcap)``.
+            positions: compute the head only there, as found by ``ngramloss.stats.labelled(labels, segments)``, which
+                also finds the segments. In fine-tuning a decoder-only model most positions have no label.
         """
         return self.from_hidden_with_parts(
-            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap,
-            num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, segments=segments,
+            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
+            num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
         ).total
 
     def from_hidden_with_parts(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
-        num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
+        segments: Segments = None, positions: Tensor | None = None,
     ) -> Loss:
         """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
         packed = packing_of(labels, segments)
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
-            backend=self.backend, memory=self.memory, texts=packed and packed.texts,
+            backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
         )
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
