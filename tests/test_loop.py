@@ -685,7 +685,7 @@ class WithoutGraphs(CapturedStep):
 
     def _reset(self):
         self.gradients, self.graphs, self.modules = None, {}, list(self.model.modules())
-        self.seen, self.captures = _state(self.modules), getattr(self, "captures", 0)
+        self.state, self.captures = _state(self.modules), getattr(self, "captures", 0)
 
     def _capture(self, key, batch):
         held = {name: value.clone() for name, value in batch.items()}

@@ -322,8 +322,8 @@ class JointLoss(torch.nn.Module):
 
 INSTEAD = {
     "label_smoothing": "Write the smoothing in the objective: JointLoss('ce(smoothing=0.1) + matches(2)').",
-    "ignore_index": "Labels of -100 do not count. Write others so: labels.masked_fill(labels == pad_token_id, -100).",
-    "weight": "Tokens of a vocabulary have no weights here; terms have: JointLoss('ce + 0.5*matches(2)').",
+    "ignore_index": "Labels of -100 do not count; for padding write labels.masked_fill(labels == pad_token_id, -100).",
+    "weight": "Single tokens cannot be weighted; terms can: JointLoss('ce + 0.5*matches(2)').",
 }
 """Arguments of ``torch.nn.CrossEntropyLoss`` → what to write here."""
 

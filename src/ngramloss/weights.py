@@ -59,7 +59,7 @@ def weights_on_device(loss_fn: JointLoss, dtype: torch.dtype, device: torch.devi
 def refresh_device_weights(loss_fn: JointLoss) -> None:
     """Overwrite the tensors of :func:`weights_on_device` where the weights have changed."""
     weights = loss_fn.weights
-    for place, (before, tensor) in _sent.get(loss_fn, {}).items():
+    for key, (before, tensor) in _sent.get(loss_fn, {}).items():
         if before != weights:
             tensor.copy_(torch.tensor(weights))
-            _sent[loss_fn][place] = weights, tensor
+            _sent[loss_fn][key] = weights, tensor

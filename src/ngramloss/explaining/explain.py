@@ -272,7 +272,7 @@ def _eaft(sentence: Sentence, term: Term) -> Iterator[_Block]:
 
 
 def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
-    candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
+    candidate, reference = ngrams.ids(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
     anywhere = torch.ones_like(candidate, dtype=torch.bool)  # [1, S]
     occurs = ngrams.count(candidate, among=reference, where=anywhere)  # [1, S]
     probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
@@ -303,7 +303,7 @@ def _precision(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
         share = clipping(sentence.stats, sentence.labels, n=n)  # [1, S]
         probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
-        candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
+        candidate, reference = ngrams.ids(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
         anywhere = torch.ones_like(candidate, dtype=torch.bool)  # [1, S]
         occurs = ngrams.count(candidate, among=reference, where=anywhere)  # [1, S]
         table = [["at", "candidate", "in reference", "probability", "adds"]]
@@ -317,7 +317,7 @@ def _precision(sentence: Sentence, term: Term) -> Iterator[_Block]:
 def _bag(sentence: Sentence, term: Term) -> Iterator[_Block]:
     for n in term.n:
         expected = bag.expected(sentence.stats, sentence.labels, n=n)  # [1, S]
-        (reference,) = ngrams.kinds(sentence.labels, n=n)  # [1, S]
+        (reference,) = ngrams.ids(sentence.labels, n=n)  # [1, S]
         copies = ngrams.count(reference, among=reference, where=torch.ones_like(reference, dtype=torch.bool))  # [1, S]
         W = max(reference.shape[1], 1)
         amount, title = {

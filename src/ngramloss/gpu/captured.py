@@ -44,7 +44,7 @@ class CapturedStep:
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Inputs, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.modules = list(self.model.modules())
-        self.seen = _state(self.modules)
+        self.state = _state(self.modules)
         self.stream: Any = None
 
     def begin(self, batches: list[Inputs]) -> None:
@@ -53,9 +53,9 @@ class CapturedStep:
         Raises:
             CannotCapture: the reason. Gradients and random numbers are as before.
         """
-        if self.seen != _state(self.modules):
+        if self.state != _state(self.modules):
             self.model.train()
-            if self.seen != _state(self.modules):   # weights moved or frozen, or modules replaced
+            if self.state != _state(self.modules):   # weights moved or frozen, or modules replaced
                 self._reset()
         largest_first = sorted(batches, key=lambda batch: -sum(x.numel() for x in batch.values()))
         tries = 0
@@ -127,14 +127,14 @@ class Gradients:
 
     def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters
-        places: dict[torch.dtype, int] = {}
+        sizes: dict[torch.dtype, int] = {}
         starts = []
         for parameter in parameters:
-            place = places.get(parameter.dtype, 0)
-            starts.append(place)
-            places[parameter.dtype] = place + -(-parameter.numel() // 64) * 64   # aligned for wide loads
+            start = sizes.get(parameter.dtype, 0)
+            starts.append(start)
+            sizes[parameter.dtype] = start + -(-parameter.numel() // 64) * 64   # aligned for wide loads
         device = parameters[0].device
-        self.buffers = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in places.items()}
+        self.buffers = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
         self.views = [
             self.buffers[p.dtype][start : start + p.numel()].view(p.shape)
             for p, start in zip(parameters, starts, strict=True)

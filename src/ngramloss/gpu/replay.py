@@ -98,7 +98,7 @@ class _Program:
     """
 
     def __init__(self) -> None:
-        self.seen: dict[Hashable, int] = {}
+        self.calls: dict[Hashable, int] = {}
         self.graphs: dict[Hashable, Callable[[Inputs], Results]] = {}
 
     def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
@@ -109,9 +109,9 @@ class _Program:
 
     def _results(self, key: Hashable, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         if key not in self.graphs:
-            self.seen[key] = self.seen.get(key, 0) + 1
+            self.calls[key] = self.calls.get(key, 0) + 1
             large = sum(x.numel() for x in inputs.values()) > MOST_NUMBERS
-            if large or self.seen[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
+            if large or self.calls[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
                 return self._run(loss_fn, inputs, names)
             self.graphs[key] = self._captured(loss_fn, inputs, names)
         return self.graphs[key](inputs)
