@@ -45,7 +45,7 @@ def test_loss_and_gradients_are_those_of_all_positions(backend, memory, finest):
         results = []
         for more in ({"segments": own}, {"segments": found if found is not None else own, "positions": positions}):
             leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-            loss, parts = loss_fn.from_hidden(*leaves, labels, **more, return_parts=True)
+            loss, parts = loss_fn.from_hidden_with_parts(*leaves, labels, **more)
             results.append((loss, parts, torch.autograd.grad(loss, leaves)))
         torch.testing.assert_close(*results, atol=tolerance, rtol=10 * tolerance)
 
@@ -90,7 +90,7 @@ def test_an_attached_model_computes_logits_of_labelled_positions_only(objective,
     loss = ng.attach(model, objective)(input_ids=ids, labels=labels).loss
     torch.testing.assert_close(loss, expected)
     assert through_the_head == [64]  # 40 have a label
-    assert set(ng.last_parts(model)) == set(JointLoss(objective)(logits, ids, return_parts=True)[1])
+    assert set(ng.last_parts(model)) == set(JointLoss(objective).with_parts(logits, ids).parts)
 
 
 def test_a_batch_without_labels_has_a_loss_of_zero():

@@ -164,7 +164,7 @@ def test_labels_that_do_not_count_are_not_counted():
     model = tiny()
     batch = padded(model)(blanked)
     labels = batch.pop("labels")
-    _, parts = JointLoss(OBJECTIVE)(model(**batch).logits[:7], labels[:7], return_parts=True)
+    _, parts = JointLoss(OBJECTIVE).with_parts(model(**batch).logits[:7], labels[:7])
     for name, value in parts.items():
         assert line[name] == pytest.approx(value.item(), abs=1e-5), name
 
@@ -354,7 +354,7 @@ def test_validation_has_exact_means_whatever_the_batch():
         labels = batch.pop("labels")
         with torch.no_grad():
             logits = ng.detach(got.model).eval()(**batch).logits
-        _, parts = JointLoss("ce + matches(2)")(logits, labels, return_parts=True)
+        _, parts = JointLoss("ce + matches(2)").with_parts(logits, labels)
         assert evaluated[0]["eval_ce"] == pytest.approx(parts["ce"].item(), abs=1e-5)
         assert evaluated[0]["eval_matches(2)"] == pytest.approx(parts["matches(2)"].item(), abs=1e-5)
         assert evaluated[0]["eval_loss"] == pytest.approx(evaluated[0]["eval_matches(2)"], abs=1e-6)
@@ -685,7 +685,7 @@ class WithoutGraphs(CapturedStep):
 
     def _reset(self):
         self.gradients, self.graphs, self.modules = None, {}, list(self.model.modules())
-        self.seen, self.captures = _state(self.modules), getattr(self, "captures", 0)
+        self.state, self.captures = _state(self.modules), getattr(self, "captures", 0)
 
     def _capture(self, key, batch):
         held = {name: value.clone() for name, value in batch.items()}

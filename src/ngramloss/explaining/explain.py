@@ -66,7 +66,8 @@ class Sentence(NamedTuple):
         logp = logits[0].log_softmax(-1).clamp_min(-1e30)  # [T, V]
         sums = [logp[: len(ids)].gather(-1, ids.unsqueeze(-1)).sum() for ids in self.output_ids]
         length, gain = zip(*((len(words), _f1(words, self.reference)) for words in self.outputs), strict=True)
-        return CandidateStats(torch.stack(sums)[None], torch.tensor([length]), torch.tensor([gain], dtype=logp.dtype))
+        lengths, gains = (torch.tensor([values], dtype=logp.dtype) for values in (length, gain))  # [1, K] each
+        return CandidateStats(torch.stack(sums)[None], lengths, gains)
 
 
 def explain(
@@ -138,7 +139,7 @@ def _explain_packed(
     ends = list(accumulate(lengths))
     segments = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]  # [1, T]
     packed = packing(sentence.labels, segments)
-    loss, parts = loss_fn(sentence.logits, sentence.labels, segments=packed, return_parts=True)
+    loss, parts = loss_fn.with_parts(sentence.logits, sentence.labels, segments=packed)
     blocks = []
     for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
         document = sentence.part(first, end)
@@ -309,7 +310,7 @@ def _windows(sentence: Sentence, term: Term, n: int) -> Windows | None:
             columns = {"in reference": _occurrences(sentence, n), "probability": best, "adds": share}
             return "− what the windows of the candidate add to the precision", "candidate", columns
         case "bag":
-            (reference,) = ngrams.kinds(labels, n=n)  # [1, S]
+            (reference,) = ngrams.ids(labels, n=n)  # [1, S]
             copies = _whole(ngrams.count(reference, among=reference, where=torch.ones_like(reference).bool()))
             expected, found = bag.expected(stats, labels, n=n), bag.found(stats, labels, n=n)  # [1, S] each
             earns = expected.clamp_max(1) / S if released else found if term.variant == "original" else found / 2
@@ -342,7 +343,7 @@ def _token_costs(sentence: Sentence, term: Term) -> Tensor:
 
 def _occurrences(sentence: Sentence, n: int) -> list[str]:
     """How often each window of the candidate is in the reference."""
-    candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
+    candidate, reference = ngrams.ids(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
     counts = ngrams.count(candidate, among=reference, where=torch.ones_like(candidate).bool())  # [1, S]
     return [f"×{count}" if count else "–" for count in counts[0].tolist()]
 

@@ -299,12 +299,12 @@ class _State:
             made = at_positions(made, places)  # [S, T, …]
         if head is None:
             fields["logits"] = made
-            score: Any = functools.partial(loss_fn, made, candidates=compared)
+            score = functools.partial(loss_fn.with_parts, made, candidates=compared)
         else:
             if positions is not None:
                 positions = positions.to(made.device)  # [N]
             score = functools.partial(
-                loss_fn.from_hidden, made, **head._asdict(), candidates=compared, positions=positions
+                loss_fn.from_hidden_with_parts, made, **head._asdict(), candidates=compared, positions=positions
             )
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))

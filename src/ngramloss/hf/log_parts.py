@@ -78,7 +78,7 @@ class LogParts(TrainerCallback):
         loss_fn = attached_loss(model)
         if call.parts.keys() != {part.name for part in loss_fn.parts}:
             loss_fn = loss_fn.without_candidates()
-        counts = loss_fn.counts(call.labels, call.packed).float()  # [parts]
+        counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
         given = {"token": call.num_tokens, "sequence": call.num_sequences}
         for part, count in zip(loss_fn.parts, counts.unbind(), strict=True):
             divisor = count if given[part.per] is None else given[part.per]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.stats import head
-from ngramloss.stats.labels import IGNORE_INDEX, legal_labels
+from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
 from ngramloss.stats.segments import at_positions
 from ngramloss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, rows_as_texts, token_stats
 
@@ -171,7 +171,8 @@ def _kernels(name: str) -> head.Kernels:
 
 def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> None:
     if hidden.ndim != 3:
-        raise ValueError(f"hidden must be [B, T, D], got {list(hidden.shape)}.")
+        hint = NOT_FLATTENED.format("hidden") if hidden.ndim == 2 else ""
+        raise ValueError(f"hidden must be [B, T, D], got {list(hidden.shape)}.{hint}")
     if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(
             f"weight must be [V, D] with D = {hidden.shape[-1]} as in hidden, got {list(weight.shape)}. "

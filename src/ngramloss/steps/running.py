@@ -29,7 +29,7 @@ class StepRunner:
         device: of the model.
         processes: how many processes share a step; gradients are averaged over them, unless the model is sharded.
         why_not_captured: why steps cannot be CUDA graphs; empty if they can.
-        say: told once why steps are not captured although that was wanted.
+        say: called once with the reason if steps cannot be captured although that was wanted.
         largest: a micro-batch of the largest shape, which is captured first; the others reuse its memory.
     """
 
@@ -90,7 +90,7 @@ class StepRunner:
         return self.share({name: value for name, value in inputs.items() if name != "counts"}, inputs["counts"])
 
     def _begin_captured(self, batches: list[Batch]) -> CapturedStep | None:
-        """Begin a step that runs as graphs; None if it cannot. The reason is told once."""
+        """Begin a step that runs as graphs; None if it cannot. The reason is reported once."""
         if self.why_not_captured:
             return None
         try:

@@ -122,7 +122,7 @@ def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pa
             with torch.no_grad():
                 model(**inputs)
             parts = last_parts(model)
-            counts = loss_fn.counts(aligned_labels(model, inputs)).float()  # [parts]
+            counts = loss_fn.denominators(aligned_labels(model, inputs)).float()  # [parts]
             sums += torch.stack([torch.stack([parts[part.name] for part in loss_fn.parts]) * counts, counts])
     finally:
         model.train(was_training)

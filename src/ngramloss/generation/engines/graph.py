@@ -19,6 +19,7 @@ from ngramloss.generation import beams
 from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, padded_head
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.engines.settings import Search
+from ngramloss.gpu import graphs
 from ngramloss.steps.padding import padded
 
 LOOKED = 8
@@ -216,17 +217,8 @@ class Searcher:
     def _capture(self) -> None:
         """Capture one token. The warm-up writes a token, so the state is put back."""
         state = [self.decoder.origin, *(tensor for group in self.groups for tensor in vars(group).values())]
-        before = [tensor.clone() for tensor in state]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._token()
-        torch.cuda.current_stream().wait_stream(side)
-        for tensor, value in zip(state, before, strict=True):
-            tensor.copy_(value)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
-            self._token()
+        with graphs.restored(state):
+            self.graph, _ = graphs.capture(self._token, pool=self.pool)
 
 
 @torch.inference_mode()
