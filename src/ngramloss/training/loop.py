@@ -9,10 +9,9 @@ that was never stopped. Random numbers are drawn from seed, step and process, so
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.loss import JointLoss
+from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
@@ -38,9 +38,6 @@ from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
 from ngramloss.training.stopping import Stopping
 from ngramloss.training.validation import terms_on
-
-LOG = logging.getLogger("ngramloss")
-Say = Callable[[str], object]
 
 
 class Diverged(Exception):
@@ -72,6 +69,8 @@ class Outcome(NamedTuple):
     continued_from: int
     state: State
     steps: PlannedSteps
+    why_not_captured: str
+    """Why steps did not run as CUDA graphs; empty if they did."""
 
 
 class Job(NamedTuple):
@@ -91,7 +90,6 @@ class Job(NamedTuple):
         continued_from: a checkpoint.
         logs: get every line of the log, with its step; only in the first process.
         on_step: called after each step with its number and the log's values of it, if it is logged.
-        say: shows a sentence to the user.
     """
 
     model: Any
@@ -107,7 +105,6 @@ class Job(NamedTuple):
     continued_from: Path | None = None
     logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
-    say: Say = LOG.info
 
 
 def run(job: Job, here: Processes) -> Outcome:
@@ -154,7 +151,7 @@ def run(job: Job, here: Processes) -> Outcome:
     # The steps
     why_not_captured = _why_not_captured(settings, here.device)
     if remark := _capture_remark(settings, here.device):
-        job.say(remark)
+        logger.info(remark)
     steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
     if not steps.total:
         raise UserError("there are no examples to train on.")
@@ -169,7 +166,7 @@ def run(job: Job, here: Processes) -> Outcome:
     began = state.step
     warmup = settings.warmup(steps.total)
     if settings.warmup_steps >= max(steps.total, 1):
-        job.say(
+        logger.info(
             f"a warm-up of {settings.warmup_steps:,.0f} steps does not end within this training of {steps.total:,} "
             f"steps, so it takes a tenth of them, {warmup:,}. A share, such as train.warmup_steps=0.05, fits every "
             "length."
@@ -181,14 +178,13 @@ def run(job: Job, here: Processes) -> Outcome:
         processes=here.count,
         sharded=settings.fsdp,
         why_not_captured=why_not_captured,
-        say=job.say,
         largest=largest,
     )
     log = Log(job.logs if here.first else (), loss_fn, steps, here, since=began)
     padder = _padder(job, model, here)  # of validation
 
     remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
-    with closing(log), Stopping(here) as stop:
+    with Stopping(here) as stop:
         for step in remaining:
             _seed(settings.seed, step.number, here.rank)
             loss_fn.progress = state.step / steps.total
@@ -257,7 +253,8 @@ def run(job: Job, here: Processes) -> Outcome:
             job.on_step(step.number, line)
             if asked or state.ended_early:
                 break
-    return Outcome(state.step, steps.total, state.step >= steps.total or state.ended_early, began, state, steps)
+    finished = state.step >= steps.total or state.ended_early
+    return Outcome(state.step, steps.total, finished, began, state, steps, runner.why_not_captured)
 
 
 def train(
@@ -412,7 +409,7 @@ def _plan(
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
-        job.say(
+        logger.info(
             f"a step of {len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
             f"{sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
         )
