@@ -137,20 +137,20 @@ class JointLoss(torch.nn.Module):
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
         num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        segments: Segments = ..., return_parts: Literal[False] = ...,
+        segments: Segments = ..., positions: Tensor | None = ..., return_parts: Literal[False] = ...,
     ) -> Tensor: ...
     @overload
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
         num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        segments: Segments = ..., return_parts: Literal[True],
+        segments: Segments = ..., positions: Tensor | None = ..., return_parts: Literal[True],
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        segments: Segments = None, return_parts: bool = False,
+        segments: Segments = None, positions: Tensor | None = None, return_parts: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -165,13 +165,15 @@ class JointLoss(torch.nn.Module):
             num_sequences: as in :meth:`forward`.
             candidates: as in :meth:`forward`.
             segments: as in :meth:`forward`.
+            positions: compute the head only there, as found by ``ngramloss.stats.labelled(labels, segments)``, which
+                also finds the segments. In fine-tuning a decoder-only model most positions have no label.
             return_parts: as in :meth:`forward`.
         """
         self.refuse_terms_of_logits("from_hidden")
         packed = packing_of(labels, segments)
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
-            backend=self.backend, memory=self.memory, texts=packed and packed.texts,
+            backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
         )
         loss, parts = self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed

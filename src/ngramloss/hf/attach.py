@@ -32,10 +32,19 @@ from ngramloss.hf.candidates import (
     without_candidates,
 )
 from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
-from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
+from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, CandidateStats, Packing, token_stats, token_stats_from_hidden
+from ngramloss.stats import (
+    IGNORE_INDEX,
+    CandidateStats,
+    Labelled,
+    Packing,
+    labelled,
+    packing,
+    token_stats,
+    token_stats_from_hidden,
+)
 from ngramloss.terms import Term
 from ngramloss.version import warn_if_untested
 
@@ -158,7 +167,7 @@ def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
 
 def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
     """Where the texts of a batch with packed rows are; None if every row is one text."""
-    return _known_state(model).packing(bare(model), inputs, aligned_labels(model, inputs))
+    return _known_state(model).labelled(bare(model), inputs, aligned_labels(model, inputs)).packed
 
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -190,12 +199,24 @@ class _State:
         """The labels, aligned with the positions that predict them, [B, T]."""
         return shifted(labels) if self.shift else labels
 
-    def packing(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Packing | None:
-        """Where the texts of packed rows are. Labels are aligned with the positions that predict them, [B, T]."""
-        if all(part.by_position for part in self.loss.loss_fn.parts):
-            return None  # it would not matter
+    def labelled(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Labelled:
+        """Which positions have labels, and the texts that these form.
+
+        Prompts have no labels, so for a decoder-only model only positions with a label go through the head. Finding
+        them reads four numbers on the host, which compiled or captured code cannot do.
+
+        Args:
+            model: the bare model.
+            inputs: the arguments of its forward.
+            labels: aligned with the positions that predict them, [B, T].
+        """
         causal = not getattr(model.config, "is_encoder_decoder", False)
-        return packing_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
+        segments = None  # [B, T]
+        if not all(part.by_position for part in self.loss.loss_fn.parts):  # otherwise texts would not matter
+            segments = segments_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
+        if causal and labels.numel() and not _is_traced(labels):
+            return labelled(labels, segments)
+        return Labelled(None, None if segments is None else packing(labels, segments))
 
     def watch(self, head: Module | None) -> None:
         """Hook this head instead of the previous one. Our hook runs last, so it captures what the head really gets."""
@@ -244,7 +265,7 @@ class _State:
         _refuse_router_loss(model, inputs)
         if aligned is None:
             aligned = self.aligned(labels)  # [B, T]
-        packed = self.packing(model, inputs, aligned)
+        positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
         if getattr(model.config, "is_encoder_decoder", False):
             _add_decoder_inputs(model, inputs, labels, candidates)
@@ -262,7 +283,11 @@ class _State:
             fields["logits"] = made
             score: Any = functools.partial(loss_fn, made, candidates=compared)
         else:
-            score = functools.partial(loss_fn.from_hidden, made, **head._asdict(), candidates=compared)
+            if positions is not None:
+                positions = positions.to(made.device)  # [N]
+            score = functools.partial(
+                loss_fn.from_hidden, made, **head._asdict(), candidates=compared, positions=positions
+            )
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
         loss = self.loss(score, aligned.to(made.device), packed, **counts)
@@ -303,6 +328,11 @@ class _State:
                 raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
                 self.checked = hooks
         return outputs, hidden.to(head.weight.device), head
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether this code is compiled or captured, so that nothing can be read on the host."""
+    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _known_state(model: Module) -> _State:

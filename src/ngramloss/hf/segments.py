@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.stats import Packing, check_segments, packing
+from ngramloss.stats import check_segments
 from ngramloss.stats.segments import boundaries, number_of_texts, turns
 
 Unit = Literal["documents", "turns"]
@@ -22,10 +22,10 @@ KEY = "segments"
 """The name of segments in a batch. A model does not take it."""
 
 
-def packing_of_batch(
+def segments_of_batch(
     inputs: Mapping[str, Any], labels: Tensor, *, causal: bool, shift: bool, texts: Unit = "documents"
-) -> Packing | None:
-    """Where the texts of a batch are; None if every row is one text.
+) -> Tensor | None:
+    """The text of each label of a batch, [B, T]; None if every row is one text.
 
     ``segments`` in the batch belong to the labels as passed. Whatever else tells documents apart belongs to the input
     tokens, and is read for decoder-only models only. The first token of a document is predicted from another document,
@@ -49,9 +49,7 @@ def packing_of_batch(
         segments = None if documents is None else predicted(documents)
     if texts == "turns":
         segments = turns(labels, segments)  # [B, T]
-    if segments is None or not labels.numel():
-        return None
-    return packing(labels, segments)
+    return segments if labels.numel() else None
 
 
 def check_unit(texts: object) -> None:

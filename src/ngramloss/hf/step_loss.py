@@ -16,9 +16,9 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
 from ngramloss.hf.heads import bare
-from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
+from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
 from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, Packing
+from ngramloss.stats import IGNORE_INDEX, Packing, packing
 from ngramloss.terms import Term
 
 Outputs = Any
@@ -252,6 +252,7 @@ def _loss_of_outputs(
         loss.warn_of_unseen_packing()
     packed = None
     if any(not part.by_position for part in loss.loss_fn.parts):
-        packed = packing_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)
+        segments = segments_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)  # [B, T]
+        packed = None if segments is None else packing(aligned, segments)
     score: Any = functools.partial(loss.loss_fn, logits)
     return loss(score, aligned, packed, num_items_in_batch=num_items_in_batch)
