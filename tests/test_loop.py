@@ -198,8 +198,8 @@ def test_a_line_has_terms_diagnostics_and_costs():
     ("changes", "sentence"),
     [
         (
-            {"model": models.DECODER_ONLY["llama"]},
-            "this loop trains encoder-decoders, and LlamaForCausalLM is none.*ng.attach",
+            {"model": models.DECODER_ONLY["llama"], "data": [{"input_ids": [4, 5, 2], "labels": [-100, 5, 2]}]},
+            "`input_ids` are the prompt alone",
         ),
         ({"data": [{"text": "no ids"}]}, "`input_ids` and `labels`"),
         ({"data": [{"input_ids": [4, 5, 2], "labels": [6, 7, 8, 2], "segments": [0, 0, 1, 1]}]}, "`segments`"),
@@ -207,7 +207,7 @@ def test_a_line_has_terms_diagnostics_and_costs():
         ({"precision": "fp16"}, "fp16 needs a GPU"),
         ({"fsdp": True}, "fsdp needs several processes"),
     ],
-    ids=["decoder-only", "no ids", "segments", "no examples", "fp16", "fsdp"],
+    ids=["whole rows", "no ids", "segments", "no examples", "fp16", "fsdp"],
 )
 def test_what_cannot_be_trained_is_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):

@@ -32,7 +32,7 @@ from ngramloss.hf.candidates import (
     without_candidates,
 )
 from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
-from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
+from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
 from ngramloss.stats import (
@@ -40,6 +40,7 @@ from ngramloss.stats import (
     CandidateStats,
     Labelled,
     Packing,
+    at_positions,
     labelled,
     packing,
     token_stats,
@@ -73,8 +74,13 @@ def attach(
     ``packed_seq_lengths``, or an ``attention_mask`` with numbers of documents. Finding them reads three numbers on the
     host for each batch.
 
-    An objective with a term that compares candidates, such as ``rank``, needs an encoder-decoder and two more inputs in
-    training: ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
+    For a decoder-only model, only positions with a label go through the head. Finding them reads four numbers on the
+    host for each batch. If the inputs have ``label_positions`` [S, T], nothing is read: then ``labels`` [S, T] are one
+    text a row, already aligned, and these are the indices, among all positions of the batch, of those that predict
+    them. Candidates of a decoder-only model are further rows of the batch, with ``candidate_positions`` [B, K, T].
+
+    An objective with a term that compares candidates, such as ``rank``, needs two more inputs in training:
+    ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
     labels is absent. All tokens of a candidate count in its log-probability and its length, special ones too. The
     encoder runs once for a source. Candidates are further rows of the decoder, which is what other outputs of the
     decoder show; their logits are computed in blocks, and not kept. Inside ``torch.compile`` of the whole model they
@@ -105,7 +111,8 @@ def attach(
     _refuse_decoder_that_looks_ahead(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
-    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates else None
+    causal = not getattr(inner.config, "is_encoder_decoder", False)
+    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and not causal else None
     check_unit(segments)
     state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
     if not hasattr(type(inner), "_ngramloss_base"):
@@ -161,23 +168,28 @@ def last_call(model: Module) -> LastCall:
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
     """The labels of a batch, aligned with the positions that predict them, [B, T]."""
+    if inputs.get(POSITIONS) is not None:
+        labels: Tensor = inputs["labels"]  # [S, T]
+        return labels
     given: Tensor | None = inputs.get("shift_labels")  # [B, T]
     return _known_state(model).aligned(inputs["labels"]) if given is None else given
 
 
 def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
     """Where the texts of a batch with packed rows are; None if every row is one text."""
+    if inputs.get(POSITIONS) is not None:
+        return None
     return _known_state(model).labelled(bare(model), inputs, aligned_labels(model, inputs)).packed
 
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
     inputs = {name: value for name, value in without_candidates(inputs).items() if name not in ("shift_labels", KEY)}
-    labels = inputs.pop("labels")  # [B, T]
+    labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
     if getattr(bare(model).config, "is_encoder_decoder", False):
         _add_decoder_inputs(bare(model), inputs, labels)
     logits: Tensor = model(**inputs, return_dict=True).logits  # [B, T, V]
-    return logits
+    return logits if positions is None else at_positions(logits, positions)
 
 
 class _State:
@@ -261,11 +273,14 @@ class _State:
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
         loss_fn = self.objective(model, inputs)
+        places = inputs.pop(POSITIONS, None)  # [S, T]
         candidates = candidate_rows(model, inputs, labels, decoder_inputs)
         _refuse_router_loss(model, inputs)
-        if aligned is None:
-            aligned = self.aligned(labels)  # [B, T]
-        positions, packed = self.labelled(model, inputs, aligned)
+        if places is not None:
+            positions, packed, aligned = None, None, labels  # [S, T]
+        else:
+            aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
+            positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
         if getattr(model.config, "is_encoder_decoder", False):
             _add_decoder_inputs(model, inputs, labels, candidates)
@@ -277,8 +292,10 @@ class _State:
             fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
         compared: CandidateStats | None = None
         if candidates is not None:
-            made, others = candidates.split(made, labels.shape[-1])  # [B, T, …], [B·K, T', …]
+            made, others = candidates.split(made, labels.shape[-1], places)  # [B, T, …], [B·K, T', …]
             compared = candidates.stats(_label_logp(loss_fn, others, candidates.labels.flatten(0, 1), head))
+        elif places is not None:
+            made = at_positions(made, places)  # [S, T, …]
         if head is None:
             fields["logits"] = made
             score: Any = functools.partial(loss_fn, made, candidates=compared)

@@ -20,6 +20,8 @@ Unit = Literal["documents", "turns"]
 """What is a text of its own."""
 KEY = "segments"
 """The name of segments in a batch. A model does not take it."""
+POSITIONS = "label_positions"
+"""The name of the positions that predict the labels, if a batch knows them. A model does not take it."""
 
 
 def segments_of_batch(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ngramloss.stats import head
 from ngramloss.stats.labels import IGNORE_INDEX, legal_labels
+from ngramloss.stats.segments import at_positions
 from ngramloss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, rows_as_texts, token_stats
 
 BACKENDS = {
@@ -102,10 +103,9 @@ def token_stats_from_hidden(
 def _gather(positions: Tensor, hidden: Tensor, labels: Tensor, texts: Texts) -> tuple[Tensor, Tensor, Texts]:
     """Hidden states, labels and texts of these positions alone, [1, N, …]."""
     index, none = positions.clamp_min(0), positions < 0                  # [N]
-    chosen = hidden.flatten(0, 1).index_select(0, index)                 # [N, D], its gradient is added up, not sorted
     own = labels.flatten()[index].masked_fill(none, IGNORE_INDEX)        # [N]
     owner = texts.owner.flatten()[index].masked_fill(none, -1)           # [N]
-    return chosen.unsqueeze(0), own.unsqueeze(0), Texts(texts.labels, owner.unsqueeze(0))
+    return at_positions(hidden, index).unsqueeze(0), own.unsqueeze(0), Texts(texts.labels, owner.unsqueeze(0))
 
 
 def _spread(positions: Tensor, stats: TokenStats, shape: torch.Size) -> TokenStats:

@@ -118,6 +118,17 @@ def _indices(place: Tensor, size: int) -> Tensor:
     return flat.new_full((size + 1,), -1).scatter(0, place, flat)[:-1]   # [size]
 
 
+def at_positions(rows: Tensor, positions: Tensor) -> Tensor:
+    """What was computed at some positions of a batch. Its gradient is added up, not sorted as by indexing.
+
+    Args:
+        rows: hidden states, logits or anything else, [B, T, …].
+        positions: indices among the B·T positions, in any shape.
+    """
+    chosen = rows.flatten(0, 1).index_select(0, positions.to(rows.device).flatten())   # [N, …]
+    return chosen.view(*positions.shape, *rows.shape[2:])
+
+
 def number_of_texts(labels: Tensor, segments: Tensor) -> Tensor:
     """How many texts have a label, []."""
     return _places(labels, segments)[0].max() + 1                        # []

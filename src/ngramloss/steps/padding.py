@@ -1,11 +1,11 @@
-"""rows of token ids → padded batches, always with decoder inputs; batches made ahead of their use."""
+"""rows of token ids → padded batches of an encoder-decoder; batches made ahead of their use."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,15 @@ from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.plan import Size
 
 Batch = dict[str, Tensor]
+
+
+class Pad(Protocol):
+    """Rows, and the size to fill up to, → a batch. Without a size it is the smallest that holds them."""
+
+    def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
+        """Make the batch."""
+
+
 Item = TypeVar("Item")
 
 

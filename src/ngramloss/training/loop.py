@@ -26,7 +26,8 @@ from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
-from ngramloss.steps.padding import Batch, Padder
+from ngramloss.steps.joined import JoinedPadder
+from ngramloss.steps.padding import Batch, Pad, Padder
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
@@ -77,9 +78,10 @@ class Job(NamedTuple):
     """What is trained, and what happens around it.
 
     Attributes:
-        model: a Hugging Face encoder-decoder, to which the objective is attached.
+        model: a Hugging Face encoder-decoder or decoder-only model, to which the objective is attached.
         tokenizer: saved with each checkpoint.
-        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``.
+        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``. For a decoder-only
+            model, ``input_ids`` are the prompt, and ``labels`` what follows it.
         settings: how to train.
         objective: what to train on.
         validation: rows to validate on, if any.
@@ -110,11 +112,6 @@ class Job(NamedTuple):
 def run(job: Job, here: Processes) -> Outcome:
     """Train. Every process calls this."""
     settings = job.settings
-    if not getattr(job.model.config, "is_encoder_decoder", False):
-        raise UserError(
-            f"this loop trains encoder-decoders, and {type(job.model).__name__} is none. Train a decoder-only model in "
-            'your own trainer, with ng.attach(model, "ce + matches(2)"): docs/adopt.md.'
-        )
     check_settings(settings, here.count, here.device)
     precision = precision_of(settings, here.device)
 
@@ -129,7 +126,7 @@ def run(job: Job, here: Processes) -> Outcome:
     if here.count > 1:
         reduction.share_weights(model)
     if settings.compile:
-        for body in (model.get_encoder(), model.get_decoder()):
+        for body in (model.get_decoder(),) if _joined(model) else (model.get_encoder(), model.get_decoder()):
             body.compile(dynamic=True)
     if settings.fsdp:
         shard(model)
@@ -272,9 +269,11 @@ def train(
     """Train a model in Python with the loop of ``ngramloss train``: planned, and on a GPU captured, steps.
 
     Args:
-        model: a Hugging Face encoder-decoder. The objective is attached to it.
+        model: a Hugging Face encoder-decoder or decoder-only model. The objective is attached to it.
         tokenizer: the model's tokenizer; it pads, and is saved with checkpoints.
-        examples: rows with ``input_ids`` and ``labels``.
+        examples: rows with ``input_ids`` and ``labels``. For a decoder-only model, ``input_ids`` are the prompt alone,
+            and ``labels`` the ids that follow it, with the end token; an id there that is read but not learnt, such as
+            of a question between two answers, is written ``~id``.
         settings: how to train, as in the section ``train`` of a recipe.
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.
@@ -373,13 +372,20 @@ def _optimiser(model: Any, settings: Train, device: torch.device) -> torch.optim
     )
 
 
-def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False) -> Padder:
+def _joined(model: Any) -> bool:
+    """Whether a text follows its source in one row, as in a decoder-only model."""
+    return not getattr(model.config, "is_encoder_decoder", False)
+
+
+def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False) -> Pad:
     pad = next(
         (x.pad_token_id for x in (job.tokenizer, model.config) if getattr(x, "pad_token_id", None) is not None), None
     )
+    multiple = MULTIPLE if here.device.type == "cuda" else 1
+    if _joined(model):  # padding follows the text, so any id will do
+        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=hasattr(model.config, "output_router_logits"))
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
-    multiple = MULTIPLE if here.device.type == "cuda" else 1
     return Padder(int(pad), lambda labels: decoder_inputs(model, labels), multiple=multiple, always_mask=always_mask)
 
 
@@ -388,7 +394,11 @@ def _plan(
 ) -> tuple[PlannedSteps, Batch | None]:
     """The steps of the training, and a micro-batch of the largest shape on a GPU."""
     settings, cuda = job.settings, here.device.type == "cuda"
-    sources, targets, texts, counted = lengths_of(job.examples)
+    lengths = lengths_of(job.examples, joined=_joined(model))
+    sources, targets, texts = lengths[:3]
+    joined: Any = ""
+    if _joined(model):
+        joined = "candidates" if attached_loss(model).needs_candidates else "turns"
     step = settings.batch_size * settings.accumulate
     epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
     padder = _padder(job, model, here, always_mask=captures and cuda)
@@ -397,7 +407,7 @@ def _plan(
         first = epochs[0]
         most = 1 if texts is None else max(int(texts.max()), 2)
         positions = getattr(model.config, "max_position_embeddings", None)
-        grid = fitted_grid(sources, targets, first, longest=positions, texts=most)
+        grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined)
 
         def loss(batch: Batch) -> Tensor:
             with autocast():
@@ -405,7 +415,7 @@ def _plan(
             return found
 
         limit = settings.max_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
-        plan = Plan(sources, targets, rows, limit, grid, texts)
+        plan = Plan(sources, targets, rows, limit, grid, texts, joined)
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
@@ -416,13 +426,13 @@ def _plan(
     else:
         most_tokens = settings.max_tokens or None
         each = -(-settings.batch_size // here.count)
-        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts)
+        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts, joined=joined)
     made = PlannedSteps(
         job.examples,
         epochs,
         plan,
         padder,
-        counted=counted,
+        lengths=lengths,
         total=total_steps(settings, len(sources)),
         process=here.rank,
         processes=here.count,

@@ -25,7 +25,7 @@ from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.models.loading import prepare_generation
 from ngramloss.recipe import Generation, Recipe, Train
-from ngramloss.steps.padding import Padder
+from ngramloss.steps.padding import Pad
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes
 
@@ -100,7 +100,7 @@ class GeneratedScore:
         return score[0]
 
 
-def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Padder) -> dict[str, float]:
+def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pad) -> dict[str, float]:
     """The objective and each term as exact means over a split, as ``eval_loss``, ``eval_ce`` and so on.
 
     Every process takes every n-th batch. Those that have one less run a blank one, because sharded weights need that.
