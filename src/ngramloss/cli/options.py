@@ -59,8 +59,8 @@ def choice(parser: argparse.ArgumentParser, *, metavar: str, title: str) -> Verb
 
 def recipe_settings(options: argparse.Namespace) -> list[str]:
     """The ``--set KEY=VALUE`` settings. ``--on-bad-row`` is a short form of one of them."""
-    given = {name: getattr(options, name) for name in ("source", "target", "id")}
-    named = [f"data.{name}={json.dumps(column)}" for name, column in given.items() if column]
+    columns = {name: getattr(options, name) for name in ("source", "target", "id")}
+    named = [f"data.{name}={json.dumps(column)}" for name, column in columns.items() if column]
     return [*options.set, *named, *([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])]
 
 

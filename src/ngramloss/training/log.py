@@ -69,9 +69,9 @@ class Log:
         self._count_from(step)
         return line
 
-    def write_validation(self, step: int, found: Mapping[str, float]) -> None:
-        """Write a line with what a validation found."""
-        self._write({**found, "epoch": step / self.steps.epochs.steps}, step)
+    def write_validation(self, step: int, values: Mapping[str, float]) -> None:
+        """Write a line with the terms and scores of a validation."""
+        self._write({**values, "epoch": step / self.steps.epochs.steps}, step)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

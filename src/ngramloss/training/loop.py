@@ -206,10 +206,10 @@ def run(job: Job, here: Processes) -> Outcome:
             state.step = step.number
             log.add(values, step)
 
-            asked = stop.asked(step.number)
+            stops = stop.asked(step.number)
             last = step.number == steps.total
             evaluates = job.validation is not None and (step.ends(settings.eval_every) or last)
-            saves = step.ends(settings.save_every) or last or asked
+            saves = step.ends(settings.save_every) or last or stops
             line: dict[str, float] = {}
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
@@ -218,19 +218,19 @@ def run(job: Job, here: Processes) -> Outcome:
                     _raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
                 with log.paused(), autocast():
-                    found = terms_on(model, job.validation, settings, here, padder)
+                    validation = terms_on(model, job.validation, settings, here, padder)
                     if job.score is not None:
-                        found |= {f"eval_{name}": value for name, value in job.score(model).items()}
-                    log.write_validation(step.number, found)
-                    _raise_if_diverged(found["eval_loss"], step.number, log, fp16=scaler is not None)
-                value = found.get(f"eval_{job.best.name}", math.nan)
+                        validation |= {f"eval_{name}": value for name, value in job.score(model).items()}
+                    log.write_validation(step.number, validation)
+                    _raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
+                value = validation.get(f"eval_{job.best.name}", math.nan)
                 if is_better(value, state.best, higher=job.best.higher):
                     state.best, state.best_step, saves = value, step.number, True
                 elif settings.early_stopping and (
                     step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
                 ):
                     state.ended_early = saves = True
-                line |= found
+                line |= validation
             if saves and job.folder is not None:
                 with log.paused():
                     if scaler is not None:
@@ -248,7 +248,7 @@ def run(job: Job, here: Processes) -> Outcome:
                         sharded=settings.fsdp,
                     )
             job.on_step(step.number, line)
-            if asked or state.ended_early:
+            if stops or state.ended_early:
                 break
     finished = state.step >= steps.total or state.ended_early
     return Outcome(state.step, steps.total, finished, began, state, steps, runner.why_not_captured)
@@ -294,7 +294,7 @@ def train(
             "generated texts select checkpoints in ngramloss train."
         )
     here = start_processes()
-    place = None if folder is None else Path(folder)
+    checkpoint_folder = None if folder is None else Path(folder)
     job = Job(
         model,
         tokenizer,
@@ -303,8 +303,8 @@ def train(
         objective,
         validation=validation if settings.eval_every else None,
         best=Best(settings.best),
-        folder=place,
-        continued_from=None if place is None else _newest(place, here),
+        folder=checkpoint_folder,
+        continued_from=None if checkpoint_folder is None else _newest(checkpoint_folder, here),
         on_step=on_step,
     )
     return run(job, here)
@@ -411,8 +411,8 @@ def _plan(
 
         def loss(batch: Batch) -> Tensor:
             with autocast():
-                found: Tensor = model(**batch).loss  # []
-            return found
+                value: Tensor = model(**batch).loss  # []
+            return value
 
         limit = settings.max_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
         plan = Plan(sources, targets, rows, limit, grid, texts, joined)
@@ -427,7 +427,7 @@ def _plan(
         most_tokens = settings.max_tokens or None
         each = -(-settings.batch_size // here.count)
         plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts, joined=joined)
-    made = PlannedSteps(
+    steps = PlannedSteps(
         job.examples,
         epochs,
         plan,
@@ -439,7 +439,7 @@ def _plan(
         equally_many=settings.fsdp,
         pin=cuda,
     )
-    return made, largest
+    return steps, largest
 
 
 def _why_not_captured(settings: Train, device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""a recipe and its data → tokens on disk and ``prepared.json``: made by the first process, awaited by the others."""
+"""a recipe and its data → tokens on disk and ``prepared.json``: written by the first process, awaited by the others."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _recommend_ce(settings: Recipe) -> None:
         logger.info(
             f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
             f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or "
-            f"on 0*ce + {settings.objective}, which is the same as now, without this remark."
+            f"on 0*ce + {settings.objective}, which is the same without this remark."
         )
 
 
