@@ -1,4 +1,4 @@
-"""A joint objective in a training loop of one's own: a small model learns to reverse sequences of digits.
+"""A joint objective in your own training loop: a small model learns to reverse sequences of digits.
 
 python examples/own_loop.py ["ce + matches(2,3,4)"]
 """

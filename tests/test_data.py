@@ -204,7 +204,7 @@ def test_importing_the_room_loads_nothing_heavy():
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"reading .*mine.parquet needs the package 'pyarrow'.*ngramloss\[hf\]"):
+    with pytest.raises(ValueError, match=r"reading .*mine.parquet needs the package 'pyarrow'.*ngramloss\[score\]"):
         load(written(tmp_path / "mine.parquet", b""), "train")
     monkeypatch.setitem(sys.modules, "pysbd", None)
     with pytest.raises(
@@ -465,7 +465,8 @@ def test_columns_that_cannot_be_found_are_asked_for():
     ):
         columns(["body", "summary"], "here")
     with pytest.raises(
-        ValueError, match=r"cannot find the target column of here. .*a target is called summary, .* or tgt\. .*--target"
+        ValueError,
+        match=r"cannot find the target column of here. .*a target is called summary, .* or completion\. .*--target",
     ):
         columns(["text", "title"], "here")
     with pytest.raises(ValueError, match=r"Its columns are '" + "x" * 39 + "…', .* and 5 more; usually"):
@@ -478,7 +479,7 @@ def test_both_columns_are_asked_for_at_once():
     with pytest.raises(
         ValueError,
         match=r"cannot find the source and the target column of here\. Its columns are 'a', 'b'; usually a source is called "
-        r"document, .* or src; a target is called summary, .* or tgt\. Set it with data\.source = … and data\.target = … in "
+        r"document, .* or prompt; a target is called summary, .* or completion\. Set it with data\.source = … and data\.target = … in "
         r"a recipe, --source COLUMN --target COLUMN on the command line or source=…, target=… in Python\.",
     ):
         columns(["a", "b"], "here")

@@ -18,9 +18,10 @@ from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
 from ngramloss.output import escape
 from ngramloss.report import tables as page_tables
-from ngramloss.report.record import PaperRow, PaperTable, Report, System, Value
+from ngramloss.report.record import PaperRow, PaperTable, Report, System
 from ngramloss.scoring import results, systems
 from ngramloss.scoring import tables as score_tables
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.training import card
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rc\x9b31md\x08e\u202ef\u2066g\u200bh"
@@ -262,10 +263,10 @@ def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
 
 
 def page_of(label):
-    values = {"rouge1": Value(40.0)}
+    values = {"rouge1": CorpusScore(40.0, 39.0, 41.0)}
     return Report(
         scores={"rouge1": Score("R-1")},
-        systems=[System(label, label, values), System("other", "other", {"rouge1": Value(-1.5)})],
+        systems=[System(label, label, values), System("other", "other", {"rouge1": CorpusScore(-1.5, -2.0, -1.0)})],
         paper=PaperTable("", [PaperRow(label, {"rouge1": 40.0})]),
     )
 

@@ -12,11 +12,14 @@ import torch
 from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from ngramloss import METRICS, Metric, Scores, cli, recipe
 from ngramloss.data import newswire
 from ngramloss.generation import predictions
 from ngramloss.generation.search import of_run
+from ngramloss.models import loading
+from ngramloss.recipe import Model
 from ngramloss.storage import checksums
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import prepare
@@ -313,6 +316,8 @@ SETTINGS = {
     "data.splitter": ("period", "tokens texts"),
     "data.language": ("de", "tokens texts"),
     "data.prefix": ("summarize: ", "tokens texts"),
+    "data.prompt": ("{source} In short:", "tokens texts", "model.name=causal"),
+    "data.instruction": ("Summarise.", "tokens texts", "model.name=causal", "data.prompt=chat"),
     "data.max_source": (40, "tokens texts"),
     "data.max_target": (9, "tokens texts"),
     "data.limit": (5, "tokens"),
@@ -331,6 +336,10 @@ SETTINGS = {
     "model.vocabulary": (500, "tokens", "model.name=scratch"),
     "model.init_std": (0.1, "training"),
     "model.copying": (True, "training"),
+    "model.lora": (4, "training"),
+    "model.lora_alpha": (8.0, "training"),
+    "model.lora_dropout": (0.1, "training"),
+    "model.lora_targets": (["q_proj"], "training"),
     "train.epochs": (2.0, "training"),
     "train.max_steps": (2, "training"),
     "train.batch_size": (2, "training"),
@@ -414,7 +423,11 @@ def texts_key(model, settings):
 
 @pytest.fixture(scope="module")
 def shared(made):
-    """A folder in which nothing is changed, with another model and other candidates."""
+    """A folder in which nothing is changed, with other models and other candidates."""
+    tokenizer = AutoTokenizer.from_pretrained(made / "base")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}</s>{% endfor %}"
+    tokenizer.save_pretrained(made / "causal")
+    loading.load(Model("scratch", architecture="llama"), tokenizer).save_pretrained(made / "causal")
     shutil.copytree(made / "base", made / "other")
     swap_tokens(made / "other")
     shutil.copytree(made / "compared", made / "others")

@@ -16,9 +16,9 @@ from ngramloss.stats import IGNORE_INDEX, head, labelled, segments
 
 @pytest.fixture
 def finest(monkeypatch):
-    """Nothing is rounded up, so that small batches are gathered too."""
-    for name in ("TEXTS", "LENGTH", "POSITIONS"):
-        monkeypatch.setattr(segments, name, 1)
+    """Little is rounded up, so that small batches are gathered too."""
+    for name, size in {"TEXTS": 1, "LENGTH": 1, "POSITIONS": 3}.items():
+        monkeypatch.setattr(segments, name, size)
 
 
 def with_prompt(rows, filler, length):

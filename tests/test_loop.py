@@ -463,9 +463,9 @@ def test_python_selects_the_best_by_the_term_of_the_settings(tmp_path):
     got = trained(tmp_path, validation=rows(5), eval_every=1, best="matches(2)")
     values = {line["step"]: line["eval_matches(2)"] for line in got.log}
     assert got.outcome.state.best == min(values.values()) == values[got.outcome.state.best_step]
-    with pytest.raises(UserError, match=r"'rouge2' is no term of .* Choose one of loss, ce, matches"):
+    with pytest.raises(UserError, match=r"'rouge2' is not a term of .* Choose one of loss, ce, matches"):
         trained(best="rouge2")
-    with pytest.raises(UserError, match=r"'rank' is no term .* loss, ce\."):
+    with pytest.raises(UserError, match=r"'rank' is not a term .* loss, ce\."):
         trained(objective="ce + rank", best="rank")
 
 

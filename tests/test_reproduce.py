@@ -80,7 +80,7 @@ def test_the_rows_are_the_papers():
     for objective in {*paper.objectives("table2"), *paper.objectives("table3")}:
         assert recipe.load("xsum", [f"objective={objective}"]).objective == objective
     for rows in paper.TABLE2.values():
-        assert all(len(row.scores) == len(paper.FIGURES) for row in rows)
+        assert all(len(row.scores) == len(paper.SCORES) for row in rows)
         assert [row.objective for row in rows if row.objective] == paper.objectives("table2")
 
 

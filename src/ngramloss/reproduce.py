@@ -13,6 +13,7 @@ from ngramloss.data import measurement
 from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.generation import predictions
+from ngramloss.metrics.registry import Score
 from ngramloss.models import loading
 from ngramloss.output import tabular
 from ngramloss.output.console import logger
@@ -21,7 +22,7 @@ from ngramloss.output.tabular import Cell, Head, Row, Table
 from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
 from ngramloss.scoring import paper, provenance, results, significance, systems, tables
-from ngramloss.scoring.significance import Figure
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.storage.files import read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
@@ -279,20 +280,20 @@ def deviations(plan: Plan) -> list[str]:
     return sentences
 
 
-def differences_sentence(result: results.Result, figure: str) -> str:
+def differences_sentence(result: results.Result, name: str) -> str:
     """A one-sentence summary of the differences between the objectives in one score."""
-    label = result.described[figure].label
+    label = result.described[name].label
     if result.seeds:
         first, *others = result.seeds
         each = [
-            f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
-            f"{tabular.mark(seeds.against_first[figure]['p_holm'])}"
+            f"{seeds.label} {seeds.against_first[name]['difference']:+.2f}"
+            f"{tabular.mark(seeds.against_first[name]['p_holm'])}"
             for seeds in others
         ]
         return f"Difference in {label} to {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
     each = []
     for system, run in enumerate(result.runs):
-        score = result.figures[figure][system]
+        score = result.scores[name][system]
         if run is not None and not run.is_baseline and score.difference is not None:
             each.append(f"{run.label} {score.difference:+.2f}{tabular.mark(score.p_holm)}")
     return (
@@ -307,8 +308,8 @@ def _listed(differences: Sequence[str]) -> str:
 
 def table(result: results.Result, plan: Plan) -> Table:
     """The table in the paper's layout; next to the paper's values, unless the data have nothing to do with it."""
-    omitted = ("bleu", "chrf") if "rouge1" in result.figures else ()
-    scores = {name: result.described[name] for name in FIGURES if name in result.figures and name not in omitted}
+    omitted = ("bleu", "chrf") if "rouge1" in result.scores else ()
+    scores = {name: result.described[name] for name in FIGURES if name in result.scores and name not in omitted}
     speeds = _speeds(result)
     heads = [Head(name, score.label, score.better == "lower") for name, score in scores.items()]
     heads.append(Head("Docs/s"))
@@ -318,7 +319,7 @@ def table(result: results.Result, plan: Plan) -> Table:
     rows = []
     for label, objective, printed in _layout(plan):
         indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
-        cells = [_cell(result.figures[name], indices, score.decimals) for name, score in scores.items()]
+        cells = [_cell(result.scores[name], indices, score) for name, score in scores.items()]
         speed = Cell(f"{speeds[objective]:.0f}", speeds[objective]) if objective in speeds else Cell("")
         beside = [Cell(label), *(Cell("" if value is None else f"{value:.2f}", value) for value in printed)]
         rows.append(Row(objective, objective, [*cells, speed, *(beside if plan.paper_data else [])]))
@@ -370,15 +371,14 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
     ]
 
 
-def _cell(figures: Sequence[Figure], indices: Sequence[int], decimals: int) -> Cell:
+def _cell(values: Sequence[CorpusScore], indices: Sequence[int], score: Score) -> Cell:
     """One run with its interval and mark, or the mean of several with their standard deviation."""
     if not indices:
         return Cell("–")
     if len(indices) == 1:
-        return tables.cell(figures[indices[0]], decimals)
-    spread = significance.over_seeds([figures[index].value for index in indices])
-    deviation = f"±{spread['spread']:.{decimals}f}" if tabular.is_number(spread["spread"]) else ""
-    return Cell(tabular.fixed(spread["mean"], decimals), spread["mean"], interval=deviation)
+        return tables.cell(values[indices[0]], score)
+    spread = significance.over_seeds([values[index].value for index in indices])
+    return tables.seed_cell(results.Seeds("", [], {"": spread}, {}), "", score)
 
 
 def _speeds(result: results.Result) -> dict[str, float]:
@@ -468,9 +468,7 @@ def _raise_if_another_plan(plan: Plan) -> None:
     path = _plan_file(plan)
     if not path.exists() or not any(_has_begun(run) for run in plan.folder.iterdir() if run.is_dir()):
         return
-    before = read_object(path, "Choose another --runs, or delete the file.")
-    written = str(before.get("recipe")).replace("trust_remote_code = false\n", "")  # earlier versions wrote it out
-    if before | {"recipe": written} != _fixed_settings(plan):
+    if read_object(path, "Choose another --runs, or delete the file.") != _fixed_settings(plan):
         raise UserError(f"{plan.folder} was started with other settings. Choose another --runs, or delete it.")
 
 

@@ -62,7 +62,7 @@ class Setup:
     seed: int
     trust_remote_code: bool = False
     plugins: tuple[str, ...] = ()
-    """Files that each process runs first, for objectives of one's own."""
+    """Files that each process runs first, for your own objectives."""
 
     @property
     def cuda(self) -> bool:

@@ -108,21 +108,15 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
     verb.add_argument(
         "--tokenizer", metavar="NAME", help="tokenizer that counts tokens for --limits (default: count words)"
     )
-    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="bootstrap samples (default: %(default)s)")
-    verb.add_argument(
-        "--shuffles",
-        type=int,
-        default=10000,
-        metavar="N",
-        help="shuffles of the paired randomisation test; 0 leaves the test out (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--seed",
-        type=int,
-        default=12345,
-        metavar="N",
-        help="random seed of bootstrap and randomisation (default: %(default)s)",
-    )
+    add_number(verb, "--samples", 1000, "N", "bootstrap samples")
+    shuffles = "shuffles of the paired randomisation test; 0 leaves the test out"
+    add_number(verb, "--shuffles", 10000, "N", shuffles)
+    add_number(verb, "--seed", 12345, "N", "random seed of bootstrap and randomisation")
+
+
+def add_number(verb: argparse.ArgumentParser, name: str, default: int, metavar: str, help: str) -> None:
+    """Add an option that takes a whole number; its help ends with the default."""
+    verb.add_argument(name, type=int, default=default, metavar=metavar, help=f"{help} (default: %(default)s)")
 
 
 def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_trust, metric_options, verb
+from ngramloss.cli.options import Verbs, add_number, add_trust, metric_options, verb
 from ngramloss.output.console import print_result
 
 REPRODUCE = """\
@@ -43,13 +43,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="folder or hub id of the model to fine-tune (default: the recipe's)"
     )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="runs of each objective, with different seeds (default: %(default)s)",
-    )
+    add_number(parser, "--seeds", 1, "N", "runs of each objective, with different seeds")
     parser.add_argument(
         "--objectives",
         nargs="+",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from ngramloss.data import Example
 from ngramloss.data.candidates import Candidates
+from ngramloss.data.prompts import completion_ids
 from ngramloss.data.tokens import Ids, PartWriter, Shape, Tokens, targets, tokenizer_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
@@ -142,6 +144,7 @@ def tokenise_candidates(
             "the same data, or set data.id to the column with the ids."
         )
     what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
+    what += [asdict(shape.prompt)] if shape.prompt is not None else []
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
     writer = _PartWriter(examples, tokenizer, shape, candidates)
     folder = (cache or cache_folder()) / "candidates" / key
@@ -168,6 +171,13 @@ class _PartWriter(PartWriter):
         super().__init__(examples, tokenizer, shape)
         self.candidates = candidates
 
+    def _ids(self, sources: list[str], texts: list[str], short: list[bool]) -> list[list[int]]:
+        """The ids of candidates, each of a source."""
+        prompt = self.shape.prompt
+        if not texts or prompt is None:
+            return targets(texts, self.tokenizer, self.shape, self.words, short) if texts else []
+        return completion_ids(sources, texts, self.tokenizer, prompt, self.shape.max_target, short)
+
     def fill(self, part: str, folder: Path) -> None:
         """Tokenise the candidates of a part and write them into a folder."""
         ids, cut, gains = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)], [np.zeros(0, np.float32)]
@@ -177,7 +187,9 @@ class _PartWriter(PartWriter):
             own = [self.candidates.rows.get(example.id, ((), ())) for example in chunk]
             texts = [text for group, _ in own for text in group]
             short: list[bool] = []
-            made = targets(texts, self.tokenizer, self.shape, self.words, short) if texts else []
+            made = self._ids(
+                [row.source for row, (group, _) in zip(chunk, own, strict=True) for _ in group], texts, short
+            )
             ids.append(np.fromiter(chain.from_iterable(made), dtype=np.int32))
             cut.append(np.array(short, np.uint8))
             gains.append(np.array([gain for _, group in own for gain in group], np.float32))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.data import origins
 from ngramloss.data.columns import Columns, columns
+from ngramloss.data.messages import ANSWER, MESSAGES, has_messages, split_messages
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import UserError
 from ngramloss.output.progress import Progress
@@ -43,6 +44,7 @@ class Split(NamedTuple):
         skipped: bad rows that were skipped, if skipping was allowed.
         fingerprint: 16 hexadecimal digits that depend on ids, sources and targets, but not on format or compression.
         more: whether there are more rows, which the limit left out.
+        column: the name of the column with the sources.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Split(NamedTuple):
     skipped: list[BadRow]
     fingerprint: str
     more: bool = False
+    column: str = ""
 
 
 def load(
@@ -122,11 +125,14 @@ def load(
     rows = map(_by_language, origins.split_rows(name, split, limit=limit, seed=seed))
     first = _first_rows(rows)
     examples: list[Example] = []
-    more = False
+    more, column = False, ""
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
         known_source, known_target = origins.known_columns(name)
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
+        if has_messages(present, source or known_source, target or known_target):
+            first, rows = [split_messages(row) for row in first], map(split_messages, rows)
+            source, target, present = MESSAGES, ANSWER, [*present, ANSWER]
         chosen = columns(
             present,
             first[0].file,
@@ -139,12 +145,12 @@ def load(
         every = chain(first, rows)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
             examples, bad = _separate(_examples(every, chosen), limit, progress)
-        more = len(examples) == limit and next(every, None) is not None
+        more, column = len(examples) == limit and next(every, None) is not None, chosen.source
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
-    return Split(name, split, examples, bad, fingerprint(examples), more)
+    return Split(name, split, examples, bad, fingerprint(examples), more, column)
 
 
 def columns_of(data: Data, task: str) -> dict[str, Any]:
@@ -186,7 +192,7 @@ def _part(whole: Split, split: str, held_out: Mapping[str, float], limit: int) -
     chosen = [example for example in whole.examples if part_of.get(example.id, "train") == split]
     kept = chosen[:limit] if limit else chosen
     skipped = whole.skipped if split == "train" else []
-    return Split(whole.name, split, kept, skipped, fingerprint(kept), len(kept) < len(chosen))
+    return Split(whole.name, split, kept, skipped, fingerprint(kept), len(kept) < len(chosen), whole.column)
 
 
 def fingerprint(examples: Iterable[Example]) -> str:

@@ -243,18 +243,17 @@ def statistics(
         split = split_many([*sources, *targets], language=language, processes=processes, progress=progress)
         lengths = list(map(len, split))
         source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
-        tokens, words = words_of, _length
     else:
         source_sentences = sum(len(text.split(".")) for text in sources)
         target_sentences = sum(len(text.split("\n")) for text in targets)
-        tokens, words = _space_separated, _pieces
     source_words = target_words = 0
     novelty = []
     for source, target in zip(sources, targets, strict=True):
-        source_tokens, target_tokens = tokens(source), tokens(target)
-        source_words += words(source, source_tokens)
-        target_words += words(target, target_tokens)
-        novelty.append(_novelty(source_tokens, target_tokens))
+        standard = rules == "standard"
+        words = [words_of(text) if standard else text.split() for text in (source, target)]
+        source_words += len(words[0] if standard else source.split(" "))
+        target_words += len(words[1] if standard else target.split(" "))
+        novelty.append(_novelty(*words))
     return Statistics(
         len(examples),
         source_words,
@@ -319,18 +318,6 @@ def words_of(text: str) -> list[str]:
     folded = unicodedata.normalize("NFC", text).casefold()
     plain = folded.isascii() or not special_pattern().search(folded)
     return (WORD if plain else word_pattern()).findall(folded)
-
-
-def _space_separated(text: str) -> list[str]:
-    return text.split()
-
-
-def _length(text: str, tokens: Sequence[str]) -> int:
-    return len(tokens)
-
-
-def _pieces(text: str, tokens: Sequence[str]) -> int:
-    return len(text.split(" "))
 
 
 def _percent(part: float, whole: int) -> float | None:

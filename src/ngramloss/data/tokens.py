@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ngramloss.data import Example, split_many
+from ngramloss.data import Example, prompts, split_many
+from ngramloss.data.prompts import Prompt
 from ngramloss.data.word_ids import Encode, bare_ids, word_encoder
 from ngramloss.errors import UserError
 from ngramloss.output.progress import Progress
@@ -55,7 +56,7 @@ PROBES = (
     "internationalisation " * 20 + "the end",
     "",
 )
-"""Texts by which tokenizers are told apart: several scripts, spaces, characters that may be normalised, a long one."""
+"""Texts by which tokenizers are compared: several scripts, spaces, characters that may be normalised, a long one."""
 CUT = "cut"
 """An array beside these: whether the source of a row lost its end, and whether its target did, one after the other."""
 
@@ -71,6 +72,7 @@ class Shape:
         max_source: maximum source length in tokens, including separators and special tokens.
         max_target: maximum target length in tokens.
         language: for splitting sentences; ``auto`` chooses by script.
+        prompt: for a decoder-only model: what it reads beside a source. Then separators and prefix are not used.
     """
 
     separator: str = "auto"
@@ -79,15 +81,22 @@ class Shape:
     max_source: int = 1024
     max_target: int = 128
     language: str = "auto"
+    prompt: Prompt | None = None
 
     @classmethod
-    def of(cls, data: Data) -> Shape:
+    def of(cls, data: Data, prompt: Prompt | None = None) -> Shape:
         """The settings of a recipe."""
+        if prompt is not None:
+            return cls("none", max_source=data.max_source, max_target=data.max_target, prompt=prompt)
         return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target, data.language)
 
 
 class Tokens(Dataset[dict[str, Ids]]):
-    """Tokenised examples in a folder, read on demand."""
+    """Tokenised examples in a folder, read on demand.
+
+    For a decoder-only model ``input_ids`` is the prompt and ``labels`` all that follows it; there a token that is read,
+    but not learnt, is stored as ``~id``, which is negative.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -206,17 +215,13 @@ class _PartWriter(PartWriter):
 
     def fill(self, part: str, folder: Path) -> None:
         """Tokenise a part and write it into a folder."""
-        separator = separator_id(self.tokenizer, self.shape.separator)
         pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}  # arrays: lists would need ten times the memory
         lengths: dict[str, list[int]] = {name: [] for name in NAMES}
         cut: list[bool] = []
         for chunk in self.chunks(part):
-            texts = [example.source for example in chunk]
             short: tuple[list[bool], list[bool]] = [], []
             with _without_collector():
-                inputs = sources(texts, self.tokenizer, self.shape, separator, self.words, short[0])
-                labels = targets([row.target for row in chunk], self.tokenizer, self.shape, self.words, short[1])
-                for name, ids in zip(NAMES, (inputs, labels), strict=True):
+                for name, ids in zip(NAMES, self._ids(chunk, short), strict=True):
                     pieces[name].append(np.fromiter(chain.from_iterable(ids), dtype=np.int32))
                     lengths[name] += map(len, ids)
             cut += chain.from_iterable(zip(*short, strict=True))
@@ -224,6 +229,17 @@ class _PartWriter(PartWriter):
         for name in self.names:
             np.save(folder / f"{name}.npy", np.array(cut, np.uint8) if name == CUT else np.concatenate(pieces[name]))
             np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
+
+    def _ids(
+        self, chunk: Sequence[Example], short: tuple[list[bool], list[bool]]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """The ids of sources and targets; both lists of ``short`` are extended by whether each was cut."""
+        tokenizer, shape = self.tokenizer, self.shape
+        if shape.prompt is not None:
+            return prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
+        separator, texts = separator_id(tokenizer, shape.separator), [example.source for example in chunk]
+        inputs = sources(texts, tokenizer, shape, separator, self.words, short[0])
+        return inputs, targets([row.target for row in chunk], tokenizer, shape, self.words, short[1])
 
 
 @contextmanager
@@ -252,6 +268,13 @@ def join_parts(names: Sequence[str], parts: list[Path], folder: Path) -> None:
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts:
                 file.write(np.load(part / f"{name}.npy").data)
+
+
+def prompt_ids(texts: Sequence[str], tokenizer: Any, shape: Shape) -> list[list[int]]:
+    """What a model reads of sources, before it writes: the ids of the encoder's input, or those of prompts."""
+    if shape.prompt is not None:
+        return prompts.prompt_ids(texts, tokenizer, shape.prompt, shape.max_source)
+    return sources(texts, tokenizer, shape, separator_id(tokenizer, shape.separator))
 
 
 def sources(

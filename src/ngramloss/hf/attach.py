@@ -276,6 +276,7 @@ class _State:
         places = inputs.pop(POSITIONS, None)  # [S, T]
         candidates = candidate_rows(model, inputs, labels, decoder_inputs)
         _refuse_router_loss(model, inputs)
+        asks_for_router_loss = _asks_for_router_loss(model, inputs)
         if places is not None:
             positions, packed, aligned = None, None, labels  # [S, T]
         else:
@@ -307,7 +308,13 @@ class _State:
             )
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
-        loss = self.loss(score, aligned.to(made.device), packed, **counts)
+        aligned = aligned.to(made.device)  # [B, T]
+        loss = self.loss(score, aligned, packed, **counts)  # []
+        if asks_for_router_loss:
+            given = next(
+                (counts[name] for name in ("num_tokens", "num_items_in_batch") if counts[name] is not None), None
+            )
+            loss = loss + _router_loss(model, outputs, aligned, given)
         self.ran.note(loss)
         replaced = type(outputs)(**{**fields, "loss": loss})
         if wants_dict is None:
@@ -466,12 +473,36 @@ def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
 
 
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
-    asked = inputs.get("output_router_logits")
-    if getattr(model.config, "output_router_logits", False) if asked is None else asked:
+    """Refuse a router's loss if the model does not return it, as encoder-decoders of experts do not."""
+    if _asks_for_router_loss(model, inputs) and _router_weight(model) is None:
         raise UserError(
             f"{type(model).__name__} adds the loss of its router if `output_router_logits` is on, and attach would "
             "drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
         )
+
+
+def _asks_for_router_loss(model: Any, inputs: Mapping[str, Any]) -> bool:
+    asked = inputs.get("output_router_logits")
+    return bool(getattr(model.config, "output_router_logits", False) if asked is None else asked)
+
+
+def _router_weight(model: Any) -> float | None:
+    """The weight of the ``aux_loss`` of a decoder-only mixture of experts."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return None
+    weights = (getattr(model, name, None) for name in ("router_aux_loss_coef", "aux_loss_coef"))
+    return next((float(weight) for weight in weights if weight is not None), None)
+
+
+def _router_loss(model: Any, outputs: Outputs, labels: Tensor, num_tokens: Any) -> Tensor | float:
+    """What a router adds to the loss: in a step of several micro-batches, weighted by its share of the labels."""
+    loss: Tensor | None = outputs.get("aux_loss")  # []
+    if loss is None:
+        return 0.0
+    if num_tokens is not None:
+        counted = (labels != IGNORE_INDEX).sum()  # []
+        loss = loss * (counted / num_tokens).to(loss.device)
+    return loss * float(_router_weight(model) or 0.0)
 
 
 def _label_logp(loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None) -> Tensor:

@@ -37,7 +37,7 @@ def compute_loss_func(
 
     Args:
         objective: as in :class:`JointLoss`.
-        model: the model that is trained. A hook on its forward sees how the documents of packed rows are told apart,
+        model: the model that is trained. A hook on its forward sees where the documents of packed rows are,
             which the trainer does not pass on. Without it rows must not be packed.
         shift: whether position t predicts label t + 1. By default it is derived from the type of the outputs: no for
             an encoder-decoder, yes for a causal model.

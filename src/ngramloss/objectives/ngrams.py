@@ -137,7 +137,7 @@ def _compares_pairs(keys: Tensor) -> bool:
     """Whether comparing all pairs of a row is faster than sorting it.
 
     On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512). On a CPU it never gained more
-    than a tenth of a millisecond (docs/log.md has the measurements).
+    than a tenth of a millisecond (docs/dev/log.md has the measurements).
     """
     return keys.device.type != "cpu" and 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS
 

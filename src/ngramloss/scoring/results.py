@@ -20,10 +20,10 @@ from ngramloss.metrics.registry import (
 from ngramloss.metrics.scores import Absent, Pooled
 from ngramloss.output.progress import Progress
 from ngramloss.scoring import provenance, score_cache, significance
-from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
+from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.score_cache import Keyed, Saved
-from ngramloss.scoring.significance import Figure
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.scoring.systems import Aligned
 from ngramloss.storage.run_folder import Busy
 from ngramloss.version import __version__
@@ -58,7 +58,7 @@ class Result(NamedTuple):
     Attributes:
         names: the systems; the others are compared with the first.
         ids: the documents.
-        figures: name of a score → the corpus score of each system.
+        scores: name of a score → the corpus score of each system.
         documents: for each system, name of a score → the scores of its documents.
         signatures: metric → everything that can change its scores, in one line.
         absent: metric → why it could not run.
@@ -75,7 +75,7 @@ class Result(NamedTuple):
 
     names: list[str]
     ids: list[str]
-    figures: dict[str, list[Figure]]
+    scores: dict[str, list[CorpusScore]]
     documents: list[dict[str, list[float]]]
     signatures: dict[str, str]
     absent: dict[str, str]
@@ -103,7 +103,7 @@ def score_systems(
     samples: int = significance.SAMPLES,
     shuffles: int = significance.SHUFFLES,
     seed: int = significance.SEED,
-    limits: Limits | None = None,
+    limits: LengthLimits | None = None,
     count: Callable[[Sequence[str]], list[int]] | None = None,
 ) -> Result:
     """Score every system with every metric, and compare each with the first.
@@ -199,7 +199,7 @@ def _write_caches(
     for index, folder in enumerate(texts.folders):
         if folder is None or not scores[index]:
             continue
-        corpus = {name: scores_of_all[index].value for name, scores_of_all in result.figures.items()}
+        corpus = {name: corpus_scores[index].value for name, corpus_scores in result.scores.items()}
         if provenance.run(folder) != result.runs[index]:
             warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue
@@ -257,9 +257,9 @@ def _lengths(
     texts: Aligned,
     system: int,
     run: Run | None,
-    limits: Limits | None,
+    limits: LengthLimits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
-) -> tuple[list[int] | None, Limits | None]:
+) -> tuple[list[int] | None, LengthLimits | None]:
     """The number of tokens of each text of a system, and their limits. A run's folder has both."""
     counts = provenance.token_counts(run.folder) if run else {}
     lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
@@ -267,7 +267,7 @@ def _lengths(
         lengths = count(texts.texts[system])
     if limits is None and run is not None and lengths is not None:
         least, most = (run.search.get(name) for name in ("min_length", "max_length"))
-        limits = Limits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
+        limits = LengthLimits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
     return lengths, limits
 
 
@@ -277,10 +277,10 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
     Without groups, runs that differ only in the seed are a group, and other systems are left out. With groups, each
     other system is a row of its own.
     """
-    members = _groups(result, groups) if groups else _kinds(result)
+    members = _groups(result, groups) if groups else _same_setup(result)
     rows: list[Seeds] = []
     for label, systems in members:
-        runs = {name: [scores[system].value for system in systems] for name, scores in result.figures.items()}
+        runs = {name: [scores[system].value for system in systems] for name, scores in result.scores.items()}
         spread = {name: significance.over_seeds(values) for name, values in runs.items()}
         names = [result.names[system] for system in systems]
         if not rows:
@@ -291,12 +291,12 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
         against = {
             name: significance.between_seeds(
                 dict(zip(keys, values, strict=True)),
-                dict(zip(first_keys, (result.figures[name][system].value for system in first), strict=True)),
+                dict(zip(first_keys, (result.scores[name][system].value for system in first), strict=True)),
             )
             for name, values in runs.items()
         }
         rows.append(Seeds(label, names, spread, against, test))
-    for name in result.figures:
+    for name in result.scores:
         # Scores that do not vary over seeds have no p, and count as a comparison; rows without a test do not.
         chances = [
             1.0 if row.test and isnan(row.against_first[name]["p"]) else row.against_first[name]["p"]
@@ -315,17 +315,17 @@ def _groups(result: Result, groups: Sequence[str]) -> list[tuple[str, list[int]]
     return list(members.items())
 
 
-def _kinds(result: Result) -> list[tuple[str, list[int]]]:
+def _same_setup(result: Result) -> list[tuple[str, list[int]]]:
     """The label and the systems of all settings that several runs share, each with another seed."""
-    kinds: dict[str, list[int]] = {}
+    setups: dict[str, list[int]] = {}
     labels: dict[str, str] = {}
     for system, run in enumerate(result.runs):
-        if run is not None and run.kind:
-            kinds.setdefault(run.kind, []).append(system)
-            labels.setdefault(run.kind, run.label)
+        if run is not None and run.setup:
+            setups.setdefault(run.setup, []).append(system)
+            labels.setdefault(run.setup, run.label)
     return [
-        (labels[kind], systems)
-        for kind, systems in kinds.items()
+        (labels[setup], systems)
+        for setup, systems in setups.items()
         if len(systems) > 1 and len({_seed(result, system) for system in systems}) == len(systems)
     ]
 

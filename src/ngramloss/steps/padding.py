@@ -114,7 +114,7 @@ class Step(NamedTuple):
     number: int = 0
 
     def ends(self, every: int) -> bool:
-        """Whether the step's number is a multiple of ``every``; never if that is 0."""
+        """Whether this step is the last of ``every`` steps; never if that is 0."""
         return bool(every) and self.number % every == 0
 
 

@@ -51,8 +51,7 @@ def damage(folder: Path, *, exact: bool = False) -> str:
     try:
         described = facts(folder)
         files = [(name, size, checksum) for name, (size, checksum) in described["files"].items()]
-        earlier = next(iter(described)) == "files"  # written by an earlier version, without its own checksum
-        if not earlier and described.get(OWN) != _own_checksum(described):
+        if described.get(OWN) != _own_checksum(described):
             return f"its {SEAL} was changed"
     except FileNotFoundError:
         return "writing it did not finish"

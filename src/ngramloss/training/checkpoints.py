@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ngramloss.training.processes import Processes
 
 STATE, OPTIMISER = "state.json", "optimizer.pt"
-EARLIER_STATE = "trainer_state.json"
-"""What Hugging Face's trainer saved in place of ``state.json`` in earlier versions."""
+FOREIGN_STATE = "trainer_state.json"
+"""What Hugging Face's trainer saves in place of ``state.json``."""
 
 _NOT_MODEL = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state)(\.|_\d)"

@@ -38,8 +38,6 @@ def claim(settings: Recipe, run: RunFolder, *, fresh: bool) -> Path | None:
         logger.info(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
         run.clear()
     saved = checkpoints.find(run.checkpoints)
-    if saved.newest and not run.finished:
-        _raise_if_earlier(run, saved.newest)
     if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):  # else nothing can be lost
         _raise_unless_same_settings(settings, run)
     if run.finished:
@@ -59,20 +57,6 @@ def _raise_unless_run_folder(run: RunFolder) -> None:
         what = "has predictions but no run" if run.has_predictions else "is not a run folder"
         raise UserError(
             f"{run.path} {what} (it contains {', '.join(content[:3])}); nothing was changed. Choose another --run."
-        )
-
-
-def _raise_if_earlier(run: RunFolder, newest: Path) -> None:
-    """Raise if an earlier version, which trained with Hugging Face's trainer, saved the checkpoint in mid-training.
-
-    If the training had ended there, only its weights are needed, and they have not changed their form.
-    """
-    earlier, ours = newest / checkpoints.EARLIER_STATE, newest / checkpoints.STATE
-    if earlier.exists() and not ours.exists() and not checkpoints.facts(newest)["finished"]:
-        raise UserError(
-            f"{run.path} was begun with an earlier version of ngramloss, and this version cannot continue it: its "
-            f"checkpoint {newest.name} has {earlier.name} and no {ours.name}. Finish it with the version that began "
-            "it, or start over with --fresh."
         )
 
 

@@ -1,4 +1,4 @@
-"""the terms of each step → lines of the log: means since the last line, diagnostics, documents a second, memory."""
+"""the terms of each step → lines of the log: means since the last line, diagnostics, documents per second, memory."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def train(
     terms = ["loss", *(part.name for part in parts)]
     if settings.best not in terms:
         raise UserError(
-            f"best: {settings.best!r} is no term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
+            f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
             "generated texts select checkpoints in ngramloss train."
         )
     here = start_processes()
@@ -314,7 +314,7 @@ def _newest(folder: Path, here: Processes) -> Path | None:
     """The checkpoint to continue from. Incomplete ones are deleted: they would count among those that are kept."""
     saved = checkpoints.find(folder)
     for checkpoint in saved.broken:
-        if (checkpoint / checkpoints.EARLIER_STATE).exists():
+        if (checkpoint / checkpoints.FOREIGN_STATE).exists():
             raise UserError(f"{checkpoint} was saved by a Hugging Face trainer. Choose another folder.")
     here.wait()
     if here.first:
@@ -329,13 +329,13 @@ def _newest(folder: Path, here: Processes) -> Path | None:
 
 
 def total_steps(settings: Train, examples: int) -> int:
-    """How many steps a training on so many examples has."""
+    """How many steps a training on this number of examples has."""
     epoch = math.ceil(examples / (settings.batch_size * settings.accumulate))
     return (settings.max_steps or math.ceil(settings.epochs * epoch)) if epoch else 0
 
 
 def check_settings(settings: Train, processes: int, device: torch.device) -> None:
-    """Raise if so many processes cannot train like this, or not on this device."""
+    """Raise if this number of processes cannot train like this, or not on this device."""
     sizes = {"train.batch_size": settings.batch_size, "train.eval_batch_size": settings.eval_batch_size}
     for key, rows in sizes.items():
         if rows % processes:

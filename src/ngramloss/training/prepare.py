@@ -20,6 +20,7 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
+from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.storage import heartbeat as heart
@@ -123,10 +124,18 @@ def prepare(
         trust_remote_code=trust_remote_code,
     )
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
-    tokens = _tokenise(settings, splits, tokenizer)
-    used = _overview(settings, splits, tokens)
+    shape = shape_of(
+        settings.data,
+        settings.task,
+        settings.model,
+        tokenizer,
+        column=train.column,
+        trust_remote_code=trust_remote_code,
+    )
+    tokens = _tokenise(settings, splits, tokenizer, shape)
+    used = _overview(settings, splits, tokens, shape)
     _recommend_ce(settings)
-    compared = None if candidates is None else _compare(settings, candidates, train, tokenizer)
+    compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
     folders = {name: rows.folder for name, rows in tokens.items()}
     if compared is not None:
         folders["candidates"] = compared.tokens
@@ -185,15 +194,13 @@ def _judged(settings: Recipe, validation: Split | None) -> list[Example]:
     return validation.examples[: settings.train.best_limit or None]
 
 
-def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any) -> dict[str, Tokens]:
+def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, shape: Shape) -> dict[str, Tokens]:
     data = settings.data
-    if data.separator != "none":
+    if shape.separator != "none":
         first = [example.source for example in splits["train"].examples[:LOOKED_AT]]
         for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
             logger.info(note)
-    return {
-        name: tokenise(split.examples, split.fingerprint, tokenizer, Shape.of(data)) for name, split in splits.items()
-    }
+    return {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
 
 
 def _described(split: Split, tokens: Tokens) -> PreparedSplit:
@@ -201,7 +208,7 @@ def _described(split: Split, tokens: Tokens) -> PreparedSplit:
     return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve())
 
 
-def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens]) -> list[str]:
+def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape) -> list[str]:
     """What is used of the data, in sentences, which are also shown."""
     test = {}
     if has_split(settings.data, "test"):
@@ -209,7 +216,8 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
             test["test"] = _read(settings, "test", 0, "skip")
         except (UserError, MissingFileError) as reason:  # generate will need it, training does not
             logger.info(f"the test split was not compared with the training data: {reason}")
-    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data)
+    nouns = ("source", "target") if shape.prompt is None else ("prompt", "completion")
+    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data, nouns)
     for sentence in sentences:
         logger.info(sentence)
     return sentences
@@ -220,17 +228,19 @@ def _recommend_ce(settings: Recipe) -> None:
         logger.info(
             f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
             f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or "
-            f"on 0*ce + {settings.objective}, which is the same without this remark."
+            f"on 0*ce + {settings.objective}, which is the same as now, without this warning."
         )
 
 
-def _compare(settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any) -> PreparedCandidates:
+def _compare(
+    settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any, shape: Shape
+) -> PreparedCandidates:
     """Check and tokenise the candidates of the training split."""
     path = Path(settings.data.candidates)
     about = about_candidates(path)
     if doubt := check_candidates(candidates, about, train.examples, path=path):
         logger.info(doubt)
-    rows = tokenise_candidates(train.examples, train.fingerprint, candidates, tokenizer, Shape.of(settings.data))
+    rows = tokenise_candidates(train.examples, train.fingerprint, candidates, tokenizer, shape)
     return PreparedCandidates(
         file=path,
         fingerprint=candidates.fingerprint,

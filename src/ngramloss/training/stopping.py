@@ -9,7 +9,7 @@ from ngramloss.output.console import logger
 from ngramloss.training.processes import Processes
 
 EVERY = 10
-"""Steps between two agreements of processes with GPUs: an agreement waits until the GPU has finished its work."""
+"""On a GPU processes agree only every tenth step, because that waits for the work given to it."""
 
 
 class Stopping:

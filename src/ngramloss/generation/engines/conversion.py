@@ -51,7 +51,7 @@ FAMILIES = {
     "mt5": None,
     "umt5": None,
 }
-"""The kinds of models that can be converted."""
+"""The types of models that can be converted."""
 
 
 def converted(model: Any, *, say: Callable[[str], None]) -> Path:

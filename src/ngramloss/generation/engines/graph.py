@@ -233,7 +233,7 @@ class Searcher:
 def found(searcher_of: Callable[[int], Searcher], sources: Sequence[Ids]) -> list[list[list[int]]]:
     """The texts of each source, with what fills them up.
 
-    When half of the sources are done, the others go on in a smaller search.
+    When half of the sources are done, the others continue in a smaller search.
 
     Args:
         searcher_of: a number of sources → a search with room for them, of this length.
