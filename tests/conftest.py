@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from hypothesis import settings
+from logged import LOGGER, logged
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -31,6 +32,21 @@ def own_cache(tmp_path_factory):
         patch.setenv("NGRAMLOSS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
+
+
+@pytest.fixture
+def messages():
+    """What the library logs."""
+    with logged() as lines:
+        yield lines
+
+
+@pytest.fixture(autouse=True)
+def own_logging():
+    """A command shows messages; the next test does not."""
+    before = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
+    yield
+    LOGGER.handlers[:], LOGGER.level, LOGGER.propagate = before
 
 
 @pytest.fixture(autouse=True)

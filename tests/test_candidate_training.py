@@ -595,12 +595,9 @@ FOUND = Candidates(
 )
 
 
-def prepared(folder, *, said=(), max_target=64, found=FOUND, tokenizer=None):
+def prepared(folder, *, max_target=64, found=FOUND, tokenizer=None):
     tokenizer = tiny_tokenizers.ours() if tokenizer is None else tokenizer
-    say = said.append if isinstance(said, list) else lambda _: None
-    return tokenise_candidates(
-        EXAMPLES, "e" * 16, found, tokenizer, Shape(max_target=max_target), cache=folder, say=say
-    )
+    return tokenise_candidates(EXAMPLES, "e" * 16, found, tokenizer, Shape(max_target=max_target), cache=folder)
 
 
 @pytest.mark.parametrize("family", tiny_tokenizers.FAMILIES)
@@ -642,10 +639,11 @@ def test_an_example_comes_with_its_candidates(tmp_path):
         )
 
 
-def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_path):
-    said = []
-    prepared(tmp_path, said=said)
-    assert said == ["1 of 4 training examples have no candidates; only the other terms of the objective train on them."]
+def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_path, messages):
+    prepared(tmp_path)
+    assert messages == [
+        "1 of 4 training examples have no candidates; only the other terms of the objective train on them."
+    ]
     tokenizer = tiny_tokenizers.ours()
     lengths = [
         len(ids)
@@ -654,9 +652,9 @@ def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_pat
     ]
     limit = sorted(lengths)[-2]  # one is as long as the limit, which is not cut
     for _ in range(2):  # from the cache, too
-        said.clear()
-        made = prepared(tmp_path, said=said, max_target=limit)
-        assert said[1:] == [f"1 of 6 candidates are longer than data.max_target = {limit} tokens and were cut."]
+        messages.clear()
+        made = prepared(tmp_path, max_target=limit)
+        assert messages[1:] == [f"1 of 6 candidates are longer than data.max_target = {limit} tokens and were cut."]
         assert made.longest.max() == limit
 
 

@@ -256,7 +256,7 @@ def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
                     for node in ast.walk(function)
                     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
                 ]
-    assert sorted(calls) == ["output.py:print_result", "output.py:show_progress", "output.py:tell"]
+    assert sorted(calls) == ["console.py:emit", "console.py:print_result"]
 
 
 # Files

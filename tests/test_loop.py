@@ -72,12 +72,12 @@ def trained(folder=None, *, data=22, model=None, objective=OBJECTIVE, validation
     return Trained(model, outcome, log)
 
 
-def run(*, model=None, data=22, validation=None, objective="ce", say=lambda _: None, **changes):
+def run(*, model=None, data=22, validation=None, objective="ce", **changes):
     """Run the loop itself, with what ``ng.train`` does not offer."""
     job = {name: changes.pop(name) for name in ("best", "score", "folder", "logs", "on_step") if name in changes}
     settings = Train(**SETTINGS | changes)
     return loop.run(
-        loop.Job(model or tiny(), None, rows(data), settings, objective, validation=validation, say=say, **job), HERE
+        loop.Job(model or tiny(), None, rows(data), settings, objective, validation=validation, **job), HERE
     )
 
 
@@ -239,10 +239,9 @@ def test_settings_are_given_by_keyword_and_unknown_ones_refused():
         trained(learning=1)
 
 
-def test_a_warm_up_that_does_not_end_is_said_to_be_shortened():
-    said = []
-    run(warmup_steps=1000, say=said.append)
-    assert said == [
+def test_a_warm_up_that_does_not_end_is_said_to_be_shortened(messages):
+    run(warmup_steps=1000)
+    assert messages == [
         "a warm-up of 1,000 steps does not end within this training of 6 steps, so it takes a tenth of them, 0. A "
         "share, such as train.warmup_steps=0.05, fits every length."
     ]
@@ -474,19 +473,8 @@ def test_python_selects_the_best_by_the_term_of_the_settings(tmp_path):
 
 
 def test_a_loss_that_is_no_number_ends_training_before_it_is_saved(tmp_path):
-    class Writer:
-        closed = 0
-
-        def __call__(self, line, step):
-            pass
-
-        def close(self):
-            self.closed += 1
-
-    writer = Writer()
     with pytest.raises(loop.Diverged, match=r"NaN or infinite at step \d. Lower train.learning_rate"):
-        run(folder=tmp_path, learning_rate=1e38, logs=[writer])
-    assert writer.closed == 1
+        run(folder=tmp_path, learning_rate=1e38)
     for path in tmp_path.glob("*/model.safetensors"):
         assert checkpoints.step(path.parent) == 1, "the loss of the first step was finite"
 
@@ -752,14 +740,14 @@ def test_weights_that_are_thawed_or_moved_are_captured_again(without_graphs):
     assert captured.gradients is not before
 
 
-def test_what_cannot_be_captured_is_said_once_and_trained_without(monkeypatch, without_graphs):
+def test_what_cannot_be_captured_is_said_once_and_trained_without(monkeypatch, without_graphs, messages):
     def fail(self, key, batch):
         raise running.CannotCapture("layer drop chooses layers on the host")
 
     monkeypatch.setattr(WithoutGraphs, "_capture", fail)
-    said, model = [], tiny()
-    run(model=model, objective=OBJECTIVE, say=said.append)
-    assert said == [
+    model = tiny()
+    run(model=model, objective=OBJECTIVE)
+    assert messages == [
         "steps are not captured as CUDA graphs: layer drop chooses layers on the host. Training is the same, but slower."
     ]
     assert_same_weights(model.state_dict(), trained().model.state_dict(), 0)

@@ -228,13 +228,12 @@ def test_a_tokenizer_is_trained_once_for_the_same_texts_and_size(tmp_path, monke
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-100], lambda text: text.replace('"Ġ', '"Ã', 1), lambda _: "[]"])
-def test_a_damaged_tokenizer_in_the_cache_is_named_and_trained_again(tmp_path, monkeypatch, damage):
+def test_a_damaged_tokenizer_in_the_cache_is_named_and_trained_again(tmp_path, monkeypatch, damage, messages):
     monkeypatch.setenv("NGRAMLOSS_CACHE", str(tmp_path))
     first, folder = loading.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print")
     (folder / "tokenizer.json").write_text(damage((folder / "tokenizer.json").read_text()))
-    said = []
-    again, _ = loading.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print", say=said.append)
-    assert said[0].startswith(f"the tokenizer cache {folder} is damaged (tokenizer.json ")
+    again, _ = loading.load_tokenizer(SMALL, lambda: tiny_tokenizers.TEXTS, "print")
+    assert messages[0].startswith(f"the tokenizer cache {folder} is damaged (tokenizer.json ")
     assert again(TEXT)["input_ids"] == first(TEXT)["input_ids"]
 
 

@@ -586,7 +586,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
         "generation.max_length=12",
         "model.feed_forward=16",
     ]
-    assert runner.train(recipe.load("demo", small), tmp_path / "base", say=lambda _: None).finished
+    assert runner.train(recipe.load("demo", small), tmp_path / "base").finished
     settings = [
         word
         for one in (

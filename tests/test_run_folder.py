@@ -371,7 +371,7 @@ def test_where_the_file_system_has_no_locks_nothing_is_locked(tmp_path, monkeypa
 
 
 def claimed(folder, *, fresh=False):
-    return claim.claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
+    return claim.claim(recipe.load("demo"), RunFolder(folder), fresh=fresh)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from ngramloss.generation import predictions
 from ngramloss.metrics.registry import Score
 from ngramloss.models import loading
 from ngramloss.output import tabular
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
 from ngramloss.output.tabular import Cell, Head, Row, Table
 from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
@@ -24,8 +26,6 @@ from ngramloss.scoring.significance import CorpusScore
 from ngramloss.storage.files import read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
-
-Say = Callable[[str], None]
 
 TABLES = ("table1", "table2", "table3", "cases")
 SMALL = "newswire"
@@ -205,8 +205,6 @@ def reproduce(
     page_folder: Path,
     *,
     options: dict[str, dict[str, object]] | None = None,
-    say: Say = print,
-    progress: Callable[[int, int], None] | None = None,
     trust_remote_code: bool = False,
 ) -> Reproduced | None:
     """Train and generate what is missing, score, and write the report. Returns None if a training was stopped.
@@ -215,8 +213,6 @@ def reproduce(
         plan: from :func:`make_plan`.
         page_folder: folder for the report.
         options: metric → its options.
-        say: shows a message to the user.
-        progress: called with the number of documents written since the last call, and the total.
         trust_remote_code: whether code that comes with the model may run.
     """
     _raise_if_another_plan(plan)
@@ -230,29 +226,29 @@ def reproduce(
     def begin(what: str) -> None:
         nonlocal at
         at += 1
-        say(f"[{at}/{steps}] {what}")
+        logger.info(f"[{at}/{steps}] {what}")
 
     if plan.base is not None:
         begin("base model, trained with ce")
-        if not _train(plan.base, plan.folder / BASE, say):
+        if not _train(plan.base, plan.folder / BASE):
             return None
     for training in plan.trainings:
         begin(f"{training.objective}, seed {training.seed}")
-        if not _train(training.settings, training.folder, say, trust_remote_code):
+        if not _train(training.settings, training.folder, trust_remote_code):
             return None
         work = predictions.job(
             str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code
         )
-        _write_predictions(work, training.folder, progress)
+        _write_predictions(work, training.folder)
     for work in baselines:
         begin(f"{work.model}, a baseline without training")
-        _write_predictions(work, plan.folder / work.model, progress)
+        _write_predictions(work, plan.folder / work.model)
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / baseline for baseline in plan.baselines]
     texts = systems.align(None, folders)
     result = results.score_systems(texts, plan.metrics, options=options)
     for warning in result.cache_warnings:
-        say(f"warning: {warning}")
+        logger.warning(f"warning: {warning}")
     begin("report")
     shown = build.build_record(
         result,
@@ -330,9 +326,9 @@ def table(result: results.Result, plan: Plan) -> Table:
     return Table(heads, rows, intervals=True)
 
 
-def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int, int], None] | None = None) -> str:
+def table1(names: Sequence[str], *, limit: int = 0) -> str:
     """The statistics of the paper's Table 1 for each data set."""
-    return "\n\n".join(str(measurement(name, limit=limit, progress=progress)) for name in names)
+    return "\n\n".join(str(measurement(name, limit=limit)) for name in names)
 
 
 def cases(result: results.Result, texts: systems.Aligned, figure: str, *, count: int = 3) -> str:
@@ -395,7 +391,7 @@ def _speeds(result: results.Result) -> dict[str, float]:
     return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items()}
 
 
-def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: bool = False) -> bool:
+def _train(settings: recipe.Recipe, folder: Path, trust_remote_code: bool = False) -> bool:
     """Train, or continue. Returns whether training is finished. Raises if the run has other settings."""
     run = RunFolder(folder)
     if run.finished:
@@ -406,7 +402,7 @@ def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: b
                 f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, or delete it."
             )
         return True
-    done = runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code)
+    done = runner.train(settings, folder, trust_remote_code=trust_remote_code)
     return done.finished
 
 
@@ -451,9 +447,10 @@ def _baseline_job(plan: Plan, baseline: str) -> predictions.Job:
     )
 
 
-def _write_predictions(work: predictions.Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+def _write_predictions(work: predictions.Job, folder: Path) -> None:
     if not RunFolder(folder).predictions.exists():  # of this plan: see _raise_if_another_plan
-        predictions.write_predictions(work, folder, progress=progress)
+        with Progress("writing") as progress:
+            predictions.write_predictions(work, folder, progress=lambda count, _: progress.update(count))
 
 
 def _plan_file(plan: Plan) -> Path:

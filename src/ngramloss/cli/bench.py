@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngramloss.cli.options import Verbs, add_device, add_number, add_trust, choice, chosen_device, output_file, verb
 from ngramloss.errors import UserError
-from ngramloss.output.console import print_result, tell
+from ngramloss.output.console import logger, print_result, tell
 from ngramloss.version import installed
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ def _bench_train(options: argparse.Namespace) -> int:
         common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
         if options.data:
             rows_folder = train.tokenised_rows(
-                rows_folder, options.data, options.documents, step_size=step_size, say=tell, **common
+                rows_folder, options.data, options.documents, step_size=step_size, **common
             )
         else:
             whole = options.documents // step_size * step_size
@@ -376,7 +376,7 @@ def _bench_train(options: argparse.Namespace) -> int:
         )
         documents = train.documents(setup)
         if documents < step_size * (options.warm_up + options.steps):
-            tell(
+            logger.info(
                 f"note: {documents} rows are {documents // step_size} steps, so an epoch ends and the next begins in "
                 "the steps that are measured. Raise --documents to leave that out."
             )
@@ -386,7 +386,7 @@ def _bench_train(options: argparse.Namespace) -> int:
             f"{options.accumulate} rows, {precision}\n{machine}"
         )
         print_result(title)
-        rows = train.measure(setup, contestants, trace=trace, say=tell)
+        rows = train.measure(setup, contestants, trace=trace)
     print_result(train.as_text(rows))
     if json_file:
         names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "data")
@@ -492,7 +492,7 @@ def _cell(value: float, width: int) -> str:
 def _explain_dashes(rows: Sequence[Any]) -> None:
     """Say why memory was not measured. A ratio lacks only if what it compares with could not run, as its line says."""
     if any(row.gibibytes != row.gibibytes and not getattr(row, "why_not", "") for row in rows):
-        tell("note: GiB is – because this system has no /proc, where the memory of a process is read.")
+        logger.info("note: GiB is – because this system has no /proc, where the memory of a process is read.")
 
 
 def _write_json(path: Path, content: object) -> None:

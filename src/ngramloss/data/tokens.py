@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -21,6 +21,7 @@ from ngramloss.data import Example, prompts, split_many
 from ngramloss.data.prompts import Prompt
 from ngramloss.data.word_ids import Encode, bare_ids, word_encoder
 from ngramloss.errors import UserError
+from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
 from ngramloss.storage.checksums import cached_in_parts
 from ngramloss.storage.files import cache_folder
@@ -135,14 +136,7 @@ class Tokens(Dataset[dict[str, Ids]]):
 
 
 def tokenise(
-    examples: Sequence[Example],
-    fingerprint: str,
-    tokenizer: Any,
-    shape: Shape,
-    *,
-    cache: Path | None = None,
-    progress: Callable[[int], None] | None = None,
-    say: Callable[[str], None] = print,
+    examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *, cache: Path | None = None
 ) -> Tokens:
     """Tokenise the examples, or read the tokens from the cache if it has them, undamaged.
 
@@ -154,8 +148,6 @@ def tokenise(
         tokenizer: a Hugging Face tokenizer.
         shape: the settings.
         cache: folder for prepared data, :func:`cache_folder` by default.
-        progress: called with the number of examples done since the last call.
-        say: shows a message to the user, if the cache is damaged.
     """
     if not examples:
         raise UserError("there are no examples to tokenise, expected at least one.")
@@ -163,7 +155,7 @@ def tokenise(
     if shape.splitter == "sentencex" and shape.separator != "none":
         what.append(installed("sentencex"))  # its rules change from version to version
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    return Tokens(_PartWriter(examples, tokenizer, shape, progress).cached(folder, what="token cache", say=say))
+    return Tokens(_PartWriter(examples, tokenizer, shape).cached(folder, what="token cache"))
 
 
 class PartWriter:
@@ -173,32 +165,24 @@ class PartWriter:
         examples: all of them.
         tokenizer: a Hugging Face tokenizer.
         shape: the settings.
-        progress: called with the number of examples done since the last call.
     """
 
     names: Sequence[str]
     """Of the arrays. Each has a second one beside it, with the ends of its groups."""
 
-    def __init__(
-        self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None] | None
-    ) -> None:
+    progress: Progress
+
+    def __init__(self, examples: Sequence[Example], tokenizer: Any, shape: Shape) -> None:
         self.examples, self.tokenizer, self.shape = examples, tokenizer, shape
-        self.progress = progress or (lambda _: None)
         bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
         self.parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
         self._filled: set[str] = set()
 
-    def cached(self, folder: Path, *, what: str, say: Callable[[str], None]) -> Path:
+    def cached(self, folder: Path, *, what: str) -> Path:
         """The folder with the arrays of all parts, written unless it is there, undamaged."""
-        return cached_in_parts(
-            folder,
-            list(self.parts),
-            self.fill,
-            partial(join_parts, self.names),
-            made=self._count_if_found,
-            what=what,
-            say=say,
-        )
+        with Progress("tokenising", total=len(self.examples), unit="examples") as self.progress:
+            join = partial(join_parts, self.names)
+            return cached_in_parts(folder, list(self.parts), self.fill, join, made=self._count_if_found, what=what)
 
     def fill(self, part: str, folder: Path) -> None:
         """Write the arrays of a part into a folder."""
@@ -216,12 +200,12 @@ class PartWriter:
         for start in range(rows.start, rows.stop, CHUNK):
             chunk = self.examples[start : min(start + CHUNK, rows.stop)]
             yield chunk
-            self.progress(len(chunk))
+            self.progress.update(len(chunk))
 
     def _count_if_found(self, part: str) -> None:
         """Count the examples of a part that was there."""
         if part not in self._filled:
-            self.progress(len(self.parts[part]))
+            self.progress.update(len(self.parts[part]))
 
 
 class _PartWriter(PartWriter):

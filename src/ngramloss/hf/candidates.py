@@ -108,9 +108,9 @@ def candidate_rows(
             f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
             f"reference, got {actual}."
         )
-    if given := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
+    if refused := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
         raise UserError(
-            f"{given[0]} is not known for the candidates, which become rows of the decoder like the "
+            f"{refused[0]} is not known for the candidates, which become rows of the decoder like the "
             "reference. Leave it out: padding at the end needs none."
         )
     if not getattr(model.config, "is_encoder_decoder", False):
@@ -160,5 +160,5 @@ def repeat_sources(decoder: Module, args: Any, kwargs: dict[str, Any]) -> tuple[
         return None
     times = ids.shape[0] // hidden.shape[0]
     names = ("encoder_hidden_states", "encoder_attention_mask")
-    given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
-    return args, {**kwargs, **{name: value.repeat_interleave(times, 0) for name, value in given.items()}}
+    encoded = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+    return args, {**kwargs, **{name: value.repeat_interleave(times, 0) for name, value in encoded.items()}}

@@ -177,12 +177,7 @@ def _refuse_foreign_kernels(config: Any) -> None:
 
 
 def load_tokenizer(
-    settings: Model,
-    texts: Callable[[], Iterable[str]],
-    fingerprint: str,
-    *,
-    trust_remote_code: bool = False,
-    say: Callable[[str], None] = print,
+    settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False
 ) -> tuple[Any, Path | None]:
     """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
 
@@ -191,7 +186,6 @@ def load_tokenizer(
         texts: returns the texts to train a tokenizer on.
         fingerprint: of those texts; a tokenizer for the same content and settings is read from the cache.
         trust_remote_code: as in :func:`load`.
-        say: shows a message to the user, if the cache is damaged.
     """
     from transformers import AutoTokenizer
 
@@ -209,7 +203,7 @@ def load_tokenizer(
     def fill(partial: Path) -> None:
         train_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
 
-    cached_folder(folder, fill, what="tokenizer cache", say=say)
+    cached_folder(folder, fill, what="tokenizer cache")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
 
 

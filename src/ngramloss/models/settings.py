@@ -42,7 +42,7 @@ LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"
 def check_settings(model: Any) -> None:
     """Raise if a token id or a setting of generation is of a wrong type or out of bounds.
 
-    Libraries check few of them when they read the files, and fail later with other words.
+    Libraries check few of them when they read the files, and fail later with messages that do not name the setting.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if getattr(model.config, "pad_token_id", None) is None:

@@ -7,9 +7,18 @@ from math import isfinite, isnan
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.registry import METRICS, Metric, Score, checked_options, missing_options, score_owners, scores_of
-from ngramloss.metrics.scores import Absent, Pooled, check_scores
-from ngramloss.plugins import call
+from ngramloss.metrics.registry import (
+    METRICS,
+    Metric,
+    Score,
+    checked_options,
+    compute_scores,
+    missing_options,
+    score_owners,
+    scores_of,
+)
+from ngramloss.metrics.scores import Absent, Pooled
+from ngramloss.output.progress import Progress
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
@@ -96,7 +105,6 @@ def score_systems(
     seed: int = significance.SEED,
     limits: LengthLimits | None = None,
     count: Callable[[Sequence[str]], list[int]] | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Score every system with every metric, and compare each with the first.
 
@@ -111,14 +119,12 @@ def score_systems(
         seed: random seed of both.
         limits: the fewest and most tokens of a text; by default those of the run.
         count: texts → number of tokens of each, for systems that did not record it.
-        progress: called with a description of the next step.
     """
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
     score_owners(metrics)  # raises if two metrics use the same name
     chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
-    tell = progress or (lambda _: None)
     saved = [
         score_cache.read(folder, texts.task.ids, predictions) if folder else Saved({}, {})
         for folder, predictions in zip(texts.folders, texts.texts, strict=True)
@@ -145,7 +151,7 @@ def score_systems(
         if reason := _why_absent(name, metric, given, chosen[name]):
             absent[name] = reason
             continue
-        known, source = list(scores_of(name)), METRICS.source(name)
+        source = METRICS.source(name)
         own_hashes = {text: digest for text, digest in hashes.items() if text in metric.reads}
         for index, system in enumerate(texts.names):
             of_system = given | {"predictions": texts.texts[index]}
@@ -155,22 +161,22 @@ def score_systems(
             if before is not None and before.key == key and not before.pooled:
                 scores[index][name] = before
                 continue
-            tell(f"{name} of {system}")
             try:
-                watched = _progress(metric, f"{name} of {system}", len(texts.task.ids), tell)
-                found = call("metric", name, metric.load(), *taken.values(), **chosen[name], **watched)
+                with Progress(f"{name} of {system}", total=len(texts.task.ids)) as progress:
+                    found = compute_scores(
+                        name, taken, chosen[name], documents=len(texts.task.ids), progress=progress.update
+                    )
             except Absent as missing:
                 absent[name] = str(missing)
                 break
-            check_scores(name, found, known, len(texts.task.ids))
             scores[index][name] = Keyed(key, found, own_hashes)
         if name not in absent and (sentences := metric.notes_on(everyone, chosen[name])):
             notes[name] = sentences
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
-    tell("intervals and tests")
-    result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
+    with Progress("intervals and tests", unit=""):
+        result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
     lengths = [_lengths(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
     audit = [oddities(texts.texts[index], *known) for index, known in enumerate(lengths)]
     result = result._replace(
@@ -350,17 +356,3 @@ def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Ma
             return f"needs the {text}. Give them with --{text} FILE."
     lacking = ", ".join(f"--set {name}.{option}=…" for option in missing_options(name, options))
     return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""
-
-
-def _progress(metric: Metric, what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """The argument ``progress`` for a metric that takes it: it reports how many documents are done."""
-    if not metric.shows_progress:
-        return {}
-    done = 0
-
-    def count(documents: int) -> None:
-        nonlocal done
-        done += documents
-        tell(f"{what}: {done:,} of {total:,} documents")
-
-    return {"progress": count}

@@ -155,13 +155,13 @@ class Plan:
             pieces = [list(rows[start : start + self.most_rows]) for start in range(0, len(rows), self.most_rows)]
             return [MicroBatch(piece, None) for piece in pieces]
         ordered = sorted(rows, key=lambda row: -self.sources[row])
-        made: list[MicroBatch] = []
-        while ordered or not made:
+        batches: list[MicroBatch] = []
+        while ordered or not batches:
             longest = int(self.sources[ordered[0]]) if ordered else 1
             taken = self._rows_at(longest, len(rows)) if self.grid else self._fitting(ordered)
             piece, ordered = ordered[:taken], ordered[taken:]
-            made.append(MicroBatch(piece, self._size(piece, longest, taken)))
-        return made
+            batches.append(MicroBatch(piece, self._size(piece, longest, taken)))
+        return batches
 
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
@@ -248,12 +248,12 @@ def fitted_grid(
         joined: as in :class:`Plan`.
     """
     limit = longest or 2**62
-    made = []
+    axes = []
     for lengths, most in ((sources, MOST_SOURCES), (targets, MOST_TARGETS)):
         highest = max(int(lengths.max()), 1)
         tops = np.array([int(lengths[list(rows)].max()) for rows in steps] + [highest])
-        made.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
-    return Grid(made[0], made[1], texts, copies(joined, texts))
+        axes.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
+    return Grid(axes[0], axes[1], texts, copies(joined, texts))
 
 
 def bounds(lengths: Lengths, most: int) -> list[int]:
@@ -279,10 +279,10 @@ def bounds(lengths: Lengths, most: int) -> list[int]:
             worth.append(cost[chosen[-1]])
         starts.append(chosen)
         best = np.array(worth)
-    made, end = [], len(rounded) - 1
+    ends, end = [], len(rounded) - 1
     for chosen in reversed(starts):
-        made.append(int(rounded[end]))
+        ends.append(int(rounded[end]))
         end = chosen[end] - 1
         if end < 0:
             break
-    return sorted(made)
+    return sorted(ends)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ngramloss import recipe
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints
-
-Say = Callable[[str], None]
 
 
 @contextmanager
@@ -29,14 +28,14 @@ def locked(run: RunFolder, rank: int) -> Iterator[None]:
         yield
 
 
-def claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> Path | None:
+def claim(settings: Recipe, run: RunFolder, *, fresh: bool) -> Path | None:
     """Check that the folder can be used for this run and write ``recipe.toml``. Returns the newest complete checkpoint.
 
     ``recipe.toml`` is the first file that is written, so a folder with files but without it is not a run folder.
     """
     _raise_unless_run_folder(run)
     if fresh and run.recipe.exists():
-        say(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
+        logger.info(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
         run.clear()
     saved = checkpoints.find(run.checkpoints)
     if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):  # else nothing can be lost
@@ -45,7 +44,7 @@ def claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> Path | 
         return saved.newest
     run.tidy()
     for checkpoint, why in saved.broken.items():
-        say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
+        logger.info(f"skipping {checkpoint.name}, which is incomplete ({why}).")
         checkpoints.delete(checkpoint)
     write_whole(run.recipe, recipe.dump(settings))
     run.checkpoints.mkdir(exist_ok=True)

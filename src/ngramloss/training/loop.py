@@ -9,10 +9,9 @@ that was never stopped. Random numbers are drawn from seed, step and process, so
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.loss import JointLoss
+from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
@@ -39,9 +39,6 @@ from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
 from ngramloss.training.stopping import Stopping
 from ngramloss.training.validation import terms_on
-
-LOG = logging.getLogger("ngramloss")
-Say = Callable[[str], object]
 
 
 class Diverged(Exception):
@@ -73,6 +70,8 @@ class Outcome(NamedTuple):
     continued_from: int
     state: State
     steps: PlannedSteps
+    why_not_captured: str
+    """Why steps did not run as CUDA graphs; empty if they did."""
 
 
 class Job(NamedTuple):
@@ -93,7 +92,6 @@ class Job(NamedTuple):
         continued_from: a checkpoint.
         logs: get every line of the log, with its step; only in the first process.
         on_step: called after each step with its number and the log's values of it, if it is logged.
-        say: shows a sentence to the user.
     """
 
     model: Any
@@ -109,7 +107,6 @@ class Job(NamedTuple):
     continued_from: Path | None = None
     logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
-    say: Say = LOG.info
 
 
 def run(job: Job, here: Processes) -> Outcome:
@@ -151,7 +148,7 @@ def run(job: Job, here: Processes) -> Outcome:
     # The steps
     why_not_captured = _why_not_captured(settings, here.device)
     if remark := _capture_remark(settings, here.device):
-        job.say(remark)
+        logger.info(remark)
     steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
     if not steps.total:
         raise UserError("there are no examples to train on.")
@@ -166,7 +163,7 @@ def run(job: Job, here: Processes) -> Outcome:
     began = state.step
     warmup = settings.warmup(steps.total)
     if settings.warmup_steps >= max(steps.total, 1):
-        job.say(
+        logger.info(
             f"a warm-up of {settings.warmup_steps:,.0f} steps does not end within this training of {steps.total:,} "
             f"steps, so it takes a tenth of them, {warmup:,}. A share, such as train.warmup_steps=0.05, fits every "
             "length."
@@ -178,14 +175,13 @@ def run(job: Job, here: Processes) -> Outcome:
         processes=here.count,
         sharded=settings.fsdp,
         why_not_captured=why_not_captured,
-        say=job.say,
         largest=largest,
     )
     log = Log(job.logs if here.first else (), loss_fn, steps, here, since=began)
     padder = _padder(job, model, here)  # of validation
 
     remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
-    with closing(log), Stopping(here) as stop:
+    with Stopping(here) as stop:
         for step in remaining:
             _seed(settings.seed, step.number, here.rank)
             loss_fn.progress = state.step / steps.total
@@ -210,10 +206,10 @@ def run(job: Job, here: Processes) -> Outcome:
             state.step = step.number
             log.add(values, step)
 
-            asked = stop.asked(step.number)
+            stops = stop.asked(step.number)
             last = step.number == steps.total
             evaluates = job.validation is not None and (step.ends(settings.eval_every) or last)
-            saves = step.ends(settings.save_every) or last or asked
+            saves = step.ends(settings.save_every) or last or stops
             line: dict[str, float] = {}
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
@@ -222,19 +218,19 @@ def run(job: Job, here: Processes) -> Outcome:
                     _raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
                 with log.paused(), autocast():
-                    found = terms_on(model, job.validation, settings, here, padder)
+                    validation = terms_on(model, job.validation, settings, here, padder)
                     if job.score is not None:
-                        found |= {f"eval_{name}": value for name, value in job.score(model).items()}
-                    log.write_validation(step.number, found)
-                    _raise_if_diverged(found["eval_loss"], step.number, log, fp16=scaler is not None)
-                value = found.get(f"eval_{job.best.name}", math.nan)
+                        validation |= {f"eval_{name}": value for name, value in job.score(model).items()}
+                    log.write_validation(step.number, validation)
+                    _raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
+                value = validation.get(f"eval_{job.best.name}", math.nan)
                 if is_better(value, state.best, higher=job.best.higher):
                     state.best, state.best_step, saves = value, step.number, True
                 elif settings.early_stopping and (
                     step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
                 ):
                     state.ended_early = saves = True
-                line |= found
+                line |= validation
             if saves and job.folder is not None:
                 with log.paused():
                     if scaler is not None:
@@ -252,9 +248,10 @@ def run(job: Job, here: Processes) -> Outcome:
                         sharded=settings.fsdp,
                     )
             job.on_step(step.number, line)
-            if asked or state.ended_early:
+            if stops or state.ended_early:
                 break
-    return Outcome(state.step, steps.total, state.step >= steps.total or state.ended_early, began, state, steps)
+    finished = state.step >= steps.total or state.ended_early
+    return Outcome(state.step, steps.total, finished, began, state, steps, runner.why_not_captured)
 
 
 def train(
@@ -297,7 +294,7 @@ def train(
             "generated texts select checkpoints in ngramloss train."
         )
     here = start_processes()
-    place = None if folder is None else Path(folder)
+    checkpoint_folder = None if folder is None else Path(folder)
     job = Job(
         model,
         tokenizer,
@@ -306,8 +303,8 @@ def train(
         objective,
         validation=validation if settings.eval_every else None,
         best=Best(settings.best),
-        folder=place,
-        continued_from=None if place is None else _newest(place, here),
+        folder=checkpoint_folder,
+        continued_from=None if checkpoint_folder is None else _newest(checkpoint_folder, here),
         on_step=on_step,
     )
     return run(job, here)
@@ -414,15 +411,15 @@ def _plan(
 
         def loss(batch: Batch) -> Tensor:
             with autocast():
-                found: Tensor = model(**batch).loss  # []
-            return found
+                value: Tensor = model(**batch).loss  # []
+            return value
 
         limit = settings.max_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
         plan = Plan(sources, targets, rows, limit, grid, texts, joined)
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
-        job.say(
+        logger.info(
             f"a step of {len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
             f"{sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
         )
@@ -430,7 +427,7 @@ def _plan(
         most_tokens = settings.max_tokens or None
         each = -(-settings.batch_size // here.count)
         plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts, joined=joined)
-    made = PlannedSteps(
+    steps = PlannedSteps(
         job.examples,
         epochs,
         plan,
@@ -442,7 +439,7 @@ def _plan(
         equally_many=settings.fsdp,
         pin=cuda,
     )
-    return made, largest
+    return steps, largest
 
 
 def _why_not_captured(settings: Train, device: torch.device) -> str:
