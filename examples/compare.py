@@ -16,9 +16,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ngramloss as ng
 from ngramloss import recipe
 from ngramloss.data import load
-from ngramloss.generation.search import of_run
 
 
 def main() -> None:
@@ -106,8 +106,9 @@ def _write() -> None:
     split, path = load(options.data, options.split), Path(options.write) / f"{options.split}.json"
     if path.exists() and json.loads(path.read_text())["fingerprint"] == split.fingerprint:
         return
-    predictions = of_run(Path(options.write), [example.source for example in split.examples], batch_size=250)
-    found = {"fingerprint": split.fingerprint, "predictions": predictions}
+    generate = ng.TextGenerator(options.write, source="document", batch_size=250)
+    texts = generate({"document": [example.source for example in split.examples]})["prediction"]
+    found = {"fingerprint": split.fingerprint, "predictions": texts}
     path.write_text(json.dumps(found, ensure_ascii=False))
 
 

@@ -3,6 +3,7 @@
 Without a GPU, Triton kernels run in Triton's own interpreter. It must be told before the kernels are imported.
 """
 
+import logging
 import os
 
 import pytest
@@ -40,3 +41,16 @@ def own_entries(monkeypatch):
 
     for registry in (OBJECTIVES, METRICS):
         monkeypatch.setattr(registry, "_added", {})
+
+
+@pytest.fixture
+def messages():
+    """What the library reports, as a list that grows."""
+    logger, found = logging.getLogger("ngramloss"), []
+    handler, level = logging.Handler(), logger.level
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(level)

@@ -27,6 +27,7 @@ ORDER = [
     "steps",
     "hf",
     "explaining",
+    "engine_registry",
     "recipe",
     "data",
     "metrics",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ngramloss import recipe
 from ngramloss.cli import main
+from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
-from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS, score_owners
 from ngramloss.plugins import load_function
 from ngramloss.settings import Setting, settings_of

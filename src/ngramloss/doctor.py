@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ngramloss.generation.engines import ENGINES
+from ngramloss.engine_registry import ENGINES
 from ngramloss.metrics.registry import METRICS, missing_options
 from ngramloss.plugins import Registry
 from ngramloss.terms import OBJECTIVES

@@ -504,7 +504,7 @@ def _bench_generate(options: argparse.Namespace) -> int:
             f"{machine.result}, ctranslate2 {installed('ctranslate2') or 'not installed'}"
         )
         print_result(title)
-        rows = generate.measure(setup, names, say=tell)
+        rows = generate.measure(setup, names)
     print_result(generate.as_text(rows))
     if json_file:
         measured = [row._asdict() for row in rows]
