@@ -610,7 +610,7 @@ from ngramloss import cli
 from ngramloss.metrics import gains
 whole = gains.gains_of
 def some(gain, examples, texts, **more):
-    if more:   # not the trial before anything is written
+    if len(examples) == 9:   # not the trial before anything is written
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(gain, examples, texts, **more)
 gains.gains_of = some

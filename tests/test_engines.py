@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from searches import SOURCES, tiny, with_settings, written
 
 from ngramloss import cli, engine_registry, recipe
+from ngramloss.bench import generate as bench_generate
 from ngramloss.errors import UserError
 from ngramloss.generation import batches as batching
 from ngramloss.generation import engines
@@ -708,21 +709,6 @@ def test_predictions_of_one_engine_are_not_continued_with_another(run, tmp_path,
     assert "engine.precision: 'fp32' → 'int8'" in capsys.readouterr().err
 
 
-def test_predictions_of_earlier_versions_are_those_of_hf(run, tmp_path, capsys):
-    assert generate(run, "--out", tmp_path, "--engine", "hf") == 0
-    whole = (tmp_path / "predictions.jsonl").read_text()
-    about = saved(tmp_path)
-    del about["engine"]
-    (tmp_path / "generation.json").write_text(json.dumps(about))
-    assert generate(run, "--out", tmp_path, "--engine", "ctranslate2") == 2
-    assert "(engine.name: 'hf' → 'ctranslate2')" in capsys.readouterr().err
-    (tmp_path / "predictions.partial-0.jsonl").write_text("".join(whole.splitlines(keepends=True)[:2]))
-    (tmp_path / "predictions.jsonl").unlink()
-    assert generate(run, "--out", tmp_path) == 0
-    assert (tmp_path / "predictions.jsonl").read_text() == whole
-    assert saved(tmp_path)["engine"]["name"] == "hf"
-
-
 def test_an_engine_alone_does_not_change_the_search(run, tmp_path):
     assert generate(run, "--out", tmp_path / "a", "--engine", "hf") == 0
     assert generate(run, "--out", tmp_path / "b", "--set", "generation.engine=hf") == 0
@@ -860,3 +846,61 @@ def test_a_full_disk_while_converting_is_a_sentence_and_auto_goes_on_with_hf(run
         assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
     assert len(rows(tmp_path / "auto")) == 6
     shutil.rmtree(tmp_path / "cache")
+
+
+# A new engine is one file and one entry
+
+
+@pytest.fixture
+def reversing(monkeypatch):
+    entry = engine_registry.Engine("the texts of hf, backwards", "reversing_engine", "torch")
+    monkeypatch.setitem(engine_registry.ENGINES, "reversing", entry)
+    return entry
+
+
+def test_a_new_engine_is_accepted_shown_used_and_measured(run, tmp_path, capsys, reversing):
+    assert recipe.load("xsum", ["generation.engine=reversing"]).generation.engine == "reversing"
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--help"])
+    assert "ctranslate2-int8 or reversing; same as" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["list", "engines"]) == 0
+    assert "the texts of hf, backwards" in capsys.readouterr().out
+    assert generate(run, "--out", tmp_path / "a", "--engine", "reversing") == 0
+    assert (
+        "engine reversing: texts may differ from those of hf, because it writes backwards." in capsys.readouterr().err
+    )
+    assert saved(tmp_path / "a")["engine"] == {"name": "reversing", "precision": "fp32"}
+    assert generate(run, "--out", tmp_path / "hf", "--engine", "hf") == 0
+    assert rows(tmp_path / "a") != rows(tmp_path / "hf")
+    assert [row["tokens"] for row in rows(tmp_path / "a")] == [row["tokens"] for row in rows(tmp_path / "hf")]
+    assert generate(run, "--out", tmp_path / "b", "--engine", "reversing", "--num-return", "2") == 2
+    assert "the engine reversing cannot be used: it writes one text of each document. Use --engine hf." in (
+        capsys.readouterr().err
+    )
+    assert bench_generate.chosen([]) == ["hf", "graph", "ctranslate2", "ctranslate2-int8", "reversing"]
+    (measured,) = bench_generate.written(
+        bench_generate.Setup("bart-tiny", (2,), 2, 8, 12, 1, "cpu", 0, str(tmp_path)), "reversing"
+    )
+    assert not measured.row.why_not
+    assert measured.row.gibibytes > 0
+
+
+def test_what_an_engine_can_do_is_asked_of_its_entry(run, tmp_path, capsys, monkeypatch, reversing):
+    model = tiny("bart")
+    search = with_settings(model, num_beams=2)
+    assert engines.load_in_training("auto", model, search).name == "hf"
+    monkeypatch.setattr("reversing_engine.differences", lambda *_, **__: [])
+    able = reversing._replace(automatic="cpu", has_groups=True)
+    monkeypatch.setitem(engine_registry.ENGINES, "reversing", able)
+    assert engines.load_in_training("auto", model, search).name == "reversing"
+    assert engines.load_in_training("reversing", model, search).name == "reversing"
+    assert engines.load_in_training("hf", model, search).name == "hf"
+    assert engines.load_in_training("ctranslate2", model, search).name == "hf"
+    monkeypatch.setitem(engine_registry.ENGINES, "reversing", able._replace(in_torch=False))
+    assert engines.load_in_training("auto", model, search).name == "hf"
+    engines.check_groups("reversing", "led")
+    with pytest.raises(UserError, match="groups of beams need the engine graph or reversing, not hf"):
+        engines.check_groups("hf")
+    monkeypatch.setattr("reversing_engine.FAMILIES", ["bart"], raising=False)
+    with pytest.raises(UserError, match="need the engine reversing, which serves bart, not led"):
+        engines.check_groups("reversing", "led")

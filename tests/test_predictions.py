@@ -390,27 +390,6 @@ def test_files_that_no_model_is_loaded_from_change_nothing(run, tmp_path):
     assert cli.main(["score", str(tmp_path / "run")]) == 0
 
 
-@pytest.mark.parametrize("half_done", [False, True], ids=["done", "half done"])
-def test_predictions_of_an_earlier_version_are_taken_with_a_remark(run, tmp_path, capsys, half_done):
-    shutil.copytree(run, tmp_path / "run")
-    assert generate(tmp_path / "run", "--limit", 3) == 0
-    whole, about = tmp_path / "run" / "predictions.jsonl", tmp_path / "run" / "generation.json"
-    before = whole.read_text()
-    about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "model_files"}))
-    if half_done:
-        (tmp_path / "run" / "predictions.partial-0.jsonl").write_text(before.splitlines(keepends=True)[0])
-        whole.unlink()
-    capsys.readouterr()
-    assert generate(tmp_path / "run", "--limit", 3) == 0
-    assert whole.read_text() == before
-    remark = (
-        f"an earlier version made the predictions in {tmp_path / 'run'}, and did not save which configuration and "
-        "tokenizer the model had. If you have changed these since, delete the predictions."
-    )
-    assert capsys.readouterr().err.count(remark) == 1
-    assert cli.main(["score", str(tmp_path / "run")]) == 0
-
-
 def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):
     with lock_folder(tmp_path, wait=True):
         assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2

@@ -25,6 +25,8 @@ AUTO = "auto"
 """Stands for the fastest engine whose texts are those of ``hf``."""
 STANDARD = "hf"
 """The engine that all others are compared with."""
+COMMON = ("torch", "transformers")
+"""Packages that every engine needs."""
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Values of ``generation.precision``, and what torch calls them."""
 
@@ -59,7 +61,7 @@ class Engine(NamedTuple):
     @property
     def needs(self) -> str:
         """What must be installed first; empty if nothing."""
-        for package in ("torch", "transformers", self.package):
+        for package in (*COMMON, self.package):
             if installed(package) is None:
                 return f"needs the package {package}: pip install 'ngramloss[{EXTRAS[package]}]'"
         return ""
@@ -116,6 +118,12 @@ def engine_choices() -> tuple[str, ...]:
 def engines_with_groups() -> list[str]:
     """The engines that can search with groups of beams."""
     return [name for name, engine in ENGINES.items() if engine.has_groups]
+
+
+def engine_packages() -> list[str]:
+    """The packages of engines, besides those that every engine needs."""
+    packages = dict.fromkeys(engine.package for engine in ENGINES.values())
+    return [package for package in packages if package not in COMMON]
 
 
 def raise_if_unknown(name: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ngramloss.cli.options import Verbs, add_device, add_trust, choice, chosen_device, output_file, verb
+from ngramloss.engine_registry import engine_packages
 from ngramloss.errors import UserError
 from ngramloss.output.console import print_result, tell
 from ngramloss.version import installed
@@ -269,7 +270,7 @@ def _add_generate(benches: Verbs) -> None:
     generate.add_argument(
         "--precision",
         choices=["bf16", "fp16", "fp32"],
-        help="of the weights of hf and graph (default: bf16 on a GPU, else fp32)",
+        help="of the weights, for engines that take them as they are (default: bf16 on a GPU, else fp32)",
     )
     generate.add_argument(
         "--seed", type=int, default=0, metavar="N", help="random seed of the documents (default: %(default)s)"
@@ -498,10 +499,11 @@ def _bench_generate(options: argparse.Namespace) -> int:
         machine = child.in_child(head.machine, device)
         if machine.result is None:
             raise RuntimeError(machine.why_not)
+        packages = [f"{package} {installed(package) or 'not installed'}" for package in engine_packages()]
         title = (
             f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens, "
             f"{setup.precision}\n"
-            f"{machine.result}, ctranslate2 {installed('ctranslate2') or 'not installed'}"
+            f"{', '.join([machine.result, *packages])}"
         )
         print_result(title)
         rows = generate.measure(setup, names)

@@ -12,8 +12,9 @@ from ngramloss.generation.search import HOW
 from ngramloss.output.console import logger, print_result
 
 if TYPE_CHECKING:
-    from ngramloss.generation.candidates import Gains, Summary
+    from ngramloss.generation.candidates import Summary
     from ngramloss.generation.job import Job
+    from ngramloss.metrics.gains import Gain
 
 CANDIDATES = """\
 Write several distinct texts of every source of a split, and what each scores: candidates.jsonl, with the settings in
@@ -104,9 +105,9 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     check_model(work, "candidates", groups=chosen.search.groups)
-    gains = _gains(work, options.metric, own)
+    gain = _gain(work, options.metric, own)
     folder = output_folder(options, "RUN_OR_MODEL")
-    found = candidates.write_candidates(work, chosen, gains, folder)
+    found = candidates.write_candidates(work, chosen, gain, folder)
     if found is None:
         return 0
     if found.fewer:
@@ -126,10 +127,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _gains(work: Job, name: str | None, options: list[str]) -> Gains:
+def _gain(work: Job, name: str | None, options: list[str]) -> Gain:
     """What makes the gains, from the name of a metric and ``--set METRIC.OPTION=VALUE``."""
     from ngramloss.errors import UserError
-    from ngramloss.generation.candidates import Gains
     from ngramloss.metrics import gains
 
     name = name or gains.BY_TASK[work.task]
@@ -141,13 +141,7 @@ def _gains(work: Job, name: str | None, options: list[str]) -> Gains:
                 f"{metric}.*, got {setting!r}."
             )
     chosen: dict[str, Any] = metric_options(options, [metric]).get(metric, {})
-    gain = gains.gain_of(name, chosen, lines=work.data.language if work.has_lines else None)
-    return Gains(
-        gain.settings,
-        gain.versions,
-        lambda examples: gains.check_gain(gain, examples),
-        lambda examples, texts: gains.gains_of(gain, examples, texts),
-    )
+    return gains.gain_of(name, chosen, lines=work.data.language if work.has_lines else None)
 
 
 def _table(found: Summary) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,8 @@ from ngramloss.generation.job import Job, data_facts, read_split
 from ngramloss.generation.search import Options, check_options
 from ngramloss.generation.shares import Output
 from ngramloss.generation.writer import Text, Writer, load_model, versions, writer_facts, writer_of
+from ngramloss.metrics import gains
+from ngramloss.metrics.gains import Gain
 from ngramloss.output.console import logger
 from ngramloss.recipe import WORDS
 from ngramloss.storage.files import write_whole
@@ -51,22 +53,6 @@ class Plan:
     searched: int
     search: Options
     samples: Options
-
-
-class Gains(NamedTuple):
-    """What makes the gains of candidates.
-
-    Attributes:
-        settings: everything that could change them.
-        versions: of the packages that compute them.
-        check: raises if gains of such examples cannot be computed; returns sentences to tell the user.
-        compute: examples and the candidates of each → the gains of each, 0 to 1.
-    """
-
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
-    check: Callable[[Sequence[Example]], Sequence[str]]
-    compute: Callable[[Sequence[Example], Sequence[Sequence[str]]], list[list[float]]]
 
 
 class Summary(NamedTuple):
@@ -150,7 +136,7 @@ def candidates_in(run: RunFolder) -> Output:
     return Output(run, "candidates", "candidates", run.candidates, run.about_candidates)
 
 
-def write_candidates(work: Job, chosen: Plan, gains: Gains, folder: Path) -> Summary | None:
+def write_candidates(work: Job, chosen: Plan, gain: Gain, folder: Path) -> Summary | None:
     """Write candidates and their settings into a folder, or continue a stopped job.
 
     Under torchrun each process writes a share, and the first one computes the gains of all.
@@ -158,21 +144,21 @@ def write_candidates(work: Job, chosen: Plan, gains: Gains, folder: Path) -> Sum
     Args:
         work: model and data.
         chosen: how candidates are made.
-        gains: what each candidate scores.
+        gain: what each candidate scores.
         folder: where; it is created if it does not exist.
 
     Returns:
         A summary; None in other processes than the first.
     """
     with shares.claimed(folder) as run:
-        _write(work, chosen, gains, candidates_in(run))
+        _write(work, chosen, gain, candidates_in(run))
         return summary(run.candidates, chosen.count) if shares.rank() == 0 else None
 
 
-def _write(work: Job, chosen: Plan, gains: Gains, output: Output) -> None:
+def _write(work: Job, chosen: Plan, gain: Gain, output: Output) -> None:
     split = read_split(work)
     examples = split.examples
-    for note in gains.check(examples):
+    for note in gains.check_gain(gain, examples):
         logger.info(note)
     model, tokenizer = load_model(work, device=shares.device())
     engine = work.engine if chosen.search.groups > 1 else shares.engine_that_began(output, work.engine)
@@ -199,10 +185,10 @@ def _write(work: Job, chosen: Plan, gains: Gains, output: Output) -> None:
             "seed": chosen.samples.seed,
             "samples": sampler(0).engine.facts,
         },
-        "metric": dict(gains.settings),
+        "metric": gain.settings,
         **data_facts(work, split),
     }
-    settings["versions"] = versions(settings) | dict(gains.versions)
+    settings["versions"] = versions(settings) | gain.versions
     if shares.was_begun(output, settings) and output.whole.exists():
         return
     if shares.processes() == 1:
@@ -234,7 +220,7 @@ def _write(work: Job, chosen: Plan, gains: Gains, output: Output) -> None:
     )
     if shares.rank() == 0:
         rows = shares.collected(output, [example.id for example in examples])
-        scores = gains.compute(examples, [row["candidates"] for row in rows])
+        scores = gains.gains_of(gain, examples, [row["candidates"] for row in rows])
         shares.finish(
             output,
             [
@@ -271,20 +257,20 @@ def summary(path: Path, count: int) -> Summary:
         count: candidates of each source that were asked for.
     """
     rows = list(read_candidates(path).rows.values())
-    gains = [values for _, values in rows]
-    lacks = [count - len(values) for values in gains if len(values) < count]
+    of_sources = [values for _, values in rows]
+    lacks = [count - len(values) for values in of_sources if len(values) < count]
 
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)
 
     return Summary(
         len(rows),
-        mean([len(values) for values in gains]),
-        mean([max(values) for values in gains]),
-        mean([mean(values) for values in gains]),
-        mean([min(values) for values in gains]),
-        mean([values[0] for values in gains]),
-        sum(len(set(values)) == 1 for values in gains if len(values) > 1),
+        mean([len(values) for values in of_sources]),
+        mean([max(values) for values in of_sources]),
+        mean([mean(values) for values in of_sources]),
+        mean([min(values) for values in of_sources]),
+        mean([values[0] for values in of_sources]),
+        sum(len(set(values)) == 1 for values in of_sources if len(values) > 1),
         len(lacks),
         sum(lacks),
     )

@@ -19,7 +19,6 @@ from ngramloss.data import Example
 from ngramloss.engine_registry import AUTO, ENGINES
 from ngramloss.errors import UserError
 from ngramloss.generation.batches import Budget, batches
-from ngramloss.generation.engines import engine_of
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage import heartbeat
@@ -109,8 +108,6 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
         before = read_object(output.about)
     except (OSError, UserError):
         before = {}
-    if "generation" in before:
-        before["engine"] = engine_of(before)
     if "model" not in before:
         raise UserError(
             f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
@@ -119,9 +116,6 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model"} if same_weights else {"versions"}
-    is_unknown = "model_files" in settings and "model_files" not in before  # an earlier version made the rows
-    if is_unknown:
-        left_out.add("model_files")
     changes = [
         change
         for key in settings
@@ -132,11 +126,6 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
         raise UserError(
             f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). Choose "
             "another --out, or delete them."
-        )
-    if is_unknown:
-        logger.warning(
-            f"an earlier version made the {output.noun} in {output.run.path}, and did not save which configuration and "
-            f"tokenizer the model had. If you have changed these since, delete the {output.noun}."
         )
     return True
 
@@ -159,10 +148,11 @@ def engine_that_began(output: Output, name: str) -> str:
         before = read_object(output.about)
     except UserError:  # is reported when the settings are compared
         return name
-    began = engine_of(before)["name"]
+    engine = before.get("engine")
+    began = engine.get("name") if isinstance(engine, dict) else None
     if began in ENGINES:
         logger.info(f"engine {began}, which began the {output.noun} in {output.run.path}.")
-        return began
+        return str(began)
     return name
 
 

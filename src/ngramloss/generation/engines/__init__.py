@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD, Engine, engines_with_groups, raise_if_unknown
@@ -155,9 +155,3 @@ def _precision(engine: Engine, model: Any) -> str:
 
 def _joined(reasons: Sequence[str]) -> str:
     return reasons[0] if len(reasons) == 1 else f"{', '.join(reasons[:-1])} and {reasons[-1]}"
-
-
-def engine_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The engine that wrote predictions, from their saved settings. Earlier versions, which saved none, had ``hf``."""
-    saved = settings.get("engine")
-    return saved if isinstance(saved, dict) else {"name": STANDARD, "precision": "fp32"}
