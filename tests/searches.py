@@ -1,17 +1,19 @@
 """Tiny models that search, and the texts that an engine finds."""
 
+import dataclasses
 import functools
 
 import models
 import torch
 
-from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.batches import Budget
+from ngramloss.generation.engines import Loaded, hf
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.generation.job import job
+from ngramloss.generation.writer import Writer, load_model, writer_of
+from ngramloss.recipe import Data
 
 SOURCES = [[5, 6, 7, 8, 2], [9, 2], [12, 4, 4, 10, 11, 5, 6, 9, 12, 2], [7, 2], [4, 5, 2], [11, 8, 10, 2]]
-
-
-def silent(_):
-    """Nobody listens."""
 
 
 @functools.cache
@@ -48,8 +50,27 @@ def with_settings(model, **settings):
         "temperature": 1.0,
     }
     model.generation_config.update(max_new_tokens=None, **{**defaults, **settings})
-    return search_of(model, seed=3 if settings.get("do_sample") else None)
+    return dataclasses.replace(search_of(model), seed=3 if settings.get("do_sample") else None)
 
 
 def written(engine, model, search, sources=SOURCES, precision="fp32"):
-    return engine.load(model, search, precision=precision, say=silent)(sources)
+    return engine.load(model, search, precision=precision)(sources)
+
+
+def writer(model, tokenizer, batch_size=32, data=None, has_lines=False):
+    """A writer that has the model's own settings and ``generate``."""
+    search = search_of(model)
+    engine = Loaded("hf", "fp32", hf.load(model, search, precision="fp32"))
+    return Writer(model, tokenizer, data or Data(), search, engine, Budget(documents=batch_size), has_lines)
+
+
+def hf_texts(model, tokenizer, ids, batch_size=32):
+    """The best text of each source, by the model's own settings and ``generate``."""
+    return writer(model, tokenizer, batch_size).best(ids)
+
+
+def texts_of_run(folder, documents):
+    """The text of each document, by a finished run's model and ``generate``."""
+    work = job(str(folder), overrides=["generation.engine=hf"], batch_size=32)
+    found = writer_of(work, *load_model(work, device="cpu"))
+    return found.best(found.ids(documents))

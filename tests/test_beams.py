@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from searches import SOURCES, silent, tiny, with_settings, written
+from searches import SOURCES, tiny, with_settings, written
 
 from ngramloss.errors import UserError
-from ngramloss.generation import beams
+from ngramloss.generation import beams, sampling
 from ngramloss.generation.decoders import DECODERS, difference
 from ngramloss.generation.engines import graph, hf
 
@@ -226,7 +226,7 @@ def test_on_a_cpu_nothing_is_kept_between_batches_and_at_most_two_caches_exist(m
 
     monkeypatch.setattr(graph.Searcher, "__init__", counted)
     monkeypatch.setattr(graph, "LOOKED", 2)
-    write = graph.load(model, search, precision="fp32", say=silent)
+    write = graph.load(model, search, precision="fp32")
     largest = graph.Searcher(model, search, 6, 12).bytes
     for length in range(1, 13):
         write([[*([5] * length), 2][:length], *SOURCES[1:2] * 5])
@@ -241,7 +241,7 @@ def test_a_model_that_computes_otherwise_is_refused():
         lambda module, inputs, output: output * (2.0 if inputs[0].shape[1] > 1 else 1.0)
     )
     with pytest.raises(UserError, match="does not know"):
-        graph.load(model, with_settings(model), precision="fp32", say=silent)
+        graph.load(model, with_settings(model), precision="fp32")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_samples_have_the_frequencies_of_the_distribution(changes):
     ]
     expected = LogitsProcessorList(warpers)(None, logits).softmax(-1)[0] * N
     seeds = torch.arange(N) * 7_919 - 50
-    drawn = beams.sampled(logits.expand(N, -1), seeds, torch.tensor(5), search)
+    drawn = sampling.sampled(logits.expand(N, -1), seeds, torch.tensor(5), search)
     counts = torch.bincount(drawn, minlength=12).float()
     assert not counts[expected == 0].any()
     chi_squared = ((counts - expected).square() / expected)[expected > 0].sum()
@@ -357,7 +357,7 @@ def test_samples_have_the_frequencies_of_the_distribution(changes):
 def test_a_very_small_top_p_leaves_the_most_probable_token():
     search = with_settings(tiny("bart"), do_sample=True, top_p=1e-9)
     logits = torch.randn(50, 13, generator=torch.Generator().manual_seed(0))
-    drawn = beams.sampled(logits, torch.arange(50), torch.tensor(1), search)
+    drawn = sampling.sampled(logits, torch.arange(50), torch.tensor(1), search)
     assert torch.equal(drawn, logits.argmax(-1))
 
 

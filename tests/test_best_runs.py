@@ -10,11 +10,13 @@ import torch
 from forks import fork_ranks
 from models import TINY_MODEL
 from safetensors.torch import load_file
+from searches import hf_texts
 from test_runner import assert_equal_runs, environment, finished, log, train
 
 from ngramloss import recipe
 from ngramloss.data.tokens import Shape, separator_id, sources
-from ngramloss.generation import search
+from ngramloss.generation.job import Job
+from ngramloss.generation.writer import load_model
 from ngramloss.metrics.rouge import rouge
 from ngramloss.models import loading
 from ngramloss.recipe import Data, Model
@@ -97,10 +99,10 @@ def scores(run, name="rouge2"):
 
 
 def score_by_hand(place, checkpoint, limit=None, beams=1):
-    """ROUGE-2 of what ``summaries`` writes with the model of a checkpoint."""
+    """ROUGE-2 of the texts of the model of a checkpoint."""
     chosen = recipe.load(str(place / "easy.toml"))
     rows = [json.loads(line) for line in (place / "data" / "validation.jsonl").read_text().splitlines()][:limit]
-    model, tokenizer = search.load_model(Model(name=str(checkpoint)), Data(), trained_here=True)
+    model, tokenizer = load_model(Job("a run", Model(name=str(checkpoint)), Data(), "test", None, None, 0, 4))
     assert model.generation_config.num_beams == 3  # as the recipe says, whatever validation took
     loading.prepare_generation(
         model, recipe.load(str(place / "easy.toml"), [f"generation.num_beams={beams}"]).generation
@@ -108,7 +110,7 @@ def score_by_hand(place, checkpoint, limit=None, beams=1):
     encoded = sources(
         [row["document"] for row in rows], tokenizer, Shape.of(chosen.data), separator_id(tokenizer, "none")
     )
-    texts = [summary.text for summary in search.summaries(model, tokenizer, encoded, batch_size=4)]
+    texts = hf_texts(model, tokenizer, encoded, batch_size=4)
     values = rouge([[row["summary"]] for row in rows], texts).values["rouge2"]
     return sum(values) / len(values)
 

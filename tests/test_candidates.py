@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from itertools import pairwise
 
 import models
@@ -15,14 +16,16 @@ from ngramloss import METRICS, Metric, Scores, cli
 from ngramloss.data import Example, fingerprint, newswire
 from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates, text_hashes
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.generation import candidates, predictions
+from ngramloss.generation import candidates, engines, predictions, writer
 from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.engines.settings import search_of
-from ngramloss.generation.search import Written
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.generation.job import job
 from ngramloss.generation.teacher_forced import text_logp
+from ngramloss.generation.writer import Text, _by_probability
 from ngramloss.metrics.gains import check_gain, gain_of, gains_of
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.rouge import rouge as rouge_scores
+from ngramloss.output import progress
 from ngramloss.scoring import provenance
 from ngramloss.storage.run_folder import RunFolder
 
@@ -282,8 +285,8 @@ def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_fi
 
 
 def test_texts_that_are_equal_are_one_however_many_tokens_they_have():
-    texts = [Written("a b", 4), Written("c", 3), Written("a b", 5), Written("a  b", 4)]
-    assert candidates._distinct(texts) == [Written("a b", 4), Written("c", 3), Written("a  b", 4)]
+    texts = [Text("a b", 4), Text("c", 3), Text("a b", 5), Text("a  b", 4)]
+    assert candidates._distinct(texts) == [Text("a b", 4), Text("c", 3), Text("a  b", 4)]
 
 
 def test_equal_texts_are_replaced_by_samples_of_the_seed(run, tmp_path):
@@ -587,14 +590,14 @@ def test_a_held_out_part_of_the_training_split_gets_no_candidates(run, tmp_path)
 # Stopped, continued, shared
 
 
-STOP = killed_at_third_call("ngramloss.generation.predictions", "decoded")
+STOP = killed_at_third_call("ngramloss.generation.writer", "decoded")
 STOP_SCORING = """
 import os, signal, sys
 from ngramloss import cli
 from ngramloss.metrics import gains
 whole = gains.gains_of
 def some(gain, examples, texts, **more):
-    if more:   # not the trial before anything is written
+    if len(examples) == 9:   # not the trial before anything is written
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(gain, examples, texts, **more)
 gains.gains_of = some
@@ -624,8 +627,8 @@ def test_a_killed_job_goes_on_and_nothing_is_doubled_or_written_again(run, tmp_p
     assert not (tmp_path / "a" / "candidates.jsonl").exists()
     with partial.open("a") as file:
         file.write('{"id": "newswire-tr')  # a line that the kill cut short
-    whole, decoded = predictions.decoded, []
-    monkeypatch.setattr(predictions, "decoded", lambda *given: decoded.append(given) or whole(*given))
+    whole, decoded = writer.decoded, []
+    monkeypatch.setattr(writer, "decoded", lambda *given: decoded.append(given) or whole(*given))
     assert cli.main(arguments) == 0
     assert sum(len(texts) for _, texts in decoded) == 3 * (9 - done), "only what was missing is searched"
     monkeypatch.undo()
@@ -677,7 +680,7 @@ def test_processes_share_the_sources(run, tmp_path):
         (["--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
         (
             ["--engine", "hf"],
-            "groups of beams need the engine graph, not hf. Leave --engine out. Use --how sample or --how beams.",
+            "groups of beams need the engine graph, not hf. Leave --engine out. Without groups of beams, any engine",
         ),
         (
             ["--set", "train.seed=1"],
@@ -705,7 +708,7 @@ def test_processes_share_the_sources(run, tmp_path):
 def test_what_is_wrong_gets_a_sentence_before_the_model_is_loaded(
     run, tmp_path, capsys, monkeypatch, arguments, sentence
 ):
-    monkeypatch.setattr(predictions, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(candidates, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert make(tmp_path / "x", run, "--limit", 2, *arguments) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
@@ -717,16 +720,20 @@ def test_a_model_without_groups_says_what_to_do_before_it_is_loaded(tmp_path, ca
     assert make(tmp_path / "x", tmp_path / "led", "--data", "newswire") == 2
     told = capsys.readouterr().err
     assert "groups of beams need the engine graph, which serves bart, " in told
-    assert "not led. Use --how sample or --how beams." in told
+    assert (
+        "not led. Without groups of beams, any engine will do; for candidates use --how sample or --how beams." in told
+    )
 
 
 def test_settings_that_the_engine_does_not_know_are_told_with_what_to_do_instead():
     model = tiny("bart")
-    search = with_settings(model, num_beams=4, repetition_penalty=1.5)
+    search = replace(with_settings(model, num_beams=4, repetition_penalty=1.5), groups=2)
     with pytest.raises(
-        UserError, match=r"engine graph, which cannot be used: it does not know repetition_penalty\. Do this\."
+        UserError,
+        match=r"groups of beams need the engine graph, which cannot be used: it does not know repetition_penalty\. "
+        r"Without groups of beams, any engine will do; for candidates use --how sample or --how beams\.$",
     ):
-        predictions.grouped_engine(model, search, "Do this.", say=print)
+        engines.load("auto", model, search)
 
 
 def test_baselines_have_no_candidates_and_folders_must_be_named(run, tmp_path, capsys):
@@ -783,7 +790,7 @@ def test_if_most_candidates_gain_the_same_the_end_says_so(run, own_data, tmp_pat
 
 
 def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(predictions, "NOT_CAUSAL", ("mbart", "bart"))
+    monkeypatch.setattr(writer, "NOT_CAUSAL", ("mbart", "bart"))
     assert (
         cli.main(
             [
@@ -925,7 +932,7 @@ def test_reranking_orders_the_texts_by_the_models_own_probability_by_length(run,
     )
     saved = json.loads((tmp_path / "reranked" / "generation.json").read_text())["generation"]
     model.generation_config.update(**{key: value for key, value in saved.items() if key != "rerank"})
-    write = hf.load(model, search_of(model), precision="fp32", say=print)
+    write = hf.load(model, search_of(model), precision="fp32")
     moved = 0
     for row, before, item in zip(found, plain, newswire.items("train", 6), strict=True):
         source = tokenizer(item.document, truncation=True, max_length=256)["input_ids"]
@@ -944,7 +951,7 @@ def test_the_length_of_a_text_counts_the_tokens_after_its_start_token(alpha):
     model = tiny("bart")
     search = with_settings(model, length_penalty=alpha)
     texts = [[2, first, *more] for first in range(4, 13) for more in ([], *([second] for second in range(4, 13)))]
-    (found,) = predictions._by_probability(model, search, [SOURCES[0]], [texts])
+    (found,) = _by_probability(model, search, [SOURCES[0]], [texts])
     scores = [logp_one_by_one(model, SOURCES[0], text) / (len(text) - 1) ** alpha for text in found]
     assert sorted(found) == sorted(texts)
     assert all(better >= worse - 1e-4 for better, worse in pairwise(scores))
@@ -1030,13 +1037,13 @@ def test_samples_can_be_reranked(run, tmp_path):
     assert ordered != drawn
 
 
-def test_progress_begins_before_the_first_batch_so_that_its_time_counts(run, tmp_path):
-    told = []
-    predictions.write_predictions(
-        predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done)
-    )
-    assert told == [(0, 3), (2, 3), (1, 3)]
-    predictions.write_predictions(
-        predictions.job(str(run), limit=3, batch_size=2), tmp_path / "x", progress=lambda *done: told.append(done)
-    )
-    assert len(told) == 3
+def test_a_long_job_says_how_far_it_is_after_each_batch(run, tmp_path, messages, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0)
+    work = job(str(run), limit=3, batch_size=2, overrides=["generation.engine=hf"])
+    predictions.write_predictions(work, tmp_path / "x")
+    assert [line.partition(",")[0] for line in messages] == [
+        "writing predictions: 2 of 3 documents",
+        "writing predictions: 3 of 3 documents",
+    ]
+    predictions.write_predictions(work, tmp_path / "x")
+    assert len(messages) == 2, "nothing is left"

@@ -16,8 +16,8 @@ from ngramloss import doctor, recipe
 from ngramloss.cli import main
 from ngramloss.cli.list_ import LISTS
 from ngramloss.cli.program import VERBS, parser
+from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
-from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress

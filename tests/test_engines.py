@@ -1,13 +1,13 @@
 """Engines: the same texts as hf where they say so, a sentence where they do not, nothing half-written in the cache."""
 
 import copy
+import dataclasses
 import errno
 import itertools
 import json
 import os
 import shutil
 import signal
-from collections import Counter
 
 import models
 import pytest
@@ -16,14 +16,16 @@ import torch
 from forks import fork, killed_at_third_call
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from searches import SOURCES, silent, tiny, with_settings, written
+from searches import SOURCES, tiny, with_settings, written
 
-from ngramloss import cli, recipe
+from ngramloss import cli, engine_registry, recipe
+from ngramloss.bench import generate as bench_generate
 from ngramloss.errors import UserError
 from ngramloss.generation import batches as batching
-from ngramloss.generation import engines, predictions
+from ngramloss.generation import engines
 from ngramloss.generation.engines import conversion, ct2, graph, hf
-from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.generation.job import job
 from ngramloss.models.loading import from_scratch, prepare_generation
 from ngramloss.recipe import Generation, Model
 from ngramloss.scoring import provenance
@@ -228,15 +230,15 @@ def test_the_paper_s_settings_are_the_same_if_they_renormalise():
     ],
 )
 def test_settings_with_which_texts_may_differ_are_named_and_auto_leaves_them_to_hf(settings, reason):
-    model, told = tiny("bart"), []
+    model = tiny("bart")
     search = with_settings(model, **settings)
     (only,) = ct2.differences(model, search, precision="fp32")
     assert reason in only
-    assert engines.load("auto", model, search, say=told.append).name == "hf"
-    assert told == [f"engine hf; ctranslate2 is not used: {only}."]
-    told.clear()
-    assert engines.load("ctranslate2", model, search, say=told.append).name == "ctranslate2"
-    assert told[-1] == f"engine ctranslate2: texts may differ from those of hf, because {only}."
+    loaded = engines.load("auto", model, search)
+    assert (loaded.name, loaded.note) == ("hf", f"engine hf; ctranslate2 is not used: {only}.")
+    loaded = engines.load("ctranslate2", model, search)
+    assert loaded.name == "ctranslate2"
+    assert loaded.note == f"engine ctranslate2: texts may differ from those of hf, because {only}."
 
 
 @pytest.mark.parametrize(
@@ -256,21 +258,21 @@ def test_greedy_search_and_plain_beams_are_the_same_without_renormalising(settin
 
 
 def test_auto_takes_ctranslate2_and_says_why():
-    told = []
     model = tiny("bart")
-    loaded = engines.load("auto", model, with_settings(model), say=told.append)
+    loaded = engines.load("auto", model, with_settings(model))
     assert loaded.facts == {"name": "ctranslate2", "precision": "fp32"}
-    assert told[-1].startswith("engine ctranslate2 4.")
-    assert told[-1].endswith(", fp32: on a CPU it is faster than hf, and its texts are the same with these settings.")
+    assert loaded.note.startswith("engine ctranslate2 4.")
+    assert loaded.note.endswith(
+        ", fp32: on a CPU it is faster than hf, and its texts are the same with these settings."
+    )
 
 
 def test_int8_is_taken_by_name_only_and_says_that_it_differs():
-    told = []
     model = tiny("bart")
     search = with_settings(model, num_beams=2)
-    loaded = engines.load("ctranslate2-int8", model, search, say=told.append)
+    loaded = engines.load("ctranslate2-int8", model, search)
     assert loaded.facts == {"name": "ctranslate2-int8", "precision": "int8"}
-    assert told[-1] == "engine ctranslate2-int8: texts may differ from those of hf, because it computes in int8."
+    assert loaded.note == "engine ctranslate2-int8: texts may differ from those of hf, because it computes in int8."
     assert [len(texts) for texts in loaded.write(SOURCES)] == [1] * len(SOURCES)
     assert [(name, engine.automatic) for name, engine in engines.ENGINES.items() if engine.automatic] == [
         ("graph", "cuda"),
@@ -293,26 +295,28 @@ def test_int8_is_taken_by_name_only_and_says_that_it_differs():
     ],
 )
 def test_what_ctranslate2_cannot_do_is_refused_by_name_and_left_to_hf_by_auto(family, settings, reason):
-    model, told = tiny(family), []
+    model = tiny(family)
     search = with_settings(model, **settings)
     with pytest.raises(UserError, match=f"the engine ctranslate2 cannot be used: .*{reason}.* Use --engine hf."):
-        engines.load("ctranslate2", model, search, say=told.append)
-    assert engines.load("auto", model, search, say=told.append).name == "hf"
-    assert reason in told[0]
+        engines.load("ctranslate2", model, search)
+    loaded = engines.load("auto", model, search)
+    assert loaded.name == "hf"
+    assert reason in loaded.note
 
 
 def test_on_a_gpu_auto_is_hf_for_a_family_that_graph_does_not_serve():
-    model, told = tiny("prophetnet"), []
+    model = tiny("prophetnet")
     search = with_settings(model)
 
     class OnGpu:
         device, dtype, config, eval = torch.device("cuda"), model.dtype, model.config, model.eval
         generation_config = model.generation_config
 
-    assert engines.load("auto", OnGpu(), search, say=told.append).name == "hf"
-    assert told == [
+    loaded = engines.load("auto", OnGpu(), search)
+    assert loaded.name == "hf"
+    assert loaded.note == (
         "engine hf; graph is not used: it serves bart, mbart, pegasus, marian, m2m_100, t5, mt5, umt5, not prophetnet."
-    ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -341,14 +345,15 @@ def test_graph_says_that_the_model_has_too_few_positions():
 
 
 def test_the_precision_is_that_of_the_weights_and_is_recorded():
-    model, told = copy.deepcopy(tiny("bart")).bfloat16(), []
+    model = copy.deepcopy(tiny("bart")).bfloat16()
     search = with_settings(model)
-    assert engines.load("hf", model, search, say=told.append).facts == {"name": "hf", "precision": "bf16"}
-    assert engines.load("graph", model, search, say=told.append).facts == {"name": "graph", "precision": "bf16"}
-    assert engines.load("auto", model, search, say=told.append).facts == {"name": "hf", "precision": "bf16"}
-    assert "weights in fp32, but generation.precision is another" in told[0]
+    assert engines.load("hf", model, search).facts == {"name": "hf", "precision": "bf16"}
+    assert engines.load("graph", model, search).facts == {"name": "graph", "precision": "bf16"}
+    loaded = engines.load("auto", model, search)
+    assert loaded.facts == {"name": "hf", "precision": "bf16"}
+    assert "weights in fp32, but generation.precision is another" in loaded.note
     with pytest.raises(UserError, match="the engine ctranslate2 cannot be used: it is made of weights in fp32"):
-        engines.load("ctranslate2", model, search, say=silent)
+        engines.load("ctranslate2", model, search)
 
 
 def test_an_unknown_engine_gets_the_nearest_name():
@@ -356,20 +361,21 @@ def test_an_unknown_engine_gets_the_nearest_name():
         UserError,
         match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, graph, ctranslate2, ctranslate2-int8.",
     ):
-        engines.load("ctranslate", tiny("bart"), with_settings(tiny("bart")), say=silent)
+        engines.load("ctranslate", tiny("bart"), with_settings(tiny("bart")))
 
 
 def test_without_its_package_it_is_refused_by_name_and_left_to_hf_by_auto(monkeypatch):
-    monkeypatch.setattr(engines, "installed", lambda package: None if package == "ctranslate2" else "1")
-    model, told = tiny("bart"), []
+    monkeypatch.setattr(engine_registry, "installed", lambda package: None if package == "ctranslate2" else "1")
+    model = tiny("bart")
     with pytest.raises(
         UserError, match=r"the engine ctranslate2 needs the package ctranslate2: pip install 'ngramloss\[fast\]'."
     ):
-        engines.load("ctranslate2", model, with_settings(model), say=silent)
-    assert engines.load("auto", model, with_settings(model), say=told.append).name == "hf"
-    assert told == [
+        engines.load("ctranslate2", model, with_settings(model))
+    loaded = engines.load("auto", model, with_settings(model))
+    assert loaded.name == "hf"
+    assert loaded.note == (
         "engine hf; ctranslate2 is not used: it needs the package ctranslate2: pip install 'ngramloss[fast]'."
-    ]
+    )
 
 
 # Conversion
@@ -386,17 +392,16 @@ def empty_cache(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("empty_cache")
-def test_a_model_is_converted_once_for_its_content():
-    told = []
+def test_a_model_is_converted_once_for_its_content(messages):
     for _ in range(2):
-        conversion.converted(tiny("bart"), say=told.append)
-    assert told == ["converting the model for ctranslate2; this is done once."]
-    conversion.converted(tiny("bart", 1), say=told.append)
-    assert len(cached()) == len(told) == 2
-    damaged = conversion.converted(tiny("bart"), say=told.append) / "model.bin"
+        conversion.converted(tiny("bart"))
+    assert messages == ["converting the model for ctranslate2; this is done once."]
+    conversion.converted(tiny("bart", 1))
+    assert len(cached()) == len(messages) == 2
+    damaged = conversion.converted(tiny("bart")) / "model.bin"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    conversion.converted(tiny("bart"), say=told.append)
-    assert "is damaged (model.bin was changed); rebuilding it." in told[2]
+    conversion.converted(tiny("bart"))
+    assert "is damaged (model.bin was changed); rebuilding it." in messages[2]
     assert len(cached()) == 2
 
 
@@ -443,23 +448,24 @@ def differ(model, whole=conversion._specification):
     ],
 )
 def test_a_failed_conversion_is_a_sentence_and_leaves_nothing_in_the_cache(monkeypatch, name, instead, sentence):
-    model, told = tiny("bart"), []
+    model = tiny("bart")
     search = with_settings(model)
     with monkeypatch.context() as patch:
         patch.setattr(conversion, name, instead)
         with pytest.raises(UserError, match=sentence):
-            engines.load("ctranslate2", model, search, say=silent)
+            engines.load("ctranslate2", model, search)
         assert cached() == []
-        assert engines.load("auto", model, search, say=told.append).name == "hf"
-        assert told[-1].startswith("engine hf; ctranslate2 is not used: ")
-    assert engines.load("ctranslate2", model, search, say=silent).write(SOURCES) == written(hf, model, search)
+        loaded = engines.load("auto", model, search)
+        assert loaded.name == "hf"
+        assert loaded.note.startswith("engine hf; ctranslate2 is not used: ")
+    assert engines.load("ctranslate2", model, search).write(SOURCES) == written(hf, model, search)
 
 
 @pytest.mark.usefixtures("empty_cache")
 def test_a_conversion_leaves_the_model_as_it_was():
     model = tiny("mbart", 2)
     before = model.config.to_dict()
-    conversion.converted(model, say=silent)
+    conversion.converted(model)
     assert model.config.to_dict() == before
     assert not hasattr(model.config, "normalize_before")
 
@@ -475,14 +481,26 @@ def test_a_sample_depends_on_the_seed_and_its_source_alone():
     assert whole == written(hf, model, search, SOURCES[::-1])[::-1]
     assert [len(texts) for texts in whole] == [3] * len(SOURCES)
     assert len({tuple(text) for texts in whole for text in texts}) > len(SOURCES)
-    assert written(hf, model, search_of(model, seed=4)) != whole
+    assert written(hf, model, dataclasses.replace(search, seed=4)) != whole
 
 
-def test_samples_have_the_probabilities_of_the_model():
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    noise = hf.GumbelNoise([(1, row) for row in range(4000)])
-    counts = Counter(noise(None, logits.expand(4000, -1)).argmax(-1).tolist())
-    assert [counts[token] / 4000 for token in range(4)] == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
+@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.7, "top_p": 0.8, "num_return_sequences": 3},
+        {"top_k": 3, "min_length": 6, "no_repeat_ngram_size": 2},
+        {"forced_bos_token_id": 6, "forced_eos_token_id": 2, "bad_words_ids": [[5]], "renormalize_logits": True},
+    ],
+)
+def test_hf_and_graph_draw_the_same_samples(family, settings):
+    model = tiny(family)
+    search = with_settings(model, **{"do_sample": True, "top_k": 0, "num_return_sequences": 2, **settings})
+    samples = written(hf, model, search, many())
+    assert written(graph, model, search, many()) == samples
+    assert len({tuple(text) for texts in samples for text in texts}) > len(samples)
+    assert graph.differences(model, search, precision="fp32") == []
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.01}, {"top_p": 0.01}])
@@ -501,16 +519,14 @@ def test_ctranslate2_samples_and_begins_in_the_same_way_every_time():
     first, again = (written(ct2, model, search) for _ in range(2))
     assert first == again
     assert len({tuple(text) for text in first[0]}) > 1
-    assert written(ct2, model, search_of(model, seed=8)) != first
+    assert written(ct2, model, dataclasses.replace(search, seed=8)) != first
 
 
 def test_samples_of_ctranslate2_are_not_sorted_by_their_probability():
     model = tiny("bart")
     search = with_settings(model, do_sample=True, top_k=0, num_return_sequences=4)
     words = [[str(token) for token in source] for source in many()]
-    by_probability = ct2._translate(
-        ct2._translator(model, search, "fp32", silent), search, words, hypotheses=4, steps=11
-    )
+    by_probability = ct2._translate(ct2._translator(model, search, "fp32"), search, words, hypotheses=4, steps=11)
     sorted_texts = [[[search.start, *map(int, text)] for text in result.hypotheses] for result in by_probability]
     texts = written(ct2, model, search, many())
     assert [sorted(row) for row in texts] == [sorted(row) for row in sorted_texts]
@@ -527,14 +543,14 @@ def test_several_forced_last_tokens_are_left_to_hf_and_one_in_a_list_is_that_tok
     assert one == same
     search = with_settings(model, num_beams=2, forced_eos_token_id=[2, 3])
     assert search.others == ("forced_eos_token_id",)
-    told = []
-    assert engines.load("auto", model, search, say=told.append).name == "hf"
-    assert "does not know these generation settings of the model: forced_eos_token_id" in told[0]
+    loaded = engines.load("auto", model, search)
+    assert loaded.name == "hf"
+    assert "does not know these generation settings of the model: forced_eos_token_id" in loaded.note
     assert len(written(hf, model, search)) == len(SOURCES)
     with pytest.raises(
         UserError, match=r"graph cannot be used: it does not know forced_eos_token_id\. Use --engine hf"
     ):
-        engines.load("graph", model, search, say=silent)
+        engines.load("graph", model, search)
 
 
 @pytest.mark.parametrize("engine", ["hf", "auto"])
@@ -547,7 +563,7 @@ def test_groups_of_beams_in_a_model_s_settings_are_refused_with_what_to_do(engin
             match=r"^the engine hf cannot be used: num_beam_groups in generation_config\.json is 2, but transformers has "
             r"no groups of beams any more: set it to 1 there, and for groups use --groups 2\.$",
         ):
-            engines.load(engine, model, search, say=silent)
+            engines.load(engine, model, search)
     finally:
         model.generation_config.update(num_beam_groups=None)
 
@@ -569,9 +585,7 @@ def test_a_batch_has_as_many_documents_as_the_budget_allows():
     lengths = [9, 8, 8, 3, 3, 2, 1, 1, 1]
 
     def sizes(budget):
-        made = batching.batches(
-            lengths, lambda some: [[0] * length for length in some], lambda some, _: some, budget, say=silent
-        )
+        made = batching.batches(lengths, lambda some: [[0] * length for length in some], lambda some, _: some, budget)
         return [batch for batch, _ in made]
 
     assert sizes(batching.Budget(documents=4)) == [[9, 8, 8, 3], [3, 2, 1, 1], [1]]
@@ -588,20 +602,20 @@ def test_a_batch_has_as_many_documents_as_the_budget_allows():
 def test_on_a_cpu_the_free_memory_bounds_a_batch_however_short_its_sources_are(monkeypatch):
     model = tiny("bart")
     search = with_settings(model, num_beams=16, max_length=50)
-    per_token, per_document = batching._bytes(model, search)
-    assert batching.budget_for(model, search, 7) == batching.Budget(documents=7)
+    per_token, per_document = batching._bytes(model, [search])
+    assert batching.budget_for(model, [search], 7) == batching.Budget(documents=7)
     assert batching._free_memory() > 2**20
     monkeypatch.setattr(batching, "_free_memory", lambda: 40 * (per_document + 10 * per_token))
-    budget = batching.budget_for(model, search, 0)
+    budget = batching.budget_for(model, [search], 0)
     assert budget.allows(18, 10)
     assert not budget.allows(21, 10)
     assert not budget.allows(2, batching.CPU_TOKENS), "nor more tokens than are fast"
     monkeypatch.setattr(batching, "_free_memory", lambda: None)
-    assert batching.budget_for(model, search, 0) == batching.Budget(padded=batching.CPU_TOKENS)
+    assert batching.budget_for(model, [search], 0) == batching.Budget(padded=batching.CPU_TOKENS)
 
 
-def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost():
-    told, asked = [], []
+def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost(messages):
+    asked = []
 
     def write(some, _):
         asked.append(len(some))
@@ -610,15 +624,15 @@ def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost():
         return some
 
     documents = list(range(10))
-    made = list(batching.batches(documents, lambda some: [[0]] * len(some), write, batching.Budget(), say=told.append))
+    made = list(batching.batches(documents, lambda some: [[0]] * len(some), write, batching.Budget()))
     assert [document for batch, _ in made for document in batch] == documents
     assert asked == [10, 5, 2, 2, 2, 2, 2]
-    assert told == [
+    assert messages == [
         "10 documents did not fit into the memory; going on with 5 at a time.",
         "5 documents did not fit into the memory; going on with 2 at a time.",
     ]
     with pytest.raises(torch.OutOfMemoryError):
-        list(batching.batches([1], lambda some: [[0]], lambda *_: write([0] * 4, 0), batching.Budget(), say=silent))
+        list(batching.batches([1], lambda some: [[0]], lambda *_: write([0] * 4, 0), batching.Budget()))
 
 
 def test_an_error_that_is_not_of_memory_is_raised():
@@ -626,7 +640,7 @@ def test_an_error_that_is_not_of_memory_is_raised():
         raise RuntimeError("other")
 
     with pytest.raises(RuntimeError, match="other"):
-        list(batching.batches([1, 2], lambda some: [[0]] * len(some), write, batching.Budget(), say=silent))
+        list(batching.batches([1, 2], lambda some: [[0]] * len(some), write, batching.Budget()))
 
 
 # ngramloss generate
@@ -695,21 +709,6 @@ def test_predictions_of_one_engine_are_not_continued_with_another(run, tmp_path,
     assert "engine.precision: 'fp32' → 'int8'" in capsys.readouterr().err
 
 
-def test_predictions_of_earlier_versions_are_those_of_hf(run, tmp_path, capsys):
-    assert generate(run, "--out", tmp_path, "--engine", "hf") == 0
-    whole = (tmp_path / "predictions.jsonl").read_text()
-    about = saved(tmp_path)
-    del about["engine"]
-    (tmp_path / "generation.json").write_text(json.dumps(about))
-    assert generate(run, "--out", tmp_path, "--engine", "ctranslate2") == 2
-    assert "(engine.name: 'hf' → 'ctranslate2')" in capsys.readouterr().err
-    (tmp_path / "predictions.partial-0.jsonl").write_text("".join(whole.splitlines(keepends=True)[:2]))
-    (tmp_path / "predictions.jsonl").unlink()
-    assert generate(run, "--out", tmp_path) == 0
-    assert (tmp_path / "predictions.jsonl").read_text() == whole
-    assert saved(tmp_path)["engine"]["name"] == "hf"
-
-
 def test_an_engine_alone_does_not_change_the_search(run, tmp_path):
     assert generate(run, "--out", tmp_path / "a", "--engine", "hf") == 0
     assert generate(run, "--out", tmp_path / "b", "--set", "generation.engine=hf") == 0
@@ -724,7 +723,7 @@ def test_a_preset_keeps_the_engine_of_the_run(run, tmp_path):
     (tmp_path / "run" / "recipe.toml").write_text(
         recipe.dump(recipe.changed(recipe.load(str(run / "recipe.toml")), ["generation.engine=ctranslate2-int8"]))
     )
-    work = predictions.job(str(tmp_path / "run"), preset="xsum")
+    work = job(str(tmp_path / "run"), preset="xsum")
     assert (work.engine, work.generation.num_beams) == ("ctranslate2-int8", 6)
 
 
@@ -847,3 +846,61 @@ def test_a_full_disk_while_converting_is_a_sentence_and_auto_goes_on_with_hf(run
         assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
     assert len(rows(tmp_path / "auto")) == 6
     shutil.rmtree(tmp_path / "cache")
+
+
+# A new engine is one file and one entry
+
+
+@pytest.fixture
+def reversing(monkeypatch):
+    entry = engine_registry.Engine("the texts of hf, backwards", "reversing_engine", "torch")
+    monkeypatch.setitem(engine_registry.ENGINES, "reversing", entry)
+    return entry
+
+
+def test_a_new_engine_is_accepted_shown_used_and_measured(run, tmp_path, capsys, reversing):
+    assert recipe.load("xsum", ["generation.engine=reversing"]).generation.engine == "reversing"
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--help"])
+    assert "ctranslate2-int8 or reversing; same as" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["list", "engines"]) == 0
+    assert "the texts of hf, backwards" in capsys.readouterr().out
+    assert generate(run, "--out", tmp_path / "a", "--engine", "reversing") == 0
+    assert (
+        "engine reversing: texts may differ from those of hf, because it writes backwards." in capsys.readouterr().err
+    )
+    assert saved(tmp_path / "a")["engine"] == {"name": "reversing", "precision": "fp32"}
+    assert generate(run, "--out", tmp_path / "hf", "--engine", "hf") == 0
+    assert rows(tmp_path / "a") != rows(tmp_path / "hf")
+    assert [row["tokens"] for row in rows(tmp_path / "a")] == [row["tokens"] for row in rows(tmp_path / "hf")]
+    assert generate(run, "--out", tmp_path / "b", "--engine", "reversing", "--num-return", "2") == 2
+    assert "the engine reversing cannot be used: it writes one text of each document. Use --engine hf." in (
+        capsys.readouterr().err
+    )
+    assert bench_generate.chosen([]) == ["hf", "graph", "ctranslate2", "ctranslate2-int8", "reversing"]
+    (measured,) = bench_generate.written(
+        bench_generate.Setup("bart-tiny", (2,), 2, 8, 12, 1, "cpu", 0, str(tmp_path)), "reversing"
+    )
+    assert not measured.row.why_not
+    assert measured.row.gibibytes > 0
+
+
+def test_what_an_engine_can_do_is_asked_of_its_entry(run, tmp_path, capsys, monkeypatch, reversing):
+    model = tiny("bart")
+    search = with_settings(model, num_beams=2)
+    assert engines.load_in_training("auto", model, search).name == "hf"
+    monkeypatch.setattr("reversing_engine.differences", lambda *_, **__: [])
+    able = reversing._replace(automatic="cpu", has_groups=True)
+    monkeypatch.setitem(engine_registry.ENGINES, "reversing", able)
+    assert engines.load_in_training("auto", model, search).name == "reversing"
+    assert engines.load_in_training("reversing", model, search).name == "reversing"
+    assert engines.load_in_training("hf", model, search).name == "hf"
+    assert engines.load_in_training("ctranslate2", model, search).name == "hf"
+    monkeypatch.setitem(engine_registry.ENGINES, "reversing", able._replace(in_torch=False))
+    assert engines.load_in_training("auto", model, search).name == "hf"
+    engines.check_groups("reversing", "led")
+    with pytest.raises(UserError, match="groups of beams need the engine graph or reversing, not hf"):
+        engines.check_groups("hf")
+    monkeypatch.setattr("reversing_engine.FAMILIES", ["bart"], raising=False)
+    with pytest.raises(UserError, match="need the engine reversing, which serves bart, not led"):
+        engines.check_groups("reversing", "led")

@@ -12,12 +12,14 @@ import torch
 from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
 from safetensors.torch import load_file
+from searches import texts_of_run
 from transformers import AutoTokenizer
 
 from ngramloss import METRICS, Metric, Scores, cli, recipe
 from ngramloss.data import newswire
 from ngramloss.generation import predictions
-from ngramloss.generation.search import of_run
+from ngramloss.generation.job import data_facts, job, read_split
+from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Model
 from ngramloss.storage import checksums
@@ -292,7 +294,7 @@ def test_the_score_of_a_limited_validation_is_that_of_the_first_examples_by_hand
     (score,) = [line["eval_lengths"] for line in logged if "eval_lengths" in line]
     rows = [json.loads(line) for line in (place / "data" / "validation.jsonl").read_text().splitlines()]
     assert len(rows[0]["summary"]) != len(rows[3]["summary"])
-    texts = of_run(place / "new", [row["document"] for row in rows[:3]])
+    texts = texts_of_run(place / "new", [row["document"] for row in rows[:3]])
     by_hand = [len(row["summary"]) + 1000 * len(text) for row, text in zip(rows, texts, strict=False)]
     assert score == pytest.approx(sum(by_hand) / 3)
 
@@ -415,10 +417,9 @@ def tokens_key(settings):
 def texts_key(model, settings):
     """What predictions are kept with."""
     allowed = [one for one in settings if one.startswith(("data.", "generation.", "task"))]
-    work = predictions.job(model, data="data", overrides=allowed)
-    output = predictions.predictions_in(RunFolder(Path("nowhere")))
-    writer = predictions._writer(work, output, lambda _: None)
-    return writer.settings | predictions.facts_of(work, predictions.read_split(work))
+    work = job(model, data="data", overrides=allowed)
+    writer = writer_of(work, *load_model(work), has_lines=work.has_lines)
+    return predictions._settings(work, writer) | data_facts(work, read_split(work))
 
 
 @pytest.fixture(scope="module")

@@ -422,8 +422,8 @@ def test_prophetnet_and_t5_write_through_generate_and_read_their_prefix(family, 
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     seen = []
-    whole = hf_engine.generated
-    monkeypatch.setattr(hf_engine, "generated", lambda *args, **more: seen.extend(args[1]) or whole(*args, **more))
+    whole = hf_engine._generated
+    monkeypatch.setattr(hf_engine, "_generated", lambda *args, **more: seen.extend(args[1]) or whole(*args, **more))
     settings = ["generation.max_length=12", "generation.num_beams=2", "generation.min_length=2", "data.max_source=40"]
     arguments = [
         str(tmp_path / "model"),

@@ -28,6 +28,7 @@ ORDER = [
     "steps",
     "hf",
     "explaining",
+    "engine_registry",
     "recipe",
     "data",
     "metrics",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ngramloss import cli, recipe
-from ngramloss.generation import predictions
+from ngramloss.generation.job import job
 from ngramloss.storage.run_folder import RunFolder
 
 COLUMNS = {"data.source": "body", "data.target": "gold", "data.id": "key", "data.on_bad_row": "skip"}
@@ -43,23 +43,23 @@ def test_a_baseline_reads_the_columns_of_a_run(trained, tmp_path):
 def test_the_split_and_the_number_of_documents_are_those_of_its_predictions(trained):
     recorded = {"data": str(trained.parent / "data"), "split": "validation", "documents": 2}
     RunFolder(trained).generation.write_text(json.dumps(recorded))
-    same = predictions.job("lead-1", like=str(trained))
+    same = job("lead-1", like=str(trained))
     assert (same.split, same.limit) == ("validation", 2)
-    other = predictions.job("lead-1", like=str(trained), split="test", limit=5)
+    other = job("lead-1", like=str(trained), split="test", limit=5)
     assert (other.split, other.limit) == ("test", 5)
     RunFolder(trained).generation.write_text(json.dumps({**recorded, "data": "elsewhere"}))
-    elsewhere = predictions.job("lead-1", like=str(trained))
+    elsewhere = job("lead-1", like=str(trained))
     assert (elsewhere.split, elsewhere.limit) == ("test", 0), "its predictions are of other documents"
 
 
 def test_another_model_reads_the_same_documents_in_its_own_way(trained):
-    work = predictions.job("some/model", like=str(trained))
+    work = job("some/model", like=str(trained))
     assert (work.data.source, work.data.target, work.data.id) == ("body", "gold", "key")
     assert (work.data.separator, work.data.prefix, work.data.max_source) == ("none", "", 1024)
     settings = recipe.changed(recipe.load(str(RunFolder(trained).recipe)), ["task=translation"])
     RunFolder(trained).recipe.write_text(recipe.dump(settings))
-    assert predictions.job("some/model", like=str(trained)).task == "translation"
-    assert predictions.job("some/model", like=str(trained), overrides=["data.target=other"]).data.target == "other"
+    assert job("some/model", like=str(trained)).task == "translation"
+    assert job("some/model", like=str(trained), overrides=["data.target=other"]).data.target == "other"
 
 
 @pytest.mark.parametrize(

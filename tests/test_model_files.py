@@ -10,12 +10,9 @@ import pytest
 import tiny_tokenizers
 import torch
 
-from ngramloss.data.tokens import Shape
-from ngramloss.data.tokens import sources as source_ids
 from ngramloss.errors import UserError
-from ngramloss.generation import engines
-from ngramloss.generation.engines.settings import search_of
-from ngramloss.generation.search import load_model, summaries
+from ngramloss.generation.job import Job
+from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Data, Generation, Model
 
@@ -85,9 +82,9 @@ def test_a_damaged_file_of_a_model_is_an_error_that_is_told_or_does_not_matter(s
         (folder / name).write_text(json.dumps(damaged(content, path, value)))
         try:
             data = Data(name="x", separator="none", max_source=20)
-            model, tokenizer = load_model(Model(name=str(folder)), data, trained_here=True, device="cpu")
-            engine = engines.load(random.choice(["hf", "graph"]), model, search_of(model), say=lambda _: None)
-            summaries(model, tokenizer, source_ids(["a cat sat."], tokenizer, Shape.of(data), None), write=engine.write)
+            work = Job("a run", Model(name=str(folder)), data, "test", None, None, 0, 1)
+            writer = writer_of(work, *load_model(work, device="cpu"), engine=random.choice(["hf", "graph"]))
+            writer.best(writer.ids(["a cat sat."]))
         except UserError:
             refused += 1
         except Exception as error:

@@ -12,8 +12,9 @@ from forks import fork, fork_ranks, killed_at_third_call
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
-from ngramloss.generation import predictions
+from ngramloss.generation import writer
 from ngramloss.generation.baselines import BASELINES
+from ngramloss.generation.job import job
 from ngramloss.storage.files import lock_folder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -69,7 +70,7 @@ def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
     for size in (2, 5):
         assert generate(run, "--limit", 5, "--out", tmp_path / str(size), "--batch-size", size) == 0
     assert (tmp_path / "2" / "predictions.jsonl").read_text() == (tmp_path / "5" / "predictions.jsonl").read_text()
-    work = predictions.job(str(run), preset="cnndm")
+    work = job(str(run), preset="cnndm")
     assert (
         work.generation.num_beams,
         work.generation.length_penalty,
@@ -77,7 +78,7 @@ def test_batches_change_nothing_and_a_preset_is_the_papers(run, tmp_path):
         work.generation.max_length,
     ) == (4, 2.0, 56, 142)
     assert work.data.name == "newswire"
-    assert predictions.job(str(run)).generation is None
+    assert job(str(run)).generation is None
 
 
 def test_a_run_is_known_by_its_weights_however_its_folder_is_written(run, tmp_path, monkeypatch):
@@ -124,7 +125,7 @@ def test_lead_3_is_a_generator(tmp_path):
         assert row["prediction"] == "\n".join(sentences(item.document)[:3])
 
 
-STOP = killed_at_third_call("ngramloss.generation.predictions", "decoded")
+STOP = killed_at_third_call("ngramloss.generation.writer", "decoded")
 
 
 @pytest.mark.slow
@@ -156,16 +157,16 @@ RANK = """
 import os, signal, sys, time
 from ngramloss import cli
 from ngramloss.storage import heartbeat
-from ngramloss.generation import predictions
+from ngramloss.generation import writer
 heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
-whole, count = predictions.decoded, 0
+whole, count = writer.decoded, 0
 def some(*args, **kwargs):
     global count
     count += 1
     if os.environ["RANK"] == "1" and count == 2:
         os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == "dies" else time.sleep(9)
     return whole(*args, **kwargs)
-predictions.decoded = some
+writer.decoded = some
 sys.exit(cli.main(sys.argv[2:]))
 """
 
@@ -290,8 +291,8 @@ def test_the_longest_documents_come_first(tmp_path, monkeypatch):
 
 
 def test_models_that_were_trained_elsewhere_get_no_separators():
-    assert predictions.job("some/model", preset="xsum").data.separator == "none"
-    assert predictions.job("some/model", data="newswire").data.separator == "none"
+    assert job("some/model", preset="xsum").data.separator == "none"
+    assert job("some/model", data="newswire").data.separator == "none"
 
 
 def test_each_process_takes_its_own_share(tmp_path, monkeypatch):
@@ -386,27 +387,6 @@ def test_files_that_no_model_is_loaded_from_change_nothing(run, tmp_path):
     assert generate(tmp_path / "run", "--limit", 2) == 0
     (tmp_path / "run" / "model" / "README.md").write_text("mine")
     assert generate(tmp_path / "run", "--limit", 2) == 0
-    assert cli.main(["score", str(tmp_path / "run")]) == 0
-
-
-@pytest.mark.parametrize("half_done", [False, True], ids=["done", "half done"])
-def test_predictions_of_an_earlier_version_are_taken_with_a_remark(run, tmp_path, capsys, half_done):
-    shutil.copytree(run, tmp_path / "run")
-    assert generate(tmp_path / "run", "--limit", 3) == 0
-    whole, about = tmp_path / "run" / "predictions.jsonl", tmp_path / "run" / "generation.json"
-    before = whole.read_text()
-    about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "model_files"}))
-    if half_done:
-        (tmp_path / "run" / "predictions.partial-0.jsonl").write_text(before.splitlines(keepends=True)[0])
-        whole.unlink()
-    capsys.readouterr()
-    assert generate(tmp_path / "run", "--limit", 3) == 0
-    assert whole.read_text() == before
-    remark = (
-        f"an earlier version made the predictions in {tmp_path / 'run'}, and did not save which configuration and "
-        "tokenizer the model had. If you have changed these since, delete the predictions."
-    )
-    assert capsys.readouterr().err.count(remark) == 1
     assert cli.main(["score", str(tmp_path / "run")]) == 0
 
 
@@ -535,11 +515,11 @@ def test_the_baselines_of_newswire_are_generators(tmp_path, capsys):
     ],
 )
 def test_sentences_stand_on_lines_of_their_own_where_the_data_set_has_several(arguments, several):
-    assert predictions.has_several_sentences(predictions.job("some/model", **arguments)) is several
+    assert job("some/model", **arguments).has_lines is several
 
 
 def test_a_summary_of_several_sentences_is_written_one_a_line(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions, "decoded", lambda *_: ["It rained. Nobody came."])
+    monkeypatch.setattr(writer, "decoded", lambda *_: ["It rained. Nobody came."])
     assert generate(run, "--preset", "cnndm", "--limit", 1, "--out", tmp_path / "a") == 0
     assert generate(run, "--limit", 1, "--out", tmp_path / "b") == 0
     assert rows(tmp_path / "a" / "predictions.jsonl")[0]["prediction"] == "It rained.\nNobody came."

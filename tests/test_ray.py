@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from searches import texts_of_run
 from test_search import DOCUMENTS, finished  # noqa: F401, a fixture
 
 import ngramloss as ng
-from ngramloss.generation import search
 
 pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'ngramloss[ray]'")
@@ -71,7 +71,7 @@ def test_a_worker_that_is_killed_loses_no_row_and_doubles_none(cluster, finished
     assert len(processes) == 3  # two, and one in the place of the killed one
     rows = [json.loads(line) for path in (tmp_path / "out").iterdir() for line in path.read_text().splitlines()]
     assert sorted(row["id"] for row in rows) == list(range(40))
-    expected = dict(enumerate(search.of_run(finished, [row["document"] for row in ROWS])))
+    expected = dict(enumerate(texts_of_run(finished, [row["document"] for row in ROWS])))
     assert {row["id"]: row["prediction"] for row in rows} == expected
 
 
@@ -79,5 +79,5 @@ def test_tasks_take_it_as_it_is_and_its_rows_as_arrays_or_frames(cluster, finish
     data = ray.data.from_items(ROWS[:12], override_num_blocks=4)
     for kind in ("numpy", "pandas"):
         found = data.map_batches(ng.TextGenerator(finished), batch_size=3, batch_format=kind).take_all()
-        expected = search.of_run(finished, [row["document"] for row in ROWS[:12]])
+        expected = texts_of_run(finished, [row["document"] for row in ROWS[:12]])
         assert [row["prediction"] for row in sorted(found, key=lambda row: row["id"])] == expected

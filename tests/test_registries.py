@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ngramloss import recipe
 from ngramloss.cli import main
+from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
-from ngramloss.generation.engines import ENGINES
 from ngramloss.metrics.registry import METRICS, score_owners
 from ngramloss.plugins import load_function
 from ngramloss.settings import Setting, settings_of
@@ -157,7 +157,7 @@ def test_a_metric_whose_package_is_missing_says_what_to_install(tmp_path, monkey
 
 
 def test_a_recipe_takes_every_engine_by_name_and_auto():
-    assert settings_of(recipe.Generation)["engine"].choices == ("auto", *ENGINES)
+    assert settings_of(recipe.Generation)["engine"].allowed == ("auto", *ENGINES)
     for engine in ENGINES.values():
         assert all(callable(engine.function(name)) for name in ("load", "unsupported", "differences"))
         assert engine.about

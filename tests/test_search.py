@@ -8,10 +8,14 @@ import tiny_tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from searches import hf_texts, texts_of_run
+from transformers import GenerationConfig
 
 from ngramloss import recipe
 from ngramloss.data.tokens import Shape, separator_id, sources
-from ngramloss.generation import search
+from ngramloss.generation.engines import hf
+from ngramloss.generation.engines.hf import search_facts, search_of
+from ngramloss.generation.search import Options
 from ngramloss.metrics.rouge import rouge as rouge_of_many
 from ngramloss.models import loading
 from ngramloss.recipe import Generation, Model
@@ -38,6 +42,8 @@ class Echo(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.generation_config = GenerationConfig(pad_token_id=1)
+        self.config = types.SimpleNamespace(pad_token_id=1)
         self.seen = []
 
     def generate(self, input_ids, attention_mask):
@@ -58,31 +64,20 @@ def ids(texts=DOCUMENTS, **shape):
 
 
 @given(st.lists(st.text("abc de", min_size=1).map(str.strip), max_size=9), st.integers(1, 10))
-def test_summaries_come_in_the_order_of_the_sources_whatever_the_batch(texts, batch_size):
-    written = search.summaries(Echo(), tiny_tokenizers.ours(), ids(texts, separator="none"), batch_size=batch_size)
-    assert [one.text for one in written] == texts
+def test_texts_come_in_the_order_of_the_sources_whatever_the_batch(texts, batch_size):
+    assert hf_texts(Echo(), tiny_tokenizers.ours(), ids(texts, separator="none"), batch_size) == texts
 
 
-def test_sources_of_like_length_go_together_and_are_counted():
-    model, counted = Echo(), []
-    search.summaries(
-        model,
-        tiny_tokenizers.ours(),
-        [[0] * length for length in (9, 2, 7, 3, 8)],
-        batch_size=2,
-        progress=counted.append,
-    )
-    assert model.seen == [[2, 3], [7, 8], [9]]
-    assert counted == [2, 2, 1]
+def test_sources_of_like_length_go_together_longest_first():
+    model = Echo()
+    hf_texts(model, tiny_tokenizers.ours(), [[0] * length for length in (9, 2, 7, 3, 8)], batch_size=2)
+    assert model.seen == [[9, 8], [7, 3], [2]]
 
 
 def test_padding_stands_after_the_text_even_for_a_tokenizer_that_pads_before_it():
     tokenizer = tiny_tokenizers.bart_like()
     tokenizer.padding_side = "left"
-    assert search.summaries(Echo(), tokenizer, [[5, 6, 7], [5]]) == [
-        (tokenizer.decode([5, 6, 7]), 3),
-        (tokenizer.decode([5]), 1),
-    ]
+    assert hf_texts(Echo(), tokenizer, [[5, 6, 7], [5]]) == [tokenizer.decode([5, 6, 7]), tokenizer.decode([5])]
 
 
 def real_model(architecture="bart"):
@@ -106,10 +101,10 @@ def real_model(architecture="bart"):
 @pytest.mark.parametrize("architecture", ["bart", "t5"])
 def test_a_model_writes_the_same_whatever_the_batch_and_without_dropout(architecture):
     model = real_model(architecture).train()
-    alone = [text for row in ids() for text in search.summaries(model, tiny_tokenizers.ours(), [row])]
+    alone = [text for row in ids() for text in hf_texts(model, tiny_tokenizers.ours(), [row])]
     assert len(set(alone)) > 1
     for batch_size in (2, 5):
-        assert search.summaries(model, tiny_tokenizers.ours(), ids(), batch_size=batch_size) == alone
+        assert hf_texts(model, tiny_tokenizers.ours(), ids(), batch_size) == alone
 
 
 @pytest.fixture(scope="module")
@@ -125,34 +120,53 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_a_run_writes_for_texts_prepared_as_its_training_data_were(finished, monkeypatch):
-    asked = {}
-
-    def remember(model, tokenizer, sources, **options):
-        asked.update(sources=sources, **options)
-        return [search.Written("written", 7)]
-
-    monkeypatch.setattr(search, "summaries", remember)
-    assert search.of_run(finished, DOCUMENTS, batch_size=3) == ["written"]
+def test_a_run_reads_texts_as_its_training_data_and_writes_by_its_models_own_settings(finished):
     prepared = ids(separator="<s>", splitter="period", prefix="summarize: ", max_source=20)
-    assert asked["sources"] == prepared
     assert max(map(len, prepared)) == 20
-    assert asked["batch_size"] == 3
+    assert texts_of_run(finished, DOCUMENTS) == hf_texts(real_model(), tiny_tokenizers.ours(), prepared)
 
 
-def test_a_run_writes_by_its_models_own_settings(finished):
-    counted = []
-    written = search.of_run(finished, DOCUMENTS, device="cpu", progress=counted.append)
-    prepared = ids(separator="<s>", splitter="period", prefix="summarize: ", max_source=20)
-    assert written == [one.text for one in search.summaries(real_model(), tiny_tokenizers.ours(), prepared)]
-    assert counted == [6]
+# Settings
 
 
-def test_a_run_that_is_not_finished_says_how_to_finish_it(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"no model in .*model\. Train it with: ngramloss train RECIPE --run .*mine"
-    ):
-        search.of_run(tmp_path / "mine", ["a"])
+def test_a_search_is_the_models_settings_changed_by_a_recipe_then_by_options():
+    model = real_model()
+    before = model.generation_config.to_dict()
+    own = search_of(model)
+    assert (own.num_beams, own.min_length, own.max_length, own.texts, own.seed, own.changes) == (2, 4, 12, 1, None, {})
+    chosen = Generation(num_beams=6, max_length=9, length_penalty=0.5, no_repeat_ngram_size=3, renormalize=True)
+    search = search_of(model, chosen)
+    assert (search.num_beams, search.min_length, search.max_length, search.length_penalty) == (6, 0, 9, 0.5)
+    assert (search.no_repeat_ngram_size, search.renormalize, search.early_stopping) == (3, True, True)
+    search = search_of(model, chosen, Options(4, groups=3, diversity=0.5, rerank="probability"))
+    assert (search.num_beams, search.texts, search.groups, search.diversity) == (6, 4, 3, 0.5)
+    assert search.rerank == "probability"
+    search = search_of(model, chosen, Options(5, sample=True, temperature=0.7, top_p=0.9, seed=3))
+    assert (search.sample, search.num_beams, search.early_stopping, search.texts) == (True, 1, False, 5)
+    assert (search.temperature, search.top_p, search.top_k, search.seed) == (0.7, 0.9, 0, 3)
+    assert model.generation_config.to_dict() == before
+
+
+@pytest.mark.parametrize("options", [Options(3, beams=0), Options(3, beams=3)])
+def test_a_search_that_is_asked_for_beams_has_them_whatever_the_model_does(options):
+    model = real_model()
+    model.generation_config.update(num_beams=1, do_sample=True, early_stopping=False)
+    search = search_of(model, options=options)
+    assert (search.num_beams, search.texts, search.sample, search.early_stopping) == (3, 3, False, True)
+    model.generation_config.update(num_beams=8)
+    assert search_of(model, options=options).num_beams == (options.beams or 8)
+
+
+def test_generate_gets_the_changes_and_the_model_keeps_its_settings():
+    model, chosen = real_model(), Generation(num_beams=3, max_length=7)
+    before = model.generation_config.to_dict()
+    found = hf.load(model, search_of(model, chosen), precision="fp32")(ids())
+    assert model.generation_config.to_dict() == before
+    prepared = real_model()
+    loading.prepare_generation(prepared, chosen)
+    assert found == hf.load(prepared, search_of(prepared), precision="fp32")(ids())
+    assert found != hf.load(model, search_of(model), precision="fp32")(ids())
+    assert search_facts(model, search_of(model, chosen)) == search_facts(prepared, search_of(prepared))
 
 
 # ROUGE

@@ -6,11 +6,12 @@ import numpy as np
 import pandas
 import pytest
 import tiny_tokenizers
+from searches import hf_texts, texts_of_run
 from test_search import DOCUMENTS, finished, ids, real_model  # noqa: F401, a fixture
 
 import ngramloss as ng
 from ngramloss import recipe
-from ngramloss.generation import engines, search, text_generator
+from ngramloss.generation import engines, text_generator, writer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -24,7 +25,7 @@ def nothing_loaded():
 
 @pytest.fixture(scope="module")
 def texts(finished):  # noqa: F811
-    return search.of_run(finished, DOCUMENTS)
+    return texts_of_run(finished, DOCUMENTS)
 
 
 @pytest.fixture
@@ -120,8 +121,7 @@ def test_settings_change_the_search_and_the_texts(finished, texts):  # noqa: F81
     assert found != texts
     model = real_model()
     model.generation_config.update(num_beams=1, min_length=0, max_length=6, early_stopping=False)
-    by_hand = search.summaries(model, tiny_tokenizers.ours(), ids(separator="<s>", splitter="period", max_source=20))
-    assert found == [summary.text for summary in by_hand]
+    assert found == hf_texts(model, tiny_tokenizers.ours(), ids(separator="<s>", splitter="period", max_source=20))
 
 
 def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):  # noqa: F811
@@ -129,12 +129,12 @@ def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):
     found = ng.TextGenerator(finished / "model")({"document": DOCUMENTS})["prediction"]
     model, tokenizer = real_model(), tiny_tokenizers.ours()
     plain = [tokenizer(text)["input_ids"] for text in DOCUMENTS]  # no prefix and no separators
-    assert found == [summary.text for summary in search.summaries(model, tokenizer, plain)]
+    assert found == hf_texts(model, tokenizer, plain)
     assert loaded == [(None, False)]
 
 
 def test_summaries_of_several_sentences_are_written_one_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "decoded", lambda tokenizer, rows: ["One came. Two left." for _ in rows])
+    monkeypatch.setattr(writer, "decoded", lambda tokenizer, rows: ["One came. Two left." for _ in rows])
     assert ng.TextGenerator(saved_run(tmp_path, name="cnndm"))({"document": ["a"]})["prediction"] == [
         "One came.\nTwo left."
     ]
@@ -185,13 +185,13 @@ def test_a_process_loads_the_model_once_for_all_copies_and_only_for_a_batch(fini
 
 def record_loading(monkeypatch):
     """The device of each model that is loaded, and whether a run trained it."""
-    loaded, load_model = [], search.load_model
+    loaded, load_model = [], writer.load_model
 
-    def counted(*given, **options):
-        loaded.append((options["device"], options["trained_here"]))
-        return load_model(*given, **options)
+    def counted(work, **options):
+        loaded.append((options["device"], work.is_run))
+        return load_model(work, **options)
 
-    monkeypatch.setattr(search, "load_model", counted)
+    monkeypatch.setattr(writer, "load_model", counted)
     return loaded
 
 

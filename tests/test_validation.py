@@ -9,11 +9,12 @@ import pytest
 import tiny_tokenizers
 import torch
 from forks import fork_ranks
+from searches import hf_texts
 from test_search import ids, real_model
 
 from ngramloss import recipe
-from ngramloss.generation import search
-from ngramloss.training import validation
+from ngramloss.generation import writer
+from ngramloss.output import progress
 from ngramloss.training.validation import write_texts
 
 
@@ -21,8 +22,8 @@ def settings(*overrides, name="demo"):
     return recipe.load(name, ["train.best=rouge2", "generation.max_length=12", "generation.min_length=4", *overrides])
 
 
-def written(model, chosen, **options):
-    return write_texts(model, ids(), settings=chosen, tokenizer=tiny_tokenizers.ours(), batch_size=4, **options)
+def written(model, chosen):
+    return write_texts(model, ids(), settings=chosen, tokenizer=tiny_tokenizers.ours(), batch_size=4)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -41,7 +42,7 @@ def test_texts_are_those_of_the_recipes_settings_with_the_beams_of_validation(be
         no_repeat_ngram_size=2,
         early_stopping=beams > 1,
     )
-    assert texts == [one.text for one in search.summaries(by_hand, tiny_tokenizers.ours(), ids())]
+    assert texts == hf_texts(by_hand, tiny_tokenizers.ours(), ids())
     assert len(set(texts)) > 1
 
 
@@ -74,29 +75,26 @@ def test_compiled_code_is_not_compiled_again_for_every_length():
 
 def test_a_model_that_fails_to_generate_stays_as_it_was(monkeypatch):
     model = real_model().train()
-    own = model.generation_config
-    monkeypatch.setattr(validation, "summaries", lambda *given, **options: 1 / 0)
+    monkeypatch.setattr(writer, "decoded", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         written(model, settings())
-    assert model.generation_config is own
     assert model.training
 
 
 def test_summaries_of_several_sentences_are_written_one_a_line(monkeypatch):
-    monkeypatch.setattr(validation, "summaries", lambda *given, **options: [search.Written("One came. Two left.", 9)])
-    assert written(real_model(), settings(name="cnndm")) == ["One came.\nTwo left."]
-    assert written(real_model(), settings(name="xsum")) == ["One came. Two left."]
+    monkeypatch.setattr(writer, "decoded", lambda tokenizer, rows: ["One came. Two left." for _ in rows])
+    assert set(written(real_model(), settings(name="cnndm"))) == {"One came.\nTwo left."}
+    assert set(written(real_model(), settings(name="xsum"))) == {"One came. Two left."}
 
 
 def test_a_long_validation_shows_how_far_it_is(monkeypatch, capsys):
     written(real_model(), settings())
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(validation, "DELAY", 0)
+    monkeypatch.setattr(progress, "SECONDS", 0)
+    monkeypatch.setattr(progress.logger, "info", lambda text, line: told.append(str(line)))
+    told = []
     written(real_model(), settings())
-    assert "validating: " in (shown := capsys.readouterr().err)
-    assert " 0/6 " in shown
-    written(real_model(), settings(), shows_progress=False)
-    assert capsys.readouterr().err == ""
+    assert told[0].startswith("validating: 4 of 6 documents")
 
 
 SHARDED = f"""

@@ -6,13 +6,13 @@ import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ngramloss.generation.engines import ENGINES
+from ngramloss.engine_registry import ENGINES, engine_packages
 from ngramloss.metrics.registry import METRICS, missing_options
 from ngramloss.plugins import Registry
 from ngramloss.terms import OBJECTIVES
 from ngramloss.version import __version__, installed, lacking
 
-PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors", "ctranslate2"]
+PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors"]
 
 
 def facts() -> dict[str, Any]:
@@ -21,7 +21,7 @@ def facts() -> dict[str, Any]:
     return {
         "ngramloss": __version__,
         "python": platform.python_version(),
-        "packages": {package: installed(package) for package in PACKAGES},
+        "packages": {package: installed(package) for package in [*PACKAGES, *engine_packages()]},
         "torch": problem or "ready",
         **({"gpu": None, "chosen": [], "backends": {}} if problem else _devices()),
         "engines": {

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.engine_registry import AUTO, PRECISIONS, engine_choices
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 from ngramloss.settings import Setting, setting, settings_of, toml_value
@@ -182,9 +183,9 @@ class Generation:
     renormalize: bool = False
     """Make the probabilities of the tokens that a minimum length and repeated n-grams leave sum to 1. Published results
     are without it. It lets ``ctranslate2`` write the same texts as ``hf``."""
-    engine: str = setting("auto", choices=("auto", "hf", "graph", "ctranslate2", "ctranslate2-int8"))
+    engine: str = setting(AUTO, choices=engine_choices)
     """What ``ngramloss generate`` searches with; ``auto`` is the fastest engine whose texts are those of ``hf``."""
-    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
+    precision: str = setting("fp32", choices=tuple(PRECISIONS))
     """Of the weights with which ``ngramloss generate`` computes. 16 bits are faster on a GPU; texts differ slightly."""
 
 

@@ -13,11 +13,11 @@ from ngramloss.data import measurement
 from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.generation import predictions
+from ngramloss.generation.job import DEFAULTS, Job, job, read_split
 from ngramloss.metrics.registry import Score
 from ngramloss.models import loading
 from ngramloss.output import tabular
 from ngramloss.output.console import logger
-from ngramloss.output.progress import Progress
 from ngramloss.output.tabular import Cell, Head, Row, Table
 from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
@@ -171,7 +171,7 @@ def make_plan(
     settings = [*([f"model.name={model}"] if model else []), *overrides]
     if name not in RECIPES:
         settings.append(f"data.name={name}")
-    default = predictions.DEFAULTS[_task(name, overrides)]
+    default = DEFAULTS[_task(name, overrides)]
     rows = [
         recipe.load(RECIPES.get(name, default), [*settings, f"objective={objective}"])
         for objective in objectives or paper.objectives(table)
@@ -236,9 +236,7 @@ def reproduce(
         begin(f"{training.objective}, seed {training.seed}")
         if not _train(training.settings, training.folder, trust_remote_code):
             return None
-        work = predictions.job(
-            str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code
-        )
+        work = job(str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code)
         _write_predictions(work, training.folder)
     for work in baselines:
         begin(f"{work.model}, a baseline without training")
@@ -406,7 +404,7 @@ def _train(settings: recipe.Recipe, folder: Path, trust_remote_code: bool = Fals
     return done.finished
 
 
-def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] | None, work: predictions.Job) -> None:
+def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] | None, work: Job) -> None:
     """Raise if something would fail after the trainings. The first training itself checks the model and its data.
 
     The test split is read as the generations will read it, each metric scores one document, and the page's folder must
@@ -416,7 +414,7 @@ def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] 
         return
     page.check_packages()
     _raise_unless_writable(page_folder)
-    first = predictions.read_split(work).examples[0]
+    first = read_split(work).examples[0]
     task = systems.Task([first.id], [list(first.references) or [first.target]], [first.source])
     sample = systems.Aligned(task, ["sample"], [[first.target]], [None], [])
     absent = results.score_systems(sample, plan.metrics, options=options, samples=1, shuffles=0).absent
@@ -435,22 +433,19 @@ def _raise_unless_writable(folder: Path) -> None:
         )
 
 
-def _baseline_job(plan: Plan, baseline: str) -> predictions.Job:
+def _baseline_job(plan: Plan, baseline: str) -> Job:
     """The job of a baseline, which reads the data as the trainings do."""
     data = plan.trainings[0].settings.data
     same = [
         f"data.{name}={json.dumps(getattr(data, name), ensure_ascii=False)}"
         for name in ("source", "target", "id", "source_language", "target_language", "on_bad_row")
     ]
-    return predictions.job(
-        baseline, data=data.name, overrides=[*same, f"task={plan.task}"], limit=plan.limit, batch_size=BATCH
-    )
+    return job(baseline, data=data.name, overrides=[*same, f"task={plan.task}"], limit=plan.limit, batch_size=BATCH)
 
 
-def _write_predictions(work: predictions.Job, folder: Path) -> None:
+def _write_predictions(work: Job, folder: Path) -> None:
     if not RunFolder(folder).predictions.exists():  # of this plan: see _raise_if_another_plan
-        with Progress("writing") as progress:
-            predictions.write_predictions(work, folder, progress=lambda count, _: progress.update(count))
+        predictions.write_predictions(work, folder)
 
 
 def _plan_file(plan: Plan) -> Path:

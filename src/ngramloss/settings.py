@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ class Setting:
     """The largest value allowed."""
     below: float | None = None
     """Values must be smaller than this."""
-    choices: tuple[str, ...] = ()
-    """The texts allowed; for a list, the texts allowed in it."""
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
+    """The texts allowed; for a list, the texts allowed in it. A function if entries can be added to them."""
     help: str = ""
     """A one-line description."""
 
@@ -64,6 +64,11 @@ class Setting:
             object.__setattr__(self, "kind", type(self.default))
         if self.kind not in _KINDS:
             raise TypeError(f"a setting needs a default or a kind: one of {[kind.__name__ for kind in _KINDS]}.")
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The choices that there are now."""
+        return self.choices() if callable(self.choices) else self.choices
 
     @property
     def required(self) -> bool:
@@ -81,8 +86,8 @@ class Setting:
         if self.kind in (int, float):
             self._check_bounds(key, value)
         for text in value if self.kind is list else [value]:
-            if self.choices and text not in self.choices:
-                raise UserError(f"{key}: must be one of {', '.join(self.choices)}, got {text!r}.")
+            if self.allowed and text not in self.allowed:
+                raise UserError(f"{key}: must be one of {', '.join(self.allowed)}, got {text!r}.")
         return value
 
     def _typed(self, key: str, value: Any) -> Any:
@@ -120,7 +125,7 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     below: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
 ) -> Any:
     """A field of a dataclass with its default, bounds and choices."""
     described = Setting(default, least=least, most=most, below=below, choices=choices)

@@ -7,13 +7,13 @@ import random
 import models
 import pytest
 import torch
-from searches import SOURCES, silent, tiny, with_settings, written
+from searches import SOURCES, tiny, with_settings, written
 
 from ngramloss.bench import step
 from ngramloss.generation import engines
 from ngramloss.generation.decoders import DECODERS, difference
 from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.engines.hf import search_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -49,13 +49,13 @@ def test_texts_are_those_of_hf_token_for_token(family):
 
 
 def test_auto_is_graph_and_says_so():
-    model, told = copy.deepcopy(tiny("bart")).cuda(), []
-    assert engines.load("auto", model, with_settings(model, num_beams=2), say=told.append).name == "graph"
-    assert told[0].endswith("on a GPU it is faster than hf, and its texts are the same with these settings.")
-    assert (
-        engines.load("auto", model.bfloat16(), with_settings(model, num_beams=2), say=told.append).precision == "bf16"
-    )
-    assert told[1].endswith("its texts are the same but for rounding in bf16.")
+    model = copy.deepcopy(tiny("bart")).cuda()
+    loaded = engines.load("auto", model, with_settings(model, num_beams=2))
+    assert loaded.name == "graph"
+    assert loaded.note.endswith("on a GPU it is faster than hf, and its texts are the same with these settings.")
+    loaded = engines.load("auto", model.bfloat16(), with_settings(model, num_beams=2))
+    assert loaded.precision == "bf16"
+    assert loaded.note.endswith("its texts are the same but for rounding in bf16.")
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
@@ -108,7 +108,7 @@ def test_many_shapes_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(graph, "MOST_SHAPES", 2)
     model = copy.deepcopy(tiny("bart")).cuda()
     search = with_settings(model, num_beams=3, eos_token_id=7, decoder_start_token_id=7)
-    write = graph.load(model, search, precision="fp32", say=silent)
+    write = graph.load(model, search, precision="fp32")
     expected = written(hf, model, search)
     for count in (1, 6, 1, 20, 40, 6):
         assert write((SOURCES * 7)[:count]) == (expected * 7)[:count]

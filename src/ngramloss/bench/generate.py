@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,14 @@ from transformers import logging
 from ngramloss.bench import chart, step
 from ngramloss.bench.child import in_child
 from ngramloss.bench.clock import peak_resident, seconds
+from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD, raise_if_unknown
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
-from ngramloss.generation.engines.settings import search_of
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.output.console import logger
 from ngramloss.output.tabular import aligned, fixed
 
 NAN = float("nan")
-STOCK = "hf"
 Texts = list[list[list[int]]]
 
 
@@ -66,7 +67,7 @@ class Row(NamedTuple):
     @property
     def what(self) -> str:
         """The engine's name in tables and charts."""
-        return "Hugging Face (hf)" if self.engine == STOCK else f"ngramloss, {self.engine}"
+        return "Hugging Face (hf)" if self.engine == STANDARD else f"ngramloss, {self.engine}"
 
 
 class Measured(NamedTuple):
@@ -79,11 +80,11 @@ class Measured(NamedTuple):
 def chosen(only: Sequence[str]) -> list[str]:
     """The engines to measure, Hugging Face first: those that were asked for, or all that are installed."""
     for name in only:
-        engines.raise_if_unknown(name)
-        if name == engines.AUTO:
-            raise UserError(f"auto is not an engine of its own. Choose from {', '.join(engines.ENGINES)}.")
-    others = only or [name for name, engine in engines.ENGINES.items() if not engine.needs]
-    return list(dict.fromkeys([STOCK, *others]))
+        raise_if_unknown(name)
+        if name == AUTO:
+            raise UserError(f"auto is not an engine of its own. Choose from {', '.join(ENGINES)}.")
+    others = only or [name for name, engine in ENGINES.items() if not engine.needs]
+    return list(dict.fromkeys([STANDARD, *others]))
 
 
 def raise_unless_possible(setup: Setup) -> None:
@@ -97,20 +98,20 @@ def raise_unless_possible(setup: Setup) -> None:
             raise UserError(f"{flag} must be from {least} to {longest:,} for {setup.model}, got {value:,}.")
 
 
-def measure(setup: Setup, names: Sequence[str], *, say: Callable[[str], None]) -> list[Row]:
+def measure(setup: Setup, names: Sequence[str]) -> list[Row]:
     """Write texts with each engine in a process of its own. One that fails gets rows with the reason."""
     answers: dict[str, list[Measured]] = {}
     for number, name in enumerate(names, 1):
-        say(f"{number} of {len(names)}: {name}")
+        logger.info(f"{number} of {len(names)}: {name}")
         answer = in_child(written, setup, name)
         failed = [Measured(Row(name, batch, why_not=answer.why_not), []) for batch in setup.batches]
         answers[name] = answer.result or failed
         for measured in answers[name]:
             row = measured.row
-            say(f"  batch {row.batch}: {row.why_not or f'{row.docs_per_second:.2f} documents a second'}")
+            logger.info(f"  batch {row.batch}: {row.why_not or f'{row.docs_per_second:.2f} documents a second'}")
     return [
         row
-        for rows in zip(*(compared(found, answers[STOCK]) for found in answers.values()), strict=True)
+        for rows in zip(*(compared(found, answers[STANDARD]) for found in answers.values()), strict=True)
         for row in rows
     ]
 
@@ -137,8 +138,9 @@ def written(setup: Setup, name: str) -> list[Measured]:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code).eval()
-    model.to(setup.device, getattr(torch, engines.PRECISIONS[setup.precision]))
-    model.generation_config.update(
+    model.to(setup.device, getattr(torch, PRECISIONS[setup.precision]))
+    search = search_of(
+        model,
         num_beams=setup.beams,
         early_stopping=setup.beams > 1,
         min_length=setup.length,
@@ -148,14 +150,10 @@ def written(setup: Setup, name: str) -> list[Measured]:
         min_new_tokens=None,
     )
     V = model.get_output_embeddings().weight.shape[0]
-    write = engines.load(name, model, search_of(model), say=_silent).write
+    write = engines.load(name, model, search).write
     del model  # an engine may need it no longer
     gc.collect()
     return [_measured(setup, name, batch, V, write) for batch in setup.batches]
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def _measured(setup: Setup, name: str, batch: int, V: int, write: engines.Write) -> Measured:
@@ -170,8 +168,7 @@ def _measured(setup: Setup, name: str, batch: int, V: int, write: engines.Write)
     with peak_resident(setup.device) as peak:
         spent = seconds(run, setup.device, repeats=setup.repeats)
     tokens = sum(len(best[0]) - 1 for best in texts)  # the start token is not written
-    # torch does not see what other libraries have on a GPU
-    known = setup.device == "cpu" or engines.ENGINES[name].package != "ctranslate2"
+    known = setup.device == "cpu" or ENGINES[name].in_torch  # torch does not see what other libraries have on a GPU
     return Measured(Row(name, batch, batch / spent, tokens / spent, gibibytes=peak() if known else NAN), list(texts))
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ngramloss.cli.options import Verbs, add_device, add_number, add_trust, choice, chosen_device, output_file, verb
+from ngramloss.engine_registry import engine_packages
 from ngramloss.errors import UserError
-from ngramloss.output.console import logger, print_result, tell
+from ngramloss.output.console import logger, print_result
 from ngramloss.version import installed
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _add_generate(generate: argparse.ArgumentParser) -> None:
     add_number(generate, "--length", 62, "T", "tokens of each text, with its start and end")
     add_number(generate, "--source", 400, "T", "document tokens")
     add_number(generate, "--repeats", 3, "N", "times that each batch is written; the median counts")
-    _add_precision(generate, "of the weights of hf and graph")
+    _add_precision(generate, "of the weights, for engines that take them as they are")
     add_number(generate, "--seed", 0, "N", "random seed of the documents")
     _add_files(generate, "settings and all measurements")
     generate.set_defaults(run_verb=_bench_generate)
@@ -432,13 +433,14 @@ def _bench_generate(options: argparse.Namespace) -> int:
         )
         generate.raise_unless_possible(setup)
         machine = _machine_in_child(device)
+        packages = [f"{package} {installed(package) or 'not installed'}" for package in engine_packages()]
         title = (
             f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens, "
             f"{setup.precision}\n"
-            f"{machine}, ctranslate2 {installed('ctranslate2') or 'not installed'}"
+            f"{', '.join([machine, *packages])}"
         )
         print_result(title)
-        rows = generate.measure(setup, names, say=tell)
+        rows = generate.measure(setup, names)
     print_result(generate.as_text(rows))
     if json_file:
         measured = [row._asdict() for row in rows]

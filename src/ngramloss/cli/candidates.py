@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ngramloss.cli.generate import DIVERSITY, add_job, bar, output_folder, settings
+from ngramloss.cli.generate import DIVERSITY, add_job, output_folder, settings
 from ngramloss.cli.options import ALL_METRICS, Verbs, metric_options, verb
-from ngramloss.output.console import print_result, tell
+from ngramloss.generation.search import HOW
+from ngramloss.output.console import logger, print_result
 
 if TYPE_CHECKING:
-    from ngramloss.generation.candidates import Gains, Summary
-    from ngramloss.generation.predictions import Job
+    from ngramloss.generation.candidates import Summary
+    from ngramloss.generation.job import Job
+    from ngramloss.metrics.gains import Gain
 
 CANDIDATES = """\
 Write several distinct texts of every source of a split, and what each scores: candidates.jsonl, with the settings in
@@ -52,18 +53,14 @@ def add(verbs: Verbs) -> None:
         "--count", type=int, default=16, metavar="N", help="candidates of each source (default: %(default)s)"
     )
     parser.add_argument(
-        "--how",
-        choices=["groups", "beams", "sample", "mixed"],
-        default="groups",
-        help="groups of beams that avoid each other's tokens; the best of one beam search; the best of "
-        "the model's own search, then samples; or half groups, half samples (default: %(default)s)",
+        "--how", choices=HOW, default="groups", help=f"{'; '.join(HOW.values())} (default: %(default)s)"
     )
     parser.add_argument(
         "--beams",
         type=int,
         metavar="N",
-        help="beams of the search; of groups with more beams than candidates, every so-many-th is "
-        "kept, in the order of their scores (default: as many as candidates)",
+        help="beams of the search; of groups with more beams than candidates, some are kept, evenly "
+        "spaced in the order of their scores (default: as many as candidates)",
     )
     parser.add_argument("--groups", type=int, metavar="N", help="groups of beams (default: as many as candidates)")
     parser.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0)")
@@ -79,13 +76,13 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from ngramloss.generation import candidates, predictions
-    from ngramloss.recipe import WORDS
+    from ngramloss.generation import candidates
+    from ngramloss.generation.job import check_model, job
     from ngramloss.storage.run_folder import RunFolder
 
     given = settings(options)
     own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task="))]
-    work = predictions.job(
+    work = job(
         options.model,
         data=options.data,
         split=options.split,
@@ -96,41 +93,30 @@ def run(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
         verb="candidates",
     )
-    predictions.check_model(work, "candidates")
-    making = candidates.check_making(
-        candidates.Making(
-            options.count,
-            options.how,
-            options.beams or 0,
-            options.groups or 0,
-            options.diversity,
-            options.temperature,
-            options.top_p,
-            options.seed,
-        ),
+    chosen = candidates.plan(
         work,
+        how=options.how,
+        count=options.count,
+        beams=options.beams or 0,
+        groups=options.groups or 0,
+        diversity=options.diversity,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
     )
-    gains = _gains(work, options.metric, own)
-    folder, words = output_folder(options, "RUN_OR_MODEL"), WORDS[work.task]
-    with bar(words.sources) as show:
-        found = candidates.write_candidates(
-            work,
-            making,
-            gains,
-            folder,
-            progress=partial(show, "writing candidates"),
-            scoring=partial(show, "computing gains"),
-            say=tell,
-        )
+    check_model(work, "candidates", groups=chosen.search.groups)
+    gain = _gain(work, options.metric, own)
+    folder = output_folder(options, "RUN_OR_MODEL")
+    found = candidates.write_candidates(work, chosen, gain, folder)
     if found is None:
         return 0
     if found.fewer:
-        tell(
-            f"{found.fewer:,} of {found.sources:,} sources have fewer than {making.count} candidates, because no more "
+        logger.warning(
+            f"{found.fewer:,} of {found.sources:,} sources have fewer than {options.count} candidates, because no more "
             f"distinct texts were found: {found.missing:,} are missing in all. A higher --temperature finds more."
         )
     if 2 * found.ties > found.sources:
-        tell(
+        logger.warning(
             f"{found.ties:,} of {found.sources:,} sources have candidates that all gain the same, so there is no "
             "order to learn. Another --metric, or an option of it, may show a difference."
         )
@@ -141,11 +127,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _gains(work: Job, name: str | None, options: list[str]) -> Gains:
+def _gain(work: Job, name: str | None, options: list[str]) -> Gain:
     """What makes the gains, from the name of a metric and ``--set METRIC.OPTION=VALUE``."""
     from ngramloss.errors import UserError
-    from ngramloss.generation.candidates import Gains
-    from ngramloss.generation.predictions import has_several_sentences
     from ngramloss.metrics import gains
 
     name = name or gains.BY_TASK[work.task]
@@ -157,13 +141,7 @@ def _gains(work: Job, name: str | None, options: list[str]) -> Gains:
                 f"{metric}.*, got {setting!r}."
             )
     chosen: dict[str, Any] = metric_options(options, [metric]).get(metric, {})
-    gain = gains.gain_of(name, chosen, lines=work.data.language if has_several_sentences(work) else None)
-    return Gains(
-        gain.settings,
-        gain.versions,
-        lambda examples: gains.check_gain(gain, examples),
-        lambda examples, texts, progress: gains.gains_of(gain, examples, texts, progress=progress),
-    )
+    return gains.gain_of(name, chosen, lines=work.data.language if work.has_lines else None)
 
 
 def _table(found: Summary) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
+from ngramloss.engine_registry import STANDARD, engine_choices, engines_with_groups
 from ngramloss.errors import UserError
-from ngramloss.output.console import print_result, tell
+from ngramloss.generation.search import RERANK, Options, check_options
+from ngramloss.output.console import print_result
 
 GENERATE = """\
 Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings
@@ -36,7 +35,6 @@ examples:
 """
 
 DIVERSITY = "what a token's log-probability loses for each beam of an earlier group that takes it"
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{rate_noinv_fmt}, {remaining} left]"
 
 
 def add(verbs: Verbs) -> None:
@@ -66,7 +64,7 @@ def add(verbs: Verbs) -> None:
     generate.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0 with --groups)")
     generate.add_argument(
         "--rerank",
-        choices=["probability"],
+        choices=RERANK,
         help="order the texts of a document, and so choose its prediction, by the model's "
         "log-probability of the text divided by its length to the power of "
         "generation.length_penalty",
@@ -100,12 +98,13 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
     )
     verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     verb.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
+    choices = engine_choices()
     verb.add_argument(
         "--engine",
         metavar="NAME",
-        help="what searches: auto, hf, ctranslate2, ctranslate2-int8 or graph; same as --set "
-        "generation.engine=... (default: auto, the fastest whose texts are those of hf; for groups of "
-        "beams graph)",
+        help=f"what searches: {', '.join(choices[:-1])} or {choices[-1]}; same as --set generation.engine=... "
+        f"(default: auto, the fastest whose texts are those of {STANDARD}; for groups of beams "
+        f"{' or '.join(engines_with_groups())})",
     )
     verb.add_argument(
         "--batch-size", type=int, metavar="N", help="documents per batch (default: as many as the memory allows)"
@@ -132,11 +131,6 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
     add_trust(verb)
 
 
-def _diversity(options: argparse.Namespace) -> float:
-    """The diversity of groups; 0 without them."""
-    return float(options.diversity if options.diversity is not None else options.groups > 1)
-
-
 def output_folder(options: argparse.Namespace, model: str) -> Path:
     """Where to write: the folder that was given, or the run's."""
     from ngramloss.storage.run_folder import RunFolder
@@ -146,35 +140,24 @@ def output_folder(options: argparse.Namespace, model: str) -> Path:
     return Path(options.out or options.model)
 
 
-@contextmanager
-def bar(unit: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A function that shows progress: it takes what is being done, what was done since the last call, and the whole."""
-    from tqdm import tqdm
-
-    bars: dict[str, tqdm[object]] = {}  # created late, so that an error message does not end up behind an empty bar
-
-    def show(what: str, done: int, total: int) -> None:
-        if what not in bars:
-            close()
-            bars[what] = tqdm(unit=f" {unit}", desc=what, total=total, bar_format=BAR)
-        bars[what].update(done)
-
-    def close() -> None:
-        for shown in bars.values():
-            shown.close()
-
-    try:
-        yield show
-    finally:
-        close()
-
-
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import predictions
-    from ngramloss.recipe import WORDS
+    from ngramloss.generation.job import check_model, job
 
-    work = predictions.job(
+    diversity = options.diversity if options.diversity is not None else float(options.groups > 1)
+    asked = Options(
+        options.num_return or (0 if options.rerank else 1),
+        options.sample,
+        options.temperature,
+        options.top_p,
+        options.seed,
+        options.groups,
+        diversity,
+        options.rerank or "",
+    )
+    check_options(asked)
+    work = job(
         options.model,
         data=options.data,
         like=options.like,
@@ -184,22 +167,9 @@ def run(options: argparse.Namespace) -> int:
         limit=options.limit,
         batch_size=options.batch_size or 0,
         trust_remote_code=options.trust_remote_code,
-        sampling=predictions.Sampling(
-            options.num_return or (0 if options.rerank else 1),
-            options.sample,
-            options.temperature,
-            options.top_p,
-            options.seed,
-            options.groups,
-            _diversity(options),
-            options.rerank or "",
-        ),
     )
-    predictions.check_model(work, "generate")
-    folder, words = output_folder(options, "MODEL"), WORDS[work.task]
-    with bar(words.sources) as show:
-        path = predictions.write_predictions(work, folder, progress=partial(show, f"writing {words.texts}"), say=tell)
-    print_result(path)
+    check_model(work, "generate", groups=options.groups)
+    print_result(predictions.write_predictions(work, output_folder(options, "MODEL"), asked))
     return 0
 
 

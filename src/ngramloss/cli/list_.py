@@ -84,7 +84,7 @@ def _metric(name: str, metric: Metric, origin: str) -> dict[str, str]:
 
 
 def _option(described: Setting) -> str:
-    choices = f"; one of {', '.join(described.choices)}" if described.choices else ""
+    choices = f"; one of {', '.join(described.allowed)}" if described.allowed else ""
     default = described.default
     shown = {True: "true", False: "false"}.get(default, default) if isinstance(default, bool) else default
     state = "required" if described.required else "" if default is None else f"default {shown}"
@@ -107,7 +107,7 @@ def _baselines() -> dict[str, str]:
 
 
 def _engines() -> dict[str, str]:
-    from ngramloss.generation.engines import ENGINES
+    from ngramloss.engine_registry import ENGINES
 
     return {name: engine.about + (f" ({engine.needs})" if engine.needs else "") for name, engine in ENGINES.items()}
 

@@ -11,6 +11,9 @@ from ngramloss.data.languages import AUTO
 from ngramloss.data.sentences import sentences
 from ngramloss.errors import UserError
 
+Write = Callable[[Sequence[Example]], list[str]]
+"""Examples → a text of each."""
+
 
 class Baseline(NamedTuple):
     """A rule that writes summaries without a model.
@@ -20,12 +23,14 @@ class Baseline(NamedTuple):
         about: a description.
         write: ``(number, split, examples, language) → texts``; the number is 0 if the name has none.
         data: the only data set that it works on; empty if it works on any.
+        splits_sentences: whether it splits documents into sentences.
     """
 
     pattern: re.Pattern[str]
     about: str
     write: Callable[[int, str, Sequence[Example], str], list[str]]
     data: str = ""
+    splits_sentences: bool = False
 
 
 def lead(number: int, split: str, examples: Sequence[Example], language: str = AUTO) -> list[str]:
@@ -40,7 +45,7 @@ def random_facts(number: int, split: str, examples: Sequence[Example], language:
 
 
 BASELINES = {
-    "lead-N": Baseline(re.compile(r"lead-(\d+)"), "the first N sentences of the document", lead),
+    "lead-N": Baseline(re.compile(r"lead-(\d+)"), "the first N sentences of the document", lead, splits_sentences=True),
     "random-facts": Baseline(
         re.compile("random-facts"), "the right template with the wrong facts", random_facts, data="newswire"
     ),
@@ -54,27 +59,34 @@ def is_baseline(model: str) -> bool:
     >>> is_baseline("lead-3"), is_baseline("runs/lead-3")
     (True, False)
     """
-    return any(baseline.pattern.fullmatch(model) for baseline in BASELINES.values())
+    return _entry(model) is not None
 
 
-def baseline_writer(
-    model: str, data: str, split: str, language: str = AUTO
-) -> Callable[[Sequence[Example]], list[str]] | None:
+def splits_sentences(model: str) -> bool:
+    """Whether this is a baseline that splits documents into sentences."""
+    baseline = _entry(model)
+    return baseline is not None and baseline.splits_sentences
+
+
+def _entry(model: str) -> Baseline | None:
+    return next((baseline for baseline in BASELINES.values() if baseline.pattern.fullmatch(model)), None)
+
+
+def baseline_writer(model: str, data: str, split: str, language: str = AUTO) -> Write | None:
     """The function (examples → texts) of a baseline, or None if there is no baseline of this name.
 
     Raises:
         UserError: the number is 0, or the baseline does not work on this data set.
     """
-    for baseline in BASELINES.values():
-        match = baseline.pattern.fullmatch(model)
-        if match is None:
-            continue
-        number = int(match[1]) if match.groups() else 0
-        if match.groups() and number == 0:
-            name = model.rpartition("-")[0]
-            raise UserError(f"{model} would write nothing; use {name}-1, {name}-2, {name}-3, ….")
-        if baseline.data and data != baseline.data:
-            raise UserError(f"{model} works only on {baseline.data}, not on {data}; use lead-3 for other data.")
-        write = baseline.write
-        return lambda examples: write(number, split, examples, language)
-    return None
+    baseline = _entry(model)
+    match = baseline.pattern.fullmatch(model) if baseline else None
+    if baseline is None or match is None:
+        return None
+    number = int(match[1]) if match.groups() else 0
+    if match.groups() and number == 0:
+        name = model.rpartition("-")[0]
+        raise UserError(f"{model} would write nothing; use {name}-1, {name}-2, {name}-3, ….")
+    if baseline.data and data != baseline.data:
+        raise UserError(f"{model} works only on {baseline.data}, not on {data}; use lead-3 for other data.")
+    write = baseline.write
+    return lambda examples: write(number, split, examples, language)

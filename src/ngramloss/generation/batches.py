@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ngramloss.generation.engines.settings import Search
+from ngramloss.generation.search import Search
+from ngramloss.output.console import logger
 
 AHEAD = 512
 """Documents that are tokenised at a time."""
@@ -50,15 +51,21 @@ class Budget:
         )
 
 
-def budget_for(model: Any, search: Search, batch_size: int) -> Budget:
-    """The documents that were asked for; otherwise tokens, from the free memory, on a CPU not more than is fast."""
+def budget_for(model: Any, searches: Sequence[Search], batch_size: int) -> Budget:
+    """The documents that were asked for; otherwise tokens, from the free memory, on a CPU not more than is fast.
+
+    Args:
+        model: a Hugging Face encoder-decoder.
+        searches: the settings of all searches of a batch, one after the other.
+        batch_size: documents of a batch; 0 means as many as the memory allows.
+    """
     if batch_size:
         return Budget(documents=batch_size)
     on_gpu = model.device.type == "cuda"
     padded, free = (0, _free_on_gpu(model.device)) if on_gpu else (CPU_TOKENS, _free_memory())
     if free is None:
         return Budget(padded=padded)
-    per_token, per_document = _bytes(model, search)
+    per_token, per_document = _bytes(model, searches)
     tokens = max(1, int(SHARE * free / per_token))
     return Budget(tokens=tokens, rest=-(-per_document // per_token), padded=padded)
 
@@ -79,16 +86,16 @@ def _free_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _bytes(model: Any, search: Search) -> tuple[int, int]:
+def _bytes(model: Any, searches: Sequence[Search]) -> tuple[int, int]:
     """Bytes that a search needs for each source token, and for each document whatever its length."""
-    config, rows = model.config, search.texts if search.sample else search.num_beams
+    config, rows = model.config, max(search.rows for search in searches)
     width = model.get_input_embeddings().weight.shape[1]
     V = model.get_output_embeddings().weight.shape[0]
     layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None) or 12
     size = model.dtype.itemsize
     cached = 2 * layers * width * size * rows  # keys and values of one position; there are two while beams are sorted
     encoder = 16 * width * size
-    return 2 * cached + encoder, 2 * cached * search.max_length + 8 * 4 * V * rows
+    return 2 * cached + encoder, 2 * cached * max(search.max_length for search in searches) + 8 * 4 * V * rows
 
 
 def batches(
@@ -96,8 +103,6 @@ def batches(
     ids: Callable[[Sequence[Document]], list[list[int]]],
     write: Callable[[Sequence[Document], Sequence[Sequence[int]]], list[Text]],
     budget: Budget,
-    *,
-    say: Callable[[str], None],
 ) -> Iterator[tuple[list[Document], list[Text]]]:
     """Write the texts of all documents, batch by batch. A batch for which the memory is too small is halved.
 
@@ -106,7 +111,6 @@ def batches(
         ids: tokenises documents.
         write: returns the texts of documents, given their ids, too.
         budget: how much one batch may contain.
-        say: shows a message to the user.
 
     Yields:
         The documents of a batch, and their texts.
@@ -118,13 +122,22 @@ def batches(
         try:
             texts = write(chosen, sources)
         except RuntimeError as error:
-            if len(batch) == 1 or type(error).__name__ != "OutOfMemoryError":
+            if len(batch) == 1 or type(error).__name__ != "OutOfMemoryError" or _computes_in_step():
                 raise
             budget = Budget(documents=len(batch) // 2)
-            say(f"{len(batch)} documents did not fit into the memory; going on with {budget.documents} at a time.")
+            logger.warning(
+                "%d documents did not fit into the memory; going on with %d at a time.", len(batch), budget.documents
+            )
             waiting.extendleft(reversed(batch))
             continue
         yield chosen, texts
+
+
+def _computes_in_step() -> bool:
+    """Whether this process shares a model with others: then all of them need equally many batches."""
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def _tokenised(

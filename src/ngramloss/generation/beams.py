@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ngramloss.generation.engines.settings import Search
+from ngramloss.generation.search import Search
 from ngramloss.stats import triton_is_installed
 
 NEVER = -1e9
@@ -127,45 +127,6 @@ def _rule_out_repeats(scores: Tensor, ids: Tensor, length: Tensor, n: int) -> No
     same = (windows[..., :-1] == newest[:, None]).all(-1) & (starts + n <= length)   # [N, W]
     lost = torch.zeros_like(same, dtype=scores.dtype).masked_fill(same, -torch.inf)      # [N, W]
     scores.scatter_add_(1, windows[..., -1], lost)
-
-
-def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search) -> Tensor:
-    """A sample of the next token of each text, [N].
-
-    The token with the largest sum of log-probability and Gumbel noise is a sample. The noise is a function of the seed,
-    the length and the token, so a text does not depend on its batch or its device.
-
-    Args:
-        scores: of the next tokens, after :func:`rule_out`, [N, V].
-        seeds: of each text, [N].
-        length: tokens so far, [].
-        search: temperature, top_k and top_p.
-    """
-    scores = scores / search.temperature
-    if 0 < search.top_k < scores.shape[-1]:
-        least = scores.topk(search.top_k)[0][:, -1:]                     # [N, 1]
-        scores = scores.masked_fill(scores < least, -torch.inf)
-    if search.top_p < 1:
-        ascending, order = scores.sort(-1)                               # [N, V] each
-        out = ascending.softmax(-1).cumsum(-1) <= 1 - search.top_p       # [N, V]
-        out[:, -1] = False
-        scores = scores.masked_fill(torch.zeros_like(out).scatter(1, order, out), -torch.inf)
-    return (scores + _gumbel(seeds, length, scores.shape[-1]).to(scores)).argmax(-1)
-
-
-def _gumbel(seeds: Tensor, length: Tensor, vocabulary: int) -> Tensor:
-    """Gumbel noise, [N, V]."""
-    tokens = torch.arange(vocabulary, device=seeds.device)               # [V]
-    mixed = _mixed(_mixed(seeds.unsqueeze(-1) + 0x632BE59BD9B4E019 * length) + 0x1F123BB5159A55E5 * tokens)   # [N, V]
-    uniform = ((mixed >> 11 & (1 << 53) - 1).double() + 0.5) / (1 << 53)         # [N, V]
-    return -(-uniform.log()).log()
-
-
-def _mixed(numbers: Tensor) -> Tensor:
-    """Numbers of 64 bits, well mixed: the last steps of SplitMix64."""
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        numbers = (numbers ^ (numbers >> shift & (1 << 64 - shift) - 1)) * factor
-    return numbers ^ (numbers >> 31 & (1 << 33) - 1)
 
 
 @dataclass

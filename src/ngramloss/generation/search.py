@@ -1,131 +1,122 @@
-"""a model and source ids → summaries, with the model's own generation settings."""
+"""the options of a command → what is asked of a search, checked; and ``Search``: all settings of one search."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, NamedTuple
 
-import torch
+from ngramloss.errors import UserError
 
-from ngramloss import recipe
-from ngramloss.data.tokens import Shape, separator_id
-from ngramloss.data.tokens import sources as source_ids
-from ngramloss.errors import MissingFileError
-from ngramloss.generation.engines import PRECISIONS, Write
-from ngramloss.generation.engines.hf import generated
-from ngramloss.models import loading
-from ngramloss.models.first_tokens import align_start
-from ngramloss.models.languages import codes, set_languages
-from ngramloss.recipe import Data, Model
-from ngramloss.storage.run_folder import RunFolder
+RERANK = ("probability",)
+"""What may order the texts of a document instead of the search."""
+HOW = {
+    "groups": "groups of beams that avoid each other's tokens",
+    "beams": "the best of one beam search",
+    "sample": "the best of the model's own search, then samples",
+    "mixed": "half by groups of beams, half samples",
+}
+"""How candidates are made."""
 
 
-class Written(NamedTuple):
-    """A summary and its number of tokens, including the start and end tokens but not padding."""
+class Options(NamedTuple):
+    """What is asked of a search besides the settings of a recipe.
 
-    text: str
-    tokens: int
-
-
-def load_model(
-    settings: Model,
-    data: Data,
-    *,
-    trained_here: bool,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-    precision: str = "fp32",
-) -> tuple[Any, Any]:
-    """Load a trained model onto its device, and its tokenizer, both set to the languages of the data.
-
-    Args:
-        settings: the model section of a recipe.
-        data: the data section, for the languages.
-        trained_here: whether a run trained it. Then generation begins as its training did. Of other models only
-            multilingual ones are changed; their settings cannot know the target language.
-        device: by default the GPU if there is one.
-        trust_remote_code: whether code that comes with the model may run.
-        say: called with a line for each setting of the model that is changed.
-        precision: of the weights: a name in ``PRECISIONS``.
+    Attributes:
+        texts: of each document; 0 means as many as there are beams.
+        sample: sample tokens instead of searching for the most probable text.
+        temperature: below 1, probable tokens become more probable.
+        top_p: sample only from the most probable tokens whose probabilities sum to this.
+        seed: of the random numbers.
+        groups: of beams that avoid each other's tokens.
+        diversity: what a token's log-probability loses for each beam of an earlier group that takes it.
+        rerank: what orders the texts, one of ``RERANK``; empty: the search.
+        beams: of the search, which then never samples; 0 means those of the recipe, or more if there are more texts;
+            None leaves all this to the recipe.
     """
-    tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust_remote_code)
-    model = loading.load(settings, tokenizer, trust_remote_code=trust_remote_code)
-    set_languages(tokenizer, data.source_language, data.target_language, model=settings.name)
-    if trained_here or codes(tokenizer):
-        align_start(model, tokenizer, name=settings.name, training=False, say=say)
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, PRECISIONS[precision]))
-    return model, tokenizer
+
+    texts: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    groups: int = 1
+    diversity: float = 0.0
+    rerank: str = ""
+    beams: int | None = None
 
 
-def model_of_run(folder: Path, settings: Model) -> Model:
-    """The settings to load a finished run's model."""
-    return dataclasses.replace(settings, name=str(RunFolder(folder).model), revision="main")
+@dataclass(frozen=True)
+class Search:
+    """All settings of a search. Lengths count tokens, including the start token and the end token."""
+
+    num_beams: int
+    max_length: int
+    min_length: int
+    length_penalty: float
+    early_stopping: bool | str
+    no_repeat_ngram_size: int
+    renormalize: bool
+    """Whether the probabilities of the tokens that are still allowed are made to sum to 1."""
+    start: int
+    ends: tuple[int, ...]
+    """The tokens that end a text; usually one."""
+    pad: int
+    first: int | None
+    """The token that must follow the start token."""
+    last: int | None
+    """The token that must be the last one of a text as long as ``max_length``."""
+    banned: tuple[int, ...]
+    """Tokens that are never written."""
+    texts: int
+    """Texts for each document."""
+    sample: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    """Of the random numbers; None: not asked for."""
+    others: tuple[str, ...]
+    """Names of other settings that change texts."""
+    groups: int = 1
+    """Groups of beams that avoid each other's tokens. Hugging Face has them no longer, so no configuration has."""
+    diversity: float = 0.0
+    """What a token's log-probability loses for each beam of an earlier group that takes it at the same place."""
+    rerank: str = ""
+    """What orders the texts of a document instead of the search, one of ``RERANK``."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the model's ``generation_config``, by Hugging Face's names."""
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text, if there is one; ``others`` has ``eos_token_id`` if there are more or none."""
+        return self.ends[0] if self.ends else None
+
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether a minimum length, repeated n-grams or a list rule tokens out."""
+        return bool(self.min_length > 1 or self.no_repeat_ngram_size or self.banned)
+
+    @property
+    def rows(self) -> int:
+        """Texts of a document that are searched at the same time."""
+        return self.texts if self.sample else self.num_beams
 
 
-def of_run(
-    folder: Path,
-    texts: Sequence[str],
-    *,
-    device: str | None = None,
-    batch_size: int = 32,
-    progress: Callable[[int], None] | None = None,
-    trust_remote_code: bool = False,
-) -> list[str]:
-    """Generate a summary of each text with a finished run's model. Texts are prepared like its training data."""
-    run = RunFolder(folder)
-    if not run.finished:
-        raise MissingFileError(f"no model in {run.model}. Train it with: ngramloss train RECIPE --run {folder}")
-    settings = recipe.load(str(run.recipe), objective=False)
-    data = settings.data
-    own = model_of_run(folder, settings.model)
-    model, tokenizer = load_model(own, data, trained_here=True, device=device, trust_remote_code=trust_remote_code)
-    ids = source_ids(texts, tokenizer, Shape.of(data), separator_id(tokenizer, data.separator))
-    return [summary.text for summary in summaries(model, tokenizer, ids, batch_size=batch_size, progress=progress)]
-
-
-def summaries(
-    model: Any,
-    tokenizer: Any,
-    sources: Sequence[Sequence[int]],
-    *,
-    batch_size: int = 32,
-    progress: Callable[[int], None] | None = None,
-    write: Write | None = None,
-) -> list[Written]:
-    """Generate a summary of each source, in order. Sources of similar length are batched together.
-
-    Args:
-        model: a Hugging Face encoder-decoder with its ``generation_config``.
-        tokenizer: the model's tokenizer.
-        sources: ids with their special tokens.
-        batch_size: sources per batch.
-        progress: called with the number of sources done since the last call.
-        write: an engine's function; by default the model's own ``generate``.
-    """
-    model.eval()
-    written = [Written("", 0)] * len(sources)
-    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
-        batch = [sources[index] for index in indices]
-        rows = generated(model, batch, tokenizer.pad_token_id) if write is None else [best for best, *_ in write(batch)]
-        for index, text, row in zip(indices, decoded(tokenizer, rows), rows, strict=True):
-            written[index] = Written(text, _length(row, tokenizer.pad_token_id))
-        if progress is not None:
-            progress(len(indices))
-    return written
-
-
-def decoded(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
-    """The texts of rows of ids, without special tokens and codes of languages."""
-    languages = set(codes(tokenizer).values())  # to M2M100 these are not special tokens
-    bare = [[token for token in row if token not in languages] for row in rows]
-    return [text.strip() for text in tokenizer.batch_decode(bare, skip_special_tokens=True)]
-
-
-def _length(ids: Sequence[int], pad: int) -> int:
-    """Number of tokens before the padding at the end."""
-    return next((length for length in range(len(ids), 0, -1) if ids[length - 1] != pad), 0)
+def check_options(options: Options) -> None:
+    """Raise if options contradict each other."""
+    if options.groups == 1 and options.diversity:
+        raise UserError("--diversity is an option of groups of beams; add --groups N.")
+    if options.groups > 1 and options.sample:
+        raise UserError("--groups are groups of beams, and --sample has no beams. Leave one of them out.")
+    if not (isfinite(options.diversity) and options.diversity >= 0):
+        raise UserError(f"--diversity must be 0 or more, got {options.diversity:g}.")
+    if options.rerank and (options.texts == 1 or (options.sample and not options.texts)):
+        raise UserError("--rerank orders several texts of a document; add --num-return N.")
+    if not options.sample and (options.temperature, options.top_p) != (1.0, 1.0):
+        raise UserError("--temperature and --top-p are options of sampling; add --sample.")
+    if not options.temperature > 0:
+        raise UserError(f"--temperature must be above 0, got {options.temperature:g}.")
+    if not 0 < options.top_p <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, got {options.top_p:g}.")

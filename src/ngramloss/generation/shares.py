@@ -13,18 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ngramloss.data import Example
+from ngramloss.engine_registry import AUTO, ENGINES
 from ngramloss.errors import UserError
-from ngramloss.generation import engines
 from ngramloss.generation.batches import Budget, batches
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
 from ngramloss.storage import heartbeat
 from ngramloss.storage.files import appended, read_object, whole_rows, write_whole
 from ngramloss.storage.run_folder import NAMES, RunFolder
-
-Text = TypeVar("Text")
-Progress = Callable[[int, int], None]
 
 
 class Output(NamedTuple):
@@ -65,6 +64,14 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
+def device() -> str | None:
+    """This process's own GPU under torchrun; otherwise None, for the default device."""
+    import torch
+
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
+
+
 @contextmanager
 def claimed(folder: Path) -> Iterator[RunFolder]:
     """Create the folder of a job if it does not exist, and lock it. If nothing was written, it is deleted again."""
@@ -86,13 +93,12 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
         raise
 
 
-def was_begun(output: Output, settings: Mapping[str, Any], say: Callable[[str], None]) -> bool:
+def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
     """Whether this job was started in this folder. Raises if another job's rows are there.
 
     Args:
         output: where the rows are.
         settings: everything that could change them.
-        say: shows a message to the user, if it is not known which files of the model made the rows.
     """
     if not output.exists:
         return False
@@ -102,8 +108,6 @@ def was_begun(output: Output, settings: Mapping[str, Any], say: Callable[[str], 
         before = read_object(output.about)
     except (OSError, UserError):
         before = {}
-    if "generation" in before:
-        before["engine"] = engines.engine_of(before)
     if "model" not in before:
         raise UserError(
             f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
@@ -112,9 +116,6 @@ def was_begun(output: Output, settings: Mapping[str, Any], say: Callable[[str], 
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model"} if same_weights else {"versions"}
-    is_unknown = "model_files" in settings and "model_files" not in before  # an earlier version made the rows
-    if is_unknown:
-        left_out.add("model_files")
     changes = [
         change
         for key in settings
@@ -125,11 +126,6 @@ def was_begun(output: Output, settings: Mapping[str, Any], say: Callable[[str], 
         raise UserError(
             f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). Choose "
             "another --out, or delete them."
-        )
-    if is_unknown:
-        say(
-            f"an earlier version made the {output.noun} in {output.run.path}, and did not save which configuration and "
-            f"tokenizer the model had. If you have changed these since, delete the {output.noun}."
         )
     return True
 
@@ -144,18 +140,19 @@ def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
         yield f"{name}: {written[0]} → {written[1]}"
 
 
-def engine_that_began(output: Output, name: str, say: Callable[[str], None]) -> str:
+def engine_that_began(output: Output, name: str) -> str:
     """The name of the engine; for ``auto``, the one that began the rows that are in the folder."""
-    if name != engines.AUTO or not output.exists or not output.about.exists():
+    if name != AUTO or not output.exists or not output.about.exists():
         return name
     try:
         before = read_object(output.about)
     except UserError:  # is reported when the settings are compared
         return name
-    began = engines.engine_of(before)["name"]
-    if began in engines.ENGINES:
-        say(f"engine {began}, which began the {output.noun} in {output.run.path}.")
-        return began
+    engine = before.get("engine")
+    began = engine.get("name") if isinstance(engine, dict) else None
+    if began in ENGINES:
+        logger.info(f"engine {began}, which began the {output.noun} in {output.run.path}.")
+        return str(began)
     return name
 
 
@@ -163,12 +160,10 @@ def write_share(
     output: Output,
     examples: Sequence[Example],
     ids: Callable[[Sequence[Example]], list[list[int]]],
-    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[Text]],
-    row: Callable[[str, Text], Mapping[str, Any]],
+    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[dict[str, Any]]],
     budget: Budget,
     *,
-    progress: Progress | None,
-    say: Callable[[str], None],
+    unit: str,
 ) -> None:
     """Write the rows of this process that are not done yet, batch by batch.
 
@@ -176,27 +171,21 @@ def write_share(
         output: where.
         examples: of all processes.
         ids: examples → the ids of their sources.
-        write: examples and their ids → what is written of each.
-        row: an id and what is written of its example → its row.
+        write: examples and their ids → the row of each, without its id.
         budget: how much one batch may contain.
-        progress: called with the number of documents done since the last call, and the number of all; first with 0,
-            before the first batch, so that its time counts.
-        say: shows a message to the user.
+        unit: what the sources are called in the progress.
     """
     share = output.share
     write_whole(share, "".join(map(line, whole_rows(share))))  # removes a line that a kill truncated
     done = done_rows(output)
     mine = [example for example in examples[rank() :: processes()] if example.id not in done]
     mine.sort(key=lambda example: len(example.source), reverse=True)  # similar lengths together, longest first
-    if progress is not None and mine:
-        progress(0, len(mine))
-    with appended(share) as file:
-        for batch, texts in batches(mine, ids, write, budget, say=say):
-            pairs = zip(batch, texts, strict=True)
-            file.write("".join(line(row(example.id, written)) for example, written in pairs))
+    with appended(share) as file, Progress(f"writing {output.noun}", len(mine), unit=unit) as progress:
+        for batch, rows in batches(mine, ids, write, budget):
+            pairs = zip(batch, rows, strict=True)
+            file.write("".join(line({"id": example.id, **row}) for example, row in pairs))
             file.flush()
-            if progress is not None:
-                progress(len(batch), len(mine))
+            progress.update(len(batch))
 
 
 def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramloss.data.columns import FIRST, SOURCES, check_present, listed, usual
 from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
-from ngramloss.generation.predictions import Job, has_several_sentences, job
+from ngramloss.generation.job import Job, job
+from ngramloss.output.console import logger
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 
-LOG = logging.getLogger("ngramloss")
+if TYPE_CHECKING:
+    from ngramloss.generation.writer import Writer
+
 IMPORTED_BY = os.getpid()
 """The process that imported this file. Another one that has it in memory is a fork."""
 ROWS = "rows"
@@ -126,15 +128,15 @@ class TextGenerator:
         rows = [row for row, text in enumerate(texts) if text.strip()]
         written = [""] * len(texts)
         if rows:
-            write = _loaded(self.job, self.device, self.weights, os.getpid())
-            for row, text in zip(rows, write([texts[row] for row in rows]), strict=True):
+            writer = _loaded(self.job, self.device, self.weights, os.getpid())
+            for row, text in zip(rows, writer.best(writer.ids([texts[row] for row in rows])), strict=True):
                 written[row] = text
         return written
 
 
 @lru_cache(maxsize=1)
-def _loaded(work: Job, device: str | None, weights: str | None, process: int) -> Callable[[Sequence[str]], list[str]]:
-    """A function that generates, with its model; loaded once in each process.
+def _loaded(work: Job, device: str | None, weights: str | None, process: int) -> Writer:
+    """The writer with its model; loaded once in each process.
 
     A forked process has the objects of its parent but not their threads: waiting for one of those never ends.
     So it loads the model again, and computes with one thread, of which there are enough if there are several processes.
@@ -143,49 +145,17 @@ def _loaded(work: Job, device: str | None, weights: str | None, process: int) ->
 
     if process != IMPORTED_BY:
         torch.set_num_threads(1)
-    from ngramloss.data.sentences import sentences
-    from ngramloss.data.tokens import Shape, separator_id, sources
-    from ngramloss.generation import engines
-    from ngramloss.generation.batches import batches, budget_for
-    from ngramloss.generation.engines.settings import search_of
-    from ngramloss.generation.search import decoded, load_model
-    from ngramloss.models.loading import prepare_generation
+    from ngramloss.generation.writer import load_model, writer_of
 
     if _weights(work) != weights:
         raise UserError(
             f"the weights or settings in {work.loading.name} are not those for which this TextGenerator was made: "
             "they have changed, or this process cannot see the folder. Use a folder that all machines share."
         )
-    data, by_line = work.data, has_several_sentences(work)
-    model, tokenizer = load_model(
-        work.loading,
-        data,
-        trained_here=work.loading.name != work.model,
-        device=device,
-        trust_remote_code=work.trust_remote_code,
-        precision=work.precision,
-    )
-    if work.generation is not None:
-        prepare_generation(model, work.generation)
-    search, separator = search_of(model), separator_id(tokenizer, data.separator)
-    engine, budget = engines.load(work.engine, model, search, say=LOG.info), budget_for(model, search, work.batch_size)
-
-    def ids(chosen: Sequence[tuple[int, str]]) -> list[list[int]]:
-        return sources([text for _, text in chosen], tokenizer, Shape.of(data), separator)
-
-    def generate(chosen: Sequence[tuple[int, str]], encoded: Sequence[Sequence[int]]) -> list[str]:
-        texts = decoded(tokenizer, [hypotheses[0] for hypotheses in engine.write(encoded)])
-        return ["\n".join(sentences(text, language=data.language)) for text in texts] if by_line else texts
-
-    def write(texts: Sequence[str]) -> list[str]:
-        written = [""] * len(texts)
-        longest_first = sorted(enumerate(texts), key=lambda pair: len(pair[1]), reverse=True)
-        for chosen, found in batches(longest_first, ids, generate, budget, say=LOG.info):
-            for (row, _), text in zip(chosen, found, strict=True):
-                written[row] = text
-        return written
-
-    return write
+    writer = writer_of(work, *load_model(work, device=device), has_lines=work.has_lines)
+    if writer.engine.note:
+        logger.info(writer.engine.note)
+    return writer
 
 
 def _weights(work: Job) -> str | None:

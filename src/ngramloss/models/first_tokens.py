@@ -16,7 +16,7 @@ EOS_STARTS = ("m2m_100", "nllb-moe")
 """Models whose decoder starts with the token that ends a text, even if their configuration does not say so."""
 
 
-def align_start(model: Any, tokenizer: Any, *, name: str, training: bool, say: object = None) -> None:
+def align_start(model: Any, tokenizer: Any, *, name: str, training: bool) -> None:
     """Set the tokens that generation begins with to those that training begins with.
 
     Training derives the decoder's first input from the labels, and each family of models does it in its own way: mBART

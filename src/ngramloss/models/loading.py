@@ -264,18 +264,23 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     return model
 
 
+def generation_changes(settings: Generation) -> dict[str, Any]:
+    """A recipe's generation settings by Hugging Face's names."""
+    return {
+        "num_beams": settings.num_beams,
+        "length_penalty": settings.length_penalty,
+        "min_length": settings.min_length,
+        "max_length": settings.max_length,
+        "no_repeat_ngram_size": settings.no_repeat_ngram_size,
+        "early_stopping": settings.early_stopping and settings.num_beams > 1,
+        "renormalize_logits": settings.renormalize or None,  # None: not named in files, as in those of earlier versions
+        "_from_model_config": False,  # otherwise it may be recreated from the model's config
+    }
+
+
 def prepare_generation(model: Any, settings: Generation) -> None:
     """Set the model's default generation settings, which are saved with it as ``generation_config``."""
-    model.generation_config.update(
-        num_beams=settings.num_beams,
-        length_penalty=settings.length_penalty,
-        min_length=settings.min_length,
-        max_length=settings.max_length,
-        no_repeat_ngram_size=settings.no_repeat_ngram_size,
-        early_stopping=settings.early_stopping and settings.num_beams > 1,
-        renormalize_logits=settings.renormalize or None,  # None: not named in files, as in those of earlier versions
-    )
-    model.generation_config._from_model_config = False  # otherwise it may be recreated from the model's config
+    model.generation_config.update(**generation_changes(settings))
 
 
 def _family(settings: Model) -> str:

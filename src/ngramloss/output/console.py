@@ -40,11 +40,6 @@ def first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def tell(sentence: object) -> None:
-    """Report a message."""
-    logger.info(str(sentence))
-
-
 class _ToStandardError(logging.Handler):
     """Writes above a progress bar if there is one. Looks standard error up each time, because tests replace it."""
 

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.engine_registry import engine_packages
 from ngramloss.errors import UserError
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
@@ -162,7 +163,7 @@ def written_by(run: Run) -> str:
     fields = (
         {name: value for name, value in facts.items() if value is not None}
         | search
-        | {name: versions[name] for name in ("ctranslate2", "transformers", "ngramloss") if name in versions}
+        | {name: versions[name] for name in (*engine_packages(), "transformers", "ngramloss") if name in versions}
     )
     return escape.name(signature("generation", **fields))
 

@@ -76,7 +76,7 @@ def damage(folder: Path, *, exact: bool = False) -> str:
     )
 
 
-def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str, say: object = None) -> Path:
+def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str) -> Path:
     """A folder in the cache: the one that is there, if its checksums are right; otherwise it is made.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -13,26 +12,22 @@ import torch
 
 from ngramloss import recipe
 from ngramloss.data import Example
-from ngramloss.data.origins import canonical
-from ngramloss.data.sentences import sentences
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
-from ngramloss.generation.engines.settings import search_of
-from ngramloss.generation.predictions import SEVERAL_SENTENCES
-from ngramloss.generation.search import summaries
+from ngramloss.generation.batches import Budget
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.generation.job import has_several_sentences
+from ngramloss.generation.writer import Writer
 from ngramloss.hf.attach import aligned_labels, attached_loss, last_parts
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
-from ngramloss.models.loading import prepare_generation
-from ngramloss.recipe import Generation, Recipe, Train
+from ngramloss.recipe import Recipe, Train
 from ngramloss.steps.padding import Pad
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes
 
 TRIED = 8
 """Examples on which the metric is tried before training."""
-DELAY = 2.0
-"""Seconds after which a progress line appears."""
 
 
 class GeneratedScore:
@@ -84,7 +79,6 @@ class GeneratedScore:
             settings=self.settings,
             tokenizer=self.tokenizer,
             batch_size=self.batch_size,
-            shows_progress=self.process == 0,
         )
         if self.processes == 1:
             return mine
@@ -161,17 +155,11 @@ def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> f
 
 
 def write_texts(
-    model: Any,
-    sources: Sequence[Sequence[int]],
-    *,
-    settings: Recipe,
-    tokenizer: Any,
-    batch_size: int,
-    shows_progress: bool = True,
+    model: Any, sources: Sequence[Sequence[int]], *, settings: Recipe, tokenizer: Any, batch_size: int
 ) -> list[str]:
     """Generate a text for each source, by the recipe's generation settings with ``train.best_beams`` beams.
 
-    The model's mode, its generation settings and the random numbers that training draws next stay as they are.
+    The model's mode and the random numbers that training draws next stay as they are.
 
     Args:
         model: the model in training.
@@ -179,43 +167,16 @@ def write_texts(
         settings: the resolved recipe.
         tokenizer: the model's tokenizer.
         batch_size: sources per batch.
-        shows_progress: whether to show a progress line if it takes long.
     """
-    from tqdm.auto import tqdm
-
-    search = dataclasses.replace(settings.generation, num_beams=settings.train.best_beams)
-    words = recipe.WORDS[settings.task]
-    with (
-        _unchanged(model),
-        tqdm(
-            total=len(sources),
-            desc="validating",
-            unit=f" {words.sources}",
-            leave=False,
-            delay=DELAY,
-            disable=not shows_progress,
-        ) as bar,
-    ):
-        prepare_generation(model, search)
-        written = summaries(
-            model, tokenizer, sources, batch_size=batch_size, progress=bar.update, write=_engine(model, search)
+    generation = dataclasses.replace(settings.generation, num_beams=settings.train.best_beams)
+    with _unchanged(model):
+        search = search_of(model, generation)
+        engine = engines.load_in_training(generation.engine, model, search)
+        has_lines = has_several_sentences(settings.data.name)
+        writer = Writer(
+            model, tokenizer, settings.data, search, engine, Budget(documents=batch_size), has_lines=has_lines
         )
-    if canonical(settings.data.name) not in SEVERAL_SENTENCES:
-        return [summary.text for summary in written]
-    return ["\n".join(sentences(summary.text, language=settings.data.language)) for summary in written]
-
-
-def _engine(model: Any, search: Generation) -> engines.Write | None:
-    """The engine ``graph`` on a GPU, if it can; otherwise none, which is the model's own ``generate``.
-
-    CTranslate2 would convert and keep the weights of each validation.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    if search.engine not in (engines.AUTO, "graph") or model.device.type != "cuda" or isinstance(model, FSDPModule):
-        return None
-    loaded = engines.load(engines.AUTO, model, search_of(model), say=lambda _: None)
-    return loaded.write if loaded.name == "graph" else None
+        return writer.best(sources, what="validating", unit=recipe.WORDS[settings.task].sources)
 
 
 @contextmanager
@@ -223,8 +184,7 @@ def _unchanged(model: Any) -> Iterator[None]:
     """Let a model in training generate, and leave it as it was."""
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-    own, was_training, sharded = model.generation_config, model.training, isinstance(model, FSDPModule)
-    model.generation_config = copy.deepcopy(own)
+    was_training, sharded = model.training, isinstance(model, FSDPModule)
     if sharded:
         register_fsdp_forward_method(model, "generate")  # it calls the encoder before the model, which has its weights
         model.__dict__["_is_fsdp_managed_module"] = True  # each process goes on until all have finished
@@ -234,7 +194,6 @@ def _unchanged(model: Any) -> Iterator[None]:
         with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        model.generation_config = own
         for name in ("generate", "_is_fsdp_managed_module") if sharded else ():
             del model.__dict__[name]
         model.train(was_training)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation.decoders import random_ids
+from ngramloss.output.console import logger
 from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import cache_folder
 from ngramloss.version import installed
@@ -54,19 +55,18 @@ FAMILIES = {
 """The types of models that can be converted."""
 
 
-def converted(model: Any, *, say: Callable[[str], None]) -> Path:
+def converted(model: Any) -> Path:
     """The folder of the converted model: the one in the cache, or a new one.
 
     Args:
         model: a Hugging Face encoder-decoder, in fp32.
-        say: shows a message to the user.
 
     Raises:
         UserError: the model cannot be converted, or the disk is full. Nothing is left in the cache.
     """
     folder = cache_folder() / "ctranslate2" / _key(model)
     try:
-        return cached_folder(folder, partial(_convert, model, say), what="converted model", say=say)
+        return cached_folder(folder, partial(_convert, model), what="converted model")
     except OSError as reason:
         raise UserError(
             f"cannot write the converted model to {folder.parent}: {reason.strerror or reason}. Make room "
@@ -89,8 +89,8 @@ def _key(model: Any) -> str:
     return digest.hexdigest()[:24]
 
 
-def _convert(model: Any, say: Callable[[str], None], folder: Path) -> None:
-    say("converting the model for ctranslate2; this is done once.")
+def _convert(model: Any, folder: Path) -> None:
+    logger.info("converting the model for ctranslate2; this is done once.")
     with _on_cpu(model):
         try:
             spec = _specification(model)

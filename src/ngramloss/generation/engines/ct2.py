@@ -14,7 +14,7 @@ import torch
 
 from ngramloss.errors import UserError
 from ngramloss.generation.engines.conversion import FAMILIES, converted
-from ngramloss.generation.engines.settings import Search
+from ngramloss.generation.search import Search
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 """What CTranslate2 calls a precision."""
@@ -64,11 +64,9 @@ def differences(model: Any, search: Search, *, precision: str) -> Iterator[str]:
         yield "texts that reach generation.max_length are ranked differently"
 
 
-def load(
-    model: Any, search: Search, *, precision: str, say: Callable[[str], None]
-) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
+def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
-    translator = _translator(model, search, precision, say)
+    translator = _translator(model, search, precision)
     best_of = _best_with_forced_end if search.last is not None and search.num_beams > 1 else _best
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
@@ -81,10 +79,10 @@ def load(
     return write
 
 
-def _translator(model: Any, search: Search, precision: str, say: Callable[[str], None]) -> Any:
+def _translator(model: Any, search: Search, precision: str) -> Any:
     import ctranslate2
 
-    folder = converted(model, say=say)
+    folder = converted(model)
     ctranslate2.set_random_seed(search.seed or 0)  # read by each thread when it first draws
     device = model.device
     streams = torch.get_num_threads() if device.type == "cpu" else 1  # faster than all threads on one batch

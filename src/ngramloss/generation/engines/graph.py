@@ -5,7 +5,6 @@ On a GPU, one token of all beams of all sources is one CUDA graph, so the host h
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,7 +17,8 @@ from ngramloss.errors import UserError
 from ngramloss.generation import beams
 from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, padded_head
 from ngramloss.generation.engines.hf import ended
-from ngramloss.generation.engines.settings import Search
+from ngramloss.generation.sampling import sampled, text_seeds
+from ngramloss.generation.search import Search
 from ngramloss.gpu import graphs
 from ngramloss.steps.padding import padded
 
@@ -29,14 +29,17 @@ MOST_SHAPES, MOST_MEMORY = 8, 0.25
 """Shapes of sources whose caches and graphs are kept on a GPU: their number, and the share of its memory they may have.
 On a CPU none are kept: there is no graph to capture again, and a new cache costs nothing beside the search."""
 
+FAMILIES = tuple(DECODERS)
+"""The kinds of models that it serves."""
+
 Ids = Sequence[int]
 
 
 def unsupported(model: Any, search: Search) -> Iterator[str]:
     """What it cannot do at all, as clauses."""
     kind = model.config.model_type
-    if kind not in DECODERS:
-        yield f"it serves {', '.join(DECODERS)}, not {kind}"
+    if kind not in FAMILIES:
+        yield f"it serves {', '.join(FAMILIES)}, not {kind}"
     positions = None if kind == "m2m_100" else getattr(model.config, "max_position_embeddings", None)
     if positions is not None and search.max_length > positions:
         yield f"texts may have {search.max_length:,} tokens, but the model has {positions:,} positions"
@@ -52,22 +55,19 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
         yield f"it does not know {', '.join(search.others)}"
 
 
-def differences(model: Any, search: Search, *, precision: str) -> Iterator[str]:
-    """Why texts may differ from those of ``hf``, as clauses."""
-    if search.sample:
-        yield "its random numbers are others"
+def differences(model: Any, search: Search, *, precision: str) -> list[str]:
+    """Nothing: texts and samples are those of ``hf``."""
+    return []
 
 
-def load(
-    model: Any, search: Search, *, precision: str, say: Callable[[str], None]
-) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
+def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
-    apart = difference(model)
-    if not apart <= TOLERANCES.get(model.dtype, 1e-3):  # also if it is NaN
+    largest = difference(model)
+    if not largest <= TOLERANCES.get(model.dtype, 1e-3):  # also if it is NaN
         raise UserError(
             f"{type(model).__name__} computes its logits in a way that this engine does not know (a "
-            f"log-probability differs by {apart:.2g})."
+            f"log-probability differs by {largest:.2g})."
         )
 
     new = partial(Searcher, model, search, head=padded_head(model))
@@ -160,9 +160,9 @@ class Searcher:
         pad, more = self.search.pad, B - len(sources)
         rows = [*sources, *[[pad]] * more]
         batch = map(torch.from_numpy, padded(rows, B, S, pad))  # [B, S] each
-        texts, device = range(self.seeds.shape[1]), self.seeds.device
+        device = self.seeds.device
         if self.search.sample:
-            self.seeds.copy_(torch.tensor([[_seed(self.search, row, text) for text in texts] for row in rows]))
+            self.seeds.copy_(text_seeds(self.search, rows))
         self.is_blank.copy_(torch.arange(B) >= len(sources))
         for group in self.groups:
             group.restart(self.search)
@@ -209,7 +209,7 @@ class Searcher:
         rows = logits.flatten(0, 1)  # [B · K, V]
         beams.rule_out(rows, state.ids.flatten(0, 1), state.length, self.limits)
         if self.search.sample:
-            tokens = beams.sampled(rows.float(), self.seeds.flatten(), state.length, self.search)  # [B · K]
+            tokens = sampled(rows.float(), self.seeds.flatten(), state.length, self.search)  # [B · K]
         else:
             tokens = beams.greedy(rows)  # [B · K]
         beams.write_on(state, tokens.view_as(newest), self.limits)
@@ -254,9 +254,3 @@ def _keep(texts: list[list[list[int]]], rows: Sequence[int], searcher: Searcher)
     """Put the texts of a search where they belong."""
     for row, found_here in zip(rows, searcher.texts.tolist(), strict=False):  # blank sources come last
         texts[row] = found_here
-
-
-def _seed(search: Search, source: Ids, text: int) -> int:
-    """The seed of one text, from those of the search and the source."""
-    digest = hashlib.sha256(repr((search.seed, text, *source)).encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)

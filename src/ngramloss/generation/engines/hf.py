@@ -1,30 +1,202 @@
-"""a Hugging Face model and source ids → ids of texts, by the model's own ``generate``: the specification."""
+"""a Hugging Face model and source ids → ids of texts, by the model's own ``generate``: the specification.
+
+No other file of generation reads a ``generation_config``, and none changes it: what a recipe and options change is
+passed to ``generate``.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.generation.engines.settings import Search
+from ngramloss.generation.sampling import sampled, text_seeds
+from ngramloss.generation.search import Options, Search
+from ngramloss.models.loading import generation_changes
+from ngramloss.recipe import Generation
 from ngramloss.steps.padding import padded
+
+KNOWN = {
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "num_beams",
+    "early_stopping",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "renormalize_logits",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "bad_words_ids",
+    "num_return_sequences",
+    "do_sample",
+    "temperature",
+    "top_p",
+    "top_k",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "use_cache",
+    "cache_implementation",
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "transformers_version",
+    "_from_model_config",
+}
+"""Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
 
 Ids = Sequence[int]
 
 
-def load(
-    model: Any, search: Search, *, precision: str, say: Callable[[str], None]
-) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
+def search_of(
+    model: Any,
+    generation: Generation | None = None,
+    options: Options = Options(),  # noqa: B008
+    **changes: Any,
+) -> Search:
+    """All settings of a search: the model's own ``generation_config``, changed by a recipe, then by options.
+
+    Args:
+        model: a Hugging Face encoder-decoder.
+        generation: settings of a recipe; None means that the model's own are used.
+        options: what is asked besides.
+        changes: further changes of the ``generation_config``, by Hugging Face's names.
+
+    Raises:
+        UserError: there are fewer beams than texts, or the beams cannot be divided into groups.
+    """
+    changes |= {} if generation is None else generation_changes(generation)
+    changes |= _asked(options, _changed_config(model, changes).num_beams or 1)
+    config = _changed_config(model, changes)
+    defaults = config._get_default_generation_params()
+
+    def value(name: str) -> Any:
+        chosen = getattr(config, name, None)
+        return defaults.get(name) if chosen is None else chosen
+
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    named = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = tuple(token for token in named if token is not None)
+    pads = [token for token in (config.pad_token_id, model.config.pad_token_id, 0) if token is not None]
+    words = config.bad_words_ids or []
+    banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in ends)
+    others = [
+        name
+        for name, chosen in config.to_diff_dict().items()
+        if name not in KNOWN and chosen not in (None, False) and chosen != defaults.get(name, 0)
+    ]
+    others += ["eos_token_id"] * (len(ends) != 1)
+    others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
+    others += ["decoder_start_token_id"] * (not isinstance(start, int))
+    forced = {name: _only(getattr(config, name)) for name in ("forced_bos_token_id", "forced_eos_token_id")}
+    others += [name for name, token in forced.items() if isinstance(token, list)]
+    return Search(
+        num_beams=value("num_beams"),
+        max_length=_max_length(model, config, value("max_length")),
+        min_length=(config.min_new_tokens + 1 if config.min_new_tokens is not None else value("min_length")),
+        length_penalty=float(value("length_penalty")),
+        early_stopping=value("early_stopping"),
+        no_repeat_ngram_size=value("no_repeat_ngram_size"),
+        renormalize=bool(config.renormalize_logits),
+        start=start,
+        ends=ends,
+        pad=pads[0],
+        first=forced["forced_bos_token_id"],
+        last=forced["forced_eos_token_id"],
+        banned=banned,
+        texts=value("num_return_sequences"),
+        sample=value("do_sample"),
+        temperature=float(value("temperature")),
+        top_p=float(value("top_p")),
+        top_k=value("top_k"),
+        seed=options.seed if options.sample else None,
+        others=tuple(sorted(others)),
+        groups=options.groups,
+        diversity=options.diversity,
+        rerank=options.rerank,
+        changes=changes,
+    )
+
+
+def _asked(options: Options, beams: int) -> dict[str, Any]:
+    """What options change, by Hugging Face's names, if the search has so many beams without them."""
+    changes: dict[str, Any] = {}
+    if options.sample:
+        changes = {"do_sample": True, "temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
+        changes |= {"num_beams": 1, "early_stopping": False}
+        beams = 1
+    elif options.beams is not None:
+        early = {"early_stopping": True} if beams == 1 else {}  # greedy search has no early stopping of its own
+        beams = options.beams or max(options.texts, beams)
+        changes = {"do_sample": False, "num_beams": beams} | (early if beams > 1 else {})
+    if beams % options.groups:
+        raise UserError(
+            f"--groups {options.groups} needs a multiple of as many beams, but the search has {beams}. "
+            f"Use --set generation.num_beams={options.groups}."
+        )
+    texts = options.texts or beams
+    if options.rerank and texts == 1:
+        raise UserError(
+            "--rerank orders several texts of a document, but the search has 1 beam. Use --set "
+            "generation.num_beams=4, or --sample --num-return 4."
+        )
+    if texts > beams and not options.sample:
+        raise UserError(
+            f"--num-return {texts} needs as many beams, but the search has {beams}. Use --set "
+            f"generation.num_beams={texts}, or --sample."
+        )
+    return changes | ({"num_return_sequences": texts} if texts > 1 or options.beams is not None else {})
+
+
+def _changed_config(model: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy of the model's ``generation_config`` with these changes."""
+    config = copy.deepcopy(model.generation_config)
+    with _explained():
+        config.update(**changes)
+    return config
+
+
+def _only(token: Any) -> Any:
+    """The token of a list of one token."""
+    return token[0] if isinstance(token, list) and len(token) == 1 else token
+
+
+def _max_length(model: Any, config: Any, otherwise: int) -> int:
+    """The largest length that ``generate`` reaches: without a setting, 20 tokens after the start token."""
+    if config.max_new_tokens is not None:
+        return int(config.max_new_tokens) + 1
+    if config.max_length is not None:
+        return int(config.max_length)
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return min(otherwise + 1, positions) if positions is not None else otherwise + 1
+
+
+def search_facts(model: Any, search: Search) -> dict[str, Any]:
+    """The settings of a search that are saved with its texts."""
+    facts: dict[str, Any] = _changed_config(model, search.changes).to_diff_dict()
+    facts.pop("transformers_version", None)
+    if search.groups > 1:
+        facts |= {"num_beam_groups": search.groups, "diversity_penalty": search.diversity}
+    return facts | ({"rerank": search.rerank} if search.rerank else {})
+
+
+def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
         own = not search.sample or search.seed is None  # also if the model's own settings sample
-        rows = generated(model, sources, search.pad) if own else _sampled(model, search, sources)
+        rows = _generated(model, sources, search) if own else _sampled(model, sources, search)
         texts = [ended(row, search.ends) for row in rows]
         return [texts[start : start + search.texts] for start in range(0, len(texts), search.texts)]
 
@@ -32,7 +204,7 @@ def load(
 
 
 def unsupported(model: Any, search: Search) -> list[str]:
-    """What has left it; otherwise nothing, because it is the specification."""
+    """Groups of beams, which transformers does not have any more."""
     groups = getattr(model.generation_config, "num_beam_groups", None) or 1
     if search.groups == 1 and groups > 1:
         return [
@@ -43,25 +215,34 @@ def unsupported(model: Any, search: Search) -> list[str]:
 
 
 def differences(model: Any, search: Search, *, precision: str) -> list[str]:
-    """None, for the same reason."""
+    """Nothing: it is the specification."""
     return []
 
 
 @torch.inference_mode()
-def generated(model: Any, sources: Sequence[Ids], pad: int, **options: Any) -> list[list[int]]:
+def _generated(model: Any, sources: Sequence[Ids], search: Search, **options: Any) -> list[list[int]]:
     """What ``generate`` returns for a batch, in lists."""
     # On the right: on the left, padding would shift the encoder's positions.
-    batch = map(torch.from_numpy, padded(sources, len(sources), max(map(len, sources)), pad))  # [B, S] each
+    batch = map(torch.from_numpy, padded(sources, len(sources), max(map(len, sources)), search.pad))  # [B, S] each
     ids, mask = (each.to(model.device) for each in batch)
+    with _explained():
+        rows: list[list[int]] = model.generate(
+            input_ids=ids, attention_mask=mask, **{**search.changes, **options}
+        ).tolist()
+    return rows
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what transformers raises because of a setting into one message."""
     try:
-        rows: list[list[int]] = model.generate(input_ids=ids, attention_mask=mask, **options).tolist()
+        yield
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as reason:
         raise UserError(
             "transformers cannot generate with this model's settings: "
             f"{type(reason).__name__}: {' '.join(str(reason).split())[:300].rstrip('.')}. Correct its "
             "generation_config.json, or choose settings with --preset or --set generation.…"
         ) from reason
-    return rows
 
 
 def ended(row: list[int], ends: Sequence[int]) -> list[int]:
@@ -75,44 +256,24 @@ def ended(row: list[int], ends: Sequence[int]) -> list[int]:
     return next((row[: index + 1] for index, token in enumerate(row) if index and token in ends), row)
 
 
-def _sampled(model: Any, search: Search, sources: Sequence[Ids]) -> list[list[int]]:
-    """Sample the texts of each source. A text depends on the seed and its source alone, not on the batch.
+def _sampled(model: Any, sources: Sequence[Ids], search: Search) -> list[list[int]]:
+    """Sample the texts of each source: ``generate`` searches greedily, and is left one token at each step."""
+    from transformers import LogitsProcessorList
 
-    The token with the largest sum of log-probability and Gumbel noise is a sample. So ``generate`` searches greedily,
-    and the noise comes from a generator for each text.
-    """
-    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+    seeds = text_seeds(search, sources).flatten().to(model.device)  # [B · texts]
 
-    copies = [source for source in sources for _ in range(search.texts)]
-    noise = GumbelNoise([(search.seed, number, *source) for source in sources for number in range(search.texts)])
-    warpers: list[Any] = [TemperatureLogitsWarper(search.temperature)] if search.temperature != 1 else []
-    warpers += [TopPLogitsWarper(search.top_p)] if search.top_p < 1 else []
-    return generated(
+    def leave_one(input_ids: Tensor, scores: Tensor) -> Tensor:
+        length = torch.tensor(input_ids.shape[1])  # []
+        tokens = sampled(scores.float(), seeds, length, search)  # [B · texts]
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)  # [B · texts, V]
+
+    return _generated(
         model,
-        copies,
-        search.pad,
+        [source for source in sources for _ in range(search.texts)],
+        search,
         do_sample=False,
         num_beams=1,
         early_stopping=False,
         num_return_sequences=1,
-        logits_processor=LogitsProcessorList([*warpers, noise]),
+        logits_processor=LogitsProcessorList([leave_one]),
     )
-
-
-class GumbelNoise:
-    """Adds noise to the scores of each row, from a generator of its own.
-
-    Args:
-        keys: for each row, the numbers that determine its noise.
-    """
-
-    def __init__(self, keys: Sequence[tuple[int | None, ...]]) -> None:
-        digests = [hashlib.sha256(repr(key).encode()).digest() for key in keys]
-        self._generators = [torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")) for digest in digests]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores with noise, [B, V]."""
-        columns = scores.shape[-1]
-        uniform = torch.stack([torch.rand(columns, generator=each, dtype=torch.float64) for each in self._generators])
-        gumbel = -(-uniform.clamp_min(1e-300).log()).log()  # [B, V]
-        return scores + gumbel.to(scores)

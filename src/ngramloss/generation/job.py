@@ -1,0 +1,209 @@
+"""a run or a model, data and settings → a ``Job``: which model writes texts of which documents, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import recipe
+from ngramloss.data import Split, columns_of, load
+from ngramloss.data.origins import canonical
+from ngramloss.engine_registry import AUTO
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.generation.baselines import baseline_writer, is_baseline
+from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
+from ngramloss.storage.files import read_object
+from ngramloss.storage.run_folder import RunFolder
+
+SEVERAL_SENTENCES = ("cnn_dailymail",)
+"""Data sets whose summaries have several sentences: they are written one per line, where ROUGE-Lsum splits."""
+DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
+"""Task → the recipe that completes the settings for a model that was trained elsewhere."""
+
+
+class Job(NamedTuple):
+    """One generation job: model, data and settings.
+
+    Attributes:
+        model: a run folder, a model folder or hub id, or a baseline such as ``lead-3``.
+        loading: how to load the model.
+        data: which data, and how to tokenise them.
+        split: of the data.
+        generation: search settings; None means the model's own ``generation_config``.
+        preset: name of the preset, if one was chosen.
+        limit: maximum number of documents; 0 means all.
+        batch_size: documents per batch; 0 means as many as the memory allows.
+        trust_remote_code: whether code that comes with the model may run.
+        task: "summarisation" or "translation".
+        engine: what searches: a name in ``ENGINES``, or ``auto``.
+        precision: of the weights.
+    """
+
+    model: str
+    loading: Model
+    data: Data
+    split: str
+    generation: Generation | None
+    preset: str | None
+    limit: int
+    batch_size: int
+    trust_remote_code: bool = False
+    task: str = TASKS[0]
+    engine: str = AUTO
+    precision: str = "fp32"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run trained the model."""
+        return self.loading.name != self.model
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether texts of this data set, or of the preset's, are written one sentence per line."""
+        return has_several_sentences(self.data.name) or has_several_sentences(self.preset or "")
+
+
+def has_several_sentences(data: str) -> bool:
+    """Whether summaries of this data set have several sentences, which are written one per line."""
+    return canonical(data) in SEVERAL_SENTENCES
+
+
+def job(
+    model: str,
+    *,
+    data: str | None = None,
+    like: str | None = None,
+    split: str | None = None,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    limit: int = 0,
+    batch_size: int = 0,
+    trust_remote_code: bool = False,
+    verb: str = "generate",
+) -> Job:
+    """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings.
+
+    ``like`` is a run's folder: the same documents are read as by its own job. ``split`` is ``test`` by default.
+    """
+    if data is not None and like is not None:
+        raise UserError("choose the documents once: with --data, or with --like.")
+    run = RunFolder(Path(model))
+    own: Recipe | None = None
+    if run.recipe.is_file():
+        if not run.finished:
+            raise MissingFileError(
+                f"{model} has no {run.model.name}/: its training is not finished, or the model was "
+                "deleted. The same ngramloss train command continues from its last checkpoint."
+            )
+        own = recipe.load(str(run.recipe), objective=False)
+    for setting in overrides:
+        if not setting.startswith(("generation.", "data.", "task=")):
+            raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
+    if data is None and like is None and own is None and preset is None:
+        raise UserError("choose the documents with --data, with --like RUN, or with a --preset.")
+    if own is None:  # a model that was trained elsewhere does not expect separators before sentences
+        task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
+        base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])
+    else:
+        base = own
+    if preset is not None:
+        theirs = dataclasses.replace(
+            recipe.load(preset).generation, engine=base.generation.engine, precision=base.generation.precision
+        )
+        base = dataclasses.replace(base, generation=theirs)
+    if data is not None:  # columns and a held-out part are of the run's own data
+        theirs_only = dataclasses.replace(base.data, name=data, validation_fraction=0.0, test_fraction=0.0)
+        base = dataclasses.replace(base, data=theirs_only)
+    if like is not None:
+        base, of_run = _like(base, RunFolder(Path(like)))
+        split, limit = split or of_run.get("split"), limit or of_run.get("documents", 0)
+    split = split or "test"
+    settings = recipe.changed(base, overrides, objective=False)
+    chosen = settings.data
+    for key in ("validation_fraction", "test_fraction") if own and data is None else ():
+        if getattr(chosen, key) != getattr(base.data, key):
+            raise UserError(
+                f"{model} was trained with data.{key} = {getattr(base.data, key):g}: with another one, rows that it "
+                f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
+            )
+    baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
+    keys = [setting.partition("=")[0].strip() for setting in overrides]
+    only_how = ("generation.engine", "generation.precision")
+    searched = preset is not None or any(key.startswith("generation.") and key not in only_how for key in keys)
+    own_model = dataclasses.replace(own.model, name=str(run.model), revision="main") if own else None
+    return Job(
+        model,
+        own_model or Model(name=model),
+        chosen,
+        split,
+        settings.generation if searched else None,
+        preset,
+        limit,
+        batch_size,
+        trust_remote_code,
+        settings.task,
+        settings.generation.engine,
+        settings.generation.precision,
+    )
+
+
+OF_THE_MODEL = ("separator", "splitter", "prefix", "max_source", "max_target")
+"""Settings of the data that say how a model reads documents; the others say which documents there are."""
+
+
+def _like(base: Recipe, run: RunFolder) -> tuple[Recipe, dict[str, Any]]:
+    """The settings with the data and the task of a run, and what it recorded of its own predictions, if it has some."""
+    if not run.recipe.is_file():
+        raise MissingFileError(f"--like takes a run's folder, and {run.path} has no {run.recipe.name}.")
+    theirs = recipe.load(str(run.recipe), objective=False)
+    data = dataclasses.replace(theirs.data, **{name: getattr(base.data, name) for name in OF_THE_MODEL})
+    recorded = read_object(run.generation) if run.generation.is_file() else {}
+    same = recorded.get("data") == theirs.data.name  # otherwise its predictions are of other documents
+    return dataclasses.replace(base, data=data, task=theirs.task), recorded if same else {}
+
+
+def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
+    """Raise if a command cannot use the model of a job, before any data are read.
+
+    Args:
+        work: the job.
+        verb: the command.
+        groups: of beams, which only some engines have, and for some kinds of models.
+    """
+    from ngramloss.generation import engines
+    from ngramloss.models.loading import load_config
+
+    if is_baseline(work.model):
+        return
+    config = load_config(work.loading, trust_remote_code=work.trust_remote_code, verb=verb)
+    if groups > 1:
+        engines.check_groups(work.engine, config.model_type)
+
+
+def read_split(work: Job) -> Split:
+    """Read the documents of a job."""
+    return load(
+        work.data.name,
+        work.split,
+        **columns_of(work.data, work.task),
+        on_bad_row=work.data.on_bad_row,
+        limit=work.limit,
+        validation_fraction=work.data.validation_fraction,
+        test_fraction=work.data.test_fraction,
+    )
+
+
+def data_facts(work: Job, split: Split) -> dict[str, Any]:
+    """What is saved of a job's data with the texts."""
+    facts = {
+        "data": work.data.name,
+        "split": work.split,
+        "fingerprint": split.fingerprint,
+        "documents": len(split.examples),
+        "preset": work.preset,
+    }
+    if work.task != TASKS[0]:  # not otherwise: predictions of earlier versions do not say it
+        facts["task"] = work.task
+    return facts

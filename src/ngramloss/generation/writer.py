@@ -1,0 +1,199 @@
+"""a model, its tokenizer, an engine and the settings of a search → the texts of sources.
+
+Predictions, candidates, ``TextGenerator`` and validation all write their texts here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss.data.sentences import sentences
+from ngramloss.data.tokens import Shape, separator_id
+from ngramloss.data.tokens import sources as source_ids
+from ngramloss.engine_registry import ENGINES, PRECISIONS
+from ngramloss.errors import UserError
+from ngramloss.generation import engines
+from ngramloss.generation.batches import Budget, batches, budget_for
+from ngramloss.generation.engines.hf import search_facts, search_of
+from ngramloss.generation.job import Job
+from ngramloss.generation.search import Options, Search
+from ngramloss.generation.teacher_forced import text_logp
+from ngramloss.hf.candidates import NOT_CAUSAL
+from ngramloss.models import loading
+from ngramloss.models.first_tokens import align_start
+from ngramloss.models.languages import codes, set_languages
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import Data
+from ngramloss.storage.files import fingerprint
+from ngramloss.storage.run_folder import model_files, weight_files
+from ngramloss.version import __version__, installed
+
+Ids = Sequence[int]
+
+
+class Text(NamedTuple):
+    """A text and its number of tokens, including the start and end tokens but not padding."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model that writes the texts of sources by one search.
+
+    Attributes:
+        model: on its device.
+        tokenizer: the model's own.
+        data: how sources are tokenised, and the language of the texts.
+        search: the settings of the search.
+        engine: what searches.
+        budget: how much one batch may contain.
+        has_lines: whether each sentence of a text is a line.
+    """
+
+    model: Any
+    tokenizer: Any
+    data: Data
+    search: Search
+    engine: engines.Loaded
+    budget: Budget
+    has_lines: bool = False
+
+    def ids(self, sources: Sequence[str]) -> list[list[int]]:
+        """The ids of sources, with their special tokens."""
+        separator = separator_id(self.tokenizer, self.data.separator)
+        return source_ids(sources, self.tokenizer, Shape.of(self.data), separator)
+
+    def write(self, ids: Sequence[Ids]) -> list[list[Text]]:
+        """The texts of each source of one batch, best first."""
+        hypotheses = self.engine.write(ids)
+        if self.search.rerank:
+            hypotheses = _by_probability(self.model, self.search, ids, hypotheses)
+        texts = iter(decoded(self.tokenizer, [row for rows in hypotheses for row in rows]))
+        return [[Text(self._in_lines(next(texts)), len(row)) for row in rows] for rows in hypotheses]
+
+    def best(self, ids: Sequence[Ids], *, what: str = "writing", unit: str = "documents") -> list[str]:
+        """The best text of each source, in order, however many there are.
+
+        Args:
+            ids: of the sources.
+            what: the work, for the progress.
+            unit: what the sources are called there.
+        """
+        found = [""] * len(ids)
+        order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)
+        with Progress(what, len(ids), unit=unit) as progress:
+            for rows, texts in batches(
+                order,
+                lambda rows: [list(ids[row]) for row in rows],
+                lambda _, encoded: self.write(encoded),
+                self.budget,
+            ):
+                for row, (text, *_) in zip(rows, texts, strict=True):
+                    found[row] = text.text
+                progress.update(len(rows))
+        return found
+
+    def _in_lines(self, text: str) -> str:
+        return "\n".join(sentences(text, language=self.data.language)) if self.has_lines else text
+
+
+def load_model(work: Job, *, device: str | None = None) -> tuple[Any, Any]:
+    """Load the model of a job onto its device, and its tokenizer, both set to the languages of the data.
+
+    Generation of a model that a run trained begins as its training did. Of other models only multilingual ones are
+    changed; their settings cannot know the target language.
+
+    Args:
+        work: the job.
+        device: by default the GPU if there is one.
+    """
+    import torch
+
+    settings, trust = work.loading, work.trust_remote_code
+    tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust)
+    model = loading.load(settings, tokenizer, trust_remote_code=trust)
+    set_languages(tokenizer, work.data.source_language, work.data.target_language, model=settings.name)
+    if work.is_run or codes(tokenizer):
+        align_start(model, tokenizer, name=settings.name, training=False)
+    precision = getattr(torch, PRECISIONS[work.precision])
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), precision)
+    return model, tokenizer
+
+
+def writer_of(
+    work: Job,
+    model: Any,
+    tokenizer: Any,
+    options: Options = Options(),  # noqa: B008
+    *,
+    engine: str = "",
+    has_lines: bool = False,
+) -> Writer:
+    """The writer of a job.
+
+    Args:
+        work: the job.
+        model: as ``load_model`` returned it.
+        tokenizer: likewise.
+        options: what is asked of the search.
+        engine: what searches; by default the job's engine.
+        has_lines: whether each sentence of a text becomes a line.
+    """
+    if options.rerank and model.config.model_type in NOT_CAUSAL:
+        raise UserError(
+            f"--rerank cannot order texts of {type(model).__name__}, which gives a text another "
+            "probability if padding follows it. Leave it out."
+        )
+    search = search_of(model, work.generation, options)
+    loaded = engines.load(engine or work.engine, model, search)
+    return Writer(model, tokenizer, work.data, search, loaded, budget_for(model, [search], work.batch_size), has_lines)
+
+
+def decoded(tokenizer: Any, rows: Sequence[Ids]) -> list[str]:
+    """The texts of rows of ids, without special tokens and codes of languages."""
+    languages = set(codes(tokenizer).values())  # to M2M100 these are not special tokens
+    bare = [[token for token in row if token not in languages] for row in rows]
+    return [text.strip() for text in tokenizer.batch_decode(bare, skip_special_tokens=True)]
+
+
+def _by_probability(
+    model: Any, search: Search, sources: Sequence[Ids], hypotheses: Sequence[list[list[int]]]
+) -> list[list[list[int]]]:
+    """The texts of each source, that with the highest log-probability by length first."""
+    ordered = []
+    for rows, sums in zip(hypotheses, text_logp(model, sources, hypotheses, pad=search.pad), strict=True):
+        scores = [
+            value / float(max(len(row) - 1, 1)) ** search.length_penalty for row, value in zip(rows, sums, strict=True)
+        ]
+        ordered.append([rows[number] for number in sorted(range(len(rows)), key=lambda number: -scores[number])])
+    return ordered
+
+
+def writer_facts(work: Job, writer: Writer) -> dict[str, Any]:
+    """What is saved with texts: which model wrote them, how it reads, and how it searches."""
+    folder, tokenizer = Path(work.loading.name), writer.tokenizer
+    weights, others = weight_files(folder), model_files(folder)
+    return {
+        "model": work.model,
+        "weights": fingerprint(weights) if weights else getattr(writer.model.config, "_commit_hash", None),
+        **({"model_files": others} if others else {}),  # the hub's commit stands for all of its files
+        "shape": dataclasses.asdict(Shape.of(work.data)),
+        **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
+        "generation": search_facts(writer.model, writer.search),
+        "engine": writer.engine.facts,
+    }
+
+
+def versions(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of what a job's texts depend on."""
+    engine = [ENGINES[settings["engine"]["name"]].package] if "engine" in settings else []
+    others = {name: installed(name) for name in ("torch", "transformers", "tokenizers", *engine)}
+    own = {"ngramloss": __version__, "python": platform.python_version()}
+    return own | {name: number for name, number in others.items() if number is not None}
