@@ -15,7 +15,7 @@ import torch
 import transformers
 from forks import fork_ranks
 from safetensors.torch import load_file
-from test_trainer import OBJECTIVE, assert_same_weights, padded, rows, tiny
+from trainings import OBJECTIVE, RANKED, assert_same_weights, padded, rows, rows_with_candidates, tiny
 
 import ngramloss as ng
 from ngramloss import JointLoss
@@ -793,9 +793,7 @@ COMPARED = ("loss", "ce", "matches(2)", "rank(margin=0.1,alpha=1)", "prefer(beta
 
 
 def on_candidates(folder=None, **changes):
-    from test_candidate_training import OBJECTIVE, rows  # which imports much that other processes need not
-
-    return trained(folder, data=rows(22), objective=OBJECTIVE, **changes)
+    return trained(folder, data=rows_with_candidates(22), objective=RANKED, **changes)
 
 
 @pytest.mark.slow

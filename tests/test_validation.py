@@ -9,8 +9,7 @@ import pytest
 import tiny_tokenizers
 import torch
 from forks import fork_ranks
-from searches import hf_texts
-from test_search import ids, real_model
+from searches import hf_texts, ids, real_model
 
 from ngramloss import recipe
 from ngramloss.generation import writer
@@ -104,7 +103,7 @@ import torch, tiny_tokenizers
 from ngramloss.training.sharding import shard
 from ngramloss.training.best import Best
 from ngramloss.training.validation import GeneratedScore
-from test_search import ids, real_model
+from searches import ids, real_model
 from test_validation import settings, written
 
 torch.distributed.init_process_group("gloo")
