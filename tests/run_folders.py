@@ -48,6 +48,7 @@ PREPARED = Prepared(
     metrics={},
     tokenizer="scratch",
     continued_from=None,
+    column="",
     trust_remote_code=False,
     machine=Machine(2, "CPU", "fp32"),
 )

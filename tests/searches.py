@@ -64,7 +64,7 @@ def writer(model, tokenizer, batch_size=32, data=None, has_lines=False):
     """A writer that has the model's own settings and ``generate``."""
     search = search_of(model)
     engine = Loaded("hf", "fp32", hf.load(model, search, precision="fp32"))
-    return Writer(model, tokenizer, data or Data(), search, engine, Budget(documents=batch_size), has_lines)
+    return Writer(model, tokenizer, Shape.of(data or Data()), search, engine, Budget(documents=batch_size), has_lines)
 
 
 def hf_texts(model, tokenizer, ids, batch_size=32):
