@@ -22,6 +22,7 @@ PREPARED = Prepared(
     plugins={},
     metrics={},
     tokenizer="scratch",
+    column="document",
     continued_from=None,
     trust_remote_code=False,
     machine=Machine(2, "CPU", "fp32"),
