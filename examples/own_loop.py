@@ -1,4 +1,4 @@
-"""A joint objective in a training loop of one's own: a small model learns to reverse sequences of digits.
+"""A joint objective in your own training loop: a small model learns to reverse sequences of digits.
 
 python examples/own_loop.py ["ce + matches(2,3,4)"]
 """
@@ -42,7 +42,7 @@ def main(objective: str) -> None:
         source = torch.randint(0, DIGITS, (64, LENGTH))
         labels = source.flip(1)
         hidden = model(source, labels)
-        loss, parts = loss_fn.from_hidden(hidden, model.head.weight, labels, bias=model.head.bias, return_parts=True)
+        loss, parts = loss_fn.from_hidden_with_parts(hidden, model.head.weight, labels, bias=model.head.bias)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

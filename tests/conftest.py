@@ -3,12 +3,12 @@
 Without a GPU, Triton kernels run in Triton's own interpreter. It must be told before the kernels are imported.
 """
 
-import logging
 import os
 
 import pytest
 import torch
 from hypothesis import settings
+from logged import LOGGER, logged
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -34,6 +34,21 @@ def own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def messages():
+    """What the library logs."""
+    with logged() as lines:
+        yield lines
+
+
+@pytest.fixture(autouse=True)
+def own_logging():
+    """A command shows messages; the next test does not."""
+    before = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
+    yield
+    LOGGER.handlers[:], LOGGER.level, LOGGER.propagate = before
+
+
 @pytest.fixture(autouse=True)
 def own_entries(monkeypatch):
     """What a test adds to the registries is gone after it."""
@@ -41,16 +56,3 @@ def own_entries(monkeypatch):
 
     for registry in (OBJECTIVES, METRICS):
         monkeypatch.setattr(registry, "_added", {})
-
-
-@pytest.fixture
-def messages():
-    """What the library reports, as a list that grows."""
-    logger, found = logging.getLogger("ngramloss"), []
-    handler, level = logging.Handler(), logger.level
-    handler.emit = lambda record: found.append(record.getMessage())
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield found
-    logger.removeHandler(handler)
-    logger.setLevel(level)

@@ -1,5 +1,6 @@
 """a few sentences → the record of a report: small, hostile, or as large as XSum's test set."""
 
+import math
 import os
 import random
 from dataclasses import replace
@@ -14,17 +15,15 @@ from ngramloss.report.record import (
     Ablation,
     AblationRow,
     Cases,
-    Comparison,
     PaperRow,
     PaperTable,
     Report,
-    SeedGroup,
-    SeedValue,
     System,
     TeacherForced,
     TrainingLog,
-    Value,
 )
+from ngramloss.scoring.results import Seeds
+from ngramloss.scoring.significance import CorpusScore
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",
@@ -55,18 +54,22 @@ def sentence(rng):
 
 def system(name, label, rouge1, rougeL, wmd, words, against_first=(), **more):
     scores = {"rouge1": rouge1, "rougeL": rougeL, "rougeLsum": rougeL, "wmd": wmd, "words": words}
-    tests = NOTHING | dict(against_first)
+    tests = dict(against_first)
     return System(
         name,
         label,
-        {score: Value(value, value - 0.5, value + 0.5, tests[score]) for score, value in scores.items()},
+        {score: CorpusScore(value, value - 0.5, value + 0.5, *tests.get(score, ())) for score, value in scores.items()},
         **more,
     )
 
 
+def spread(mean, deviation=math.nan, low=math.nan, high=math.nan):
+    return {"mean": mean, "spread": deviation, "low": low, "high": high}
+
+
 def against(difference, bootstrap, randomisation):
     corrected = None if None in (bootstrap, randomisation) else max(bootstrap, randomisation)
-    return Comparison(difference, difference - 0.1, difference + 0.1, bootstrap, randomisation, corrected)
+    return difference, difference - 0.1, difference + 0.1, bootstrap, randomisation, corrected
 
 
 def cases(ids, references, documents, texts, scores):
@@ -180,10 +183,11 @@ def sample(count=60):
         scores=SCORES,
         systems=systems,
         seeds=[
-            SeedGroup(
+            Seeds(
                 "ce",
                 ["base", "base2"],
-                {**dict.fromkeys(SCORES, SeedValue(None)), "rouge1": SeedValue(41.5, 0.12, 41.4, 41.6)},
+                dict.fromkeys(SCORES, spread(math.nan)) | {"rouge1": spread(41.5, 0.12, 41.4, 41.6)},
+                {},
             )
         ],
         signatures={"rouge": "rouge|refs:1|stemmer:yes"},

@@ -781,8 +781,8 @@ def test_log_parts_logs_every_term_in_training_and_evaluation(family, size, tmp_
     assert log["loss"] == pytest.approx(log["ce"] + 0.5 * log["matches(2)"] + log["bag(2)"], abs=1e-4)
     labels = collated(rows(family))["labels"]
     with torch.no_grad():
-        _, parts = ng.JointLoss("ce + 0.5*matches(2) + bag(2)")(
-            own_logits(family), labels if family == "bart" else shifted(labels), return_parts=True
+        _, parts = ng.JointLoss("ce + 0.5*matches(2) + bag(2)").with_parts(
+            own_logits(family), labels if family == "bart" else shifted(labels)
         )
     assert log["ce"] == pytest.approx(parts["ce"].item(), abs=1e-5)
     validated = it.evaluate()

@@ -690,16 +690,46 @@ def test_a_forward_replaced_on_the_object_is_refused():
         attach(model, OBJECTIVE)
 
 
-def test_the_loss_of_a_router_is_refused_and_not_dropped():
-    model = hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=2, num_experts_per_tok=1))
+@pytest.mark.parametrize("by_config", [False, True])
+def test_the_loss_of_a_router_is_kept(by_config):
+    torch.manual_seed(0)
+    model = hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=1)).train()
     inputs = batch("llama")
-    expected, _ = reference(model, inputs)
-    assert_close(attach(model, OBJECTIVE)(**inputs).loss, expected)
+    more = {} if by_config else {"output_router_logits": True}
+    model.config.output_router_logits = by_config
+    outputs = model(**inputs, **more)
+    extra = model.router_aux_loss_coef * outputs.aux_loss
+    assert extra > 1e-4
+    plain = model(**{**inputs, "output_router_logits": False}).loss
+    assert_close(outputs.loss, plain + extra)
+    attach(model, "ce")
+    assert_close(model(**inputs, **more).loss, outputs.loss)
+    tokens = (inputs["labels"] != -100).sum().item()
+    for name in ("num_tokens", "num_items_in_batch"):  # half of a step
+        assert_close(model(**inputs, **more, **{name: 2 * tokens}).loss, outputs.loss / 2)
+    gradient = torch.autograd.grad(model(**inputs, **more).loss, model.model.layers[0].mlp.gate.weight)[0]
+    detach(model)
+    assert_close(gradient, torch.autograd.grad(model(**inputs, **more).loss, model.model.layers[0].mlp.gate.weight)[0])
+
+
+def test_the_loss_of_a_router_that_is_not_returned_is_refused():
+    config = hf.SwitchTransformersConfig(
+        d_model=16,
+        d_kv=8,
+        d_ff=16,
+        vocab_size=13,
+        num_layers=1,
+        num_decoder_layers=1,
+        num_heads=2,
+        num_experts=2,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    model = attach(hf.SwitchTransformersForConditionalGeneration(config), "ce")
     with pytest.raises(ValueError, match=r"adds the loss of its router.*aux_loss"):
-        model(**inputs, output_router_logits=True)
-    model.config.output_router_logits = True
-    with pytest.raises(ValueError, match=r"adds the loss of its router"):
-        model(**inputs)
+        model(**batch("bart"), output_router_logits=True)
 
 
 def test_data_parallel_threads_are_refused():

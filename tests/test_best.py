@@ -172,7 +172,7 @@ ALWAYS_0 = (
             "rouge1",
             [1.0, 2.5, 2.5],
             "2 of 3 validations have the best rouge1, 2.5000 (steps 10, 15): the model has the weights of the first of "
-            "them. Validate on more examples, or choose another train.best, to tell them apart.",
+            "them. Validate on more examples, or choose another train.best, to see a difference.",
         ),
         ("ce", [1.5, 2.5, 1.5], "2 of 3 validations have the best ce, 1.5000 (steps 5, 15): the model"),
         ("rouge1", [2.5, 1.0, 1.0], ""),
@@ -219,7 +219,7 @@ def test_the_score_is_the_one_that_the_command_score_computes(name, tmp_path):
     scored = results.score_systems(
         systems.Aligned(task, ["a"], [TEXTS], [None], []), [chosen(name).metric], samples=1, shuffles=0
     )
-    assert found[name] == pytest.approx(scored.figures[name][0].value)
+    assert found[name] == pytest.approx(scored.scores[name][0].value)
     assert found["generation_runtime"] >= 0
     assert list(found) == [name, "generation_runtime"]
 

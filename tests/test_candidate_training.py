@@ -38,7 +38,7 @@ from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, l
 from ngramloss.stats import CandidateStats, head
 from ngramloss.steps.padding import Padder
 from ngramloss.steps.plan import Grid, Plan, Size, fitted_grid
-from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
+from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
 
 RANK = "ce + 10*rank(margin=0.01,alpha=1) + risk + prefer"
 FAMILIES = [family for family in ENCODER_DECODER if family != "prophetnet"]
@@ -259,7 +259,7 @@ def test_it_computes_the_same_with(way):
         ({"gains": torch.zeros(3, 5)}, r"got a tensor of shape \[3, 5\]"),
         ({"candidates": torch.zeros(3, 4, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
         ({"candidates": torch.zeros(2, 4, 5, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
-        ({"candidates": None}, "belong to `candidates`, which are missing"),
+        ({"candidates": None}, "but `candidates` are missing"),
         ({"decoder_attention_mask": torch.ones(3, 9)}, "decoder_attention_mask is not known for the candidates"),
         ({"decoder_input_ids": torch.ones(3, 5, dtype=torch.long)}, "decoder_input_ids and labels must have one shape"),
     ],
@@ -278,9 +278,8 @@ def test_candidates_that_nothing_would_read_are_refused():
 
 
 @pytest.mark.parametrize("family", DECODER_ONLY)
-def test_decoder_only_models_are_refused(family):
-    with pytest.raises(UserError, match="candidates need an encoder-decoder"):
-        attach(tiny(family), RANK)
+def test_decoder_only_models_are_accepted(family):
+    attach(tiny(family), RANK)  # tests/test_joined.py has their batches
 
 
 def test_a_model_whose_scores_depend_on_padding_is_refused():
@@ -405,7 +404,7 @@ def test_a_process_without_rows_has_a_micro_batch_with_candidates():
             Epochs(sources, step=2, seed=0, grouped=False),
             Plan(sources, targets, 4, limit, None, texts),
             Padder(1, moved),
-            counted=np.array([2, 2]),
+            lengths=ExampleLengths(sources, targets, texts, np.array([2, 2]), np.array([1, 1])),
             total=1,
             process=2,
             processes=3,
@@ -596,12 +595,9 @@ FOUND = Candidates(
 )
 
 
-def prepared(folder, *, said=(), max_target=64, found=FOUND, tokenizer=None):
+def prepared(folder, *, max_target=64, found=FOUND, tokenizer=None):
     tokenizer = tiny_tokenizers.ours() if tokenizer is None else tokenizer
-    say = said.append if isinstance(said, list) else lambda _: None
-    return tokenise_candidates(
-        EXAMPLES, "e" * 16, found, tokenizer, Shape(max_target=max_target), cache=folder, say=say
-    )
+    return tokenise_candidates(EXAMPLES, "e" * 16, found, tokenizer, Shape(max_target=max_target), cache=folder)
 
 
 @pytest.mark.parametrize("family", tiny_tokenizers.FAMILIES)
@@ -643,10 +639,11 @@ def test_an_example_comes_with_its_candidates(tmp_path):
         )
 
 
-def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_path):
-    said = []
-    prepared(tmp_path, said=said)
-    assert said == ["1 of 4 training examples have no candidates; only the other terms of the objective train on them."]
+def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_path, messages):
+    prepared(tmp_path)
+    assert messages == [
+        "1 of 4 training examples have no candidates; only the other terms of the objective train on them."
+    ]
     tokenizer = tiny_tokenizers.ours()
     lengths = [
         len(ids)
@@ -655,9 +652,9 @@ def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_pat
     ]
     limit = sorted(lengths)[-2]  # one is as long as the limit, which is not cut
     for _ in range(2):  # from the cache, too
-        said.clear()
-        made = prepared(tmp_path, said=said, max_target=limit)
-        assert said[1:] == [f"1 of 6 candidates are longer than data.max_target = {limit} tokens and were cut."]
+        messages.clear()
+        made = prepared(tmp_path, max_target=limit)
+        assert messages[1:] == [f"1 of 6 candidates are longer than data.max_target = {limit} tokens and were cut."]
         assert made.longest.max() == limit
 
 

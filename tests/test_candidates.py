@@ -167,8 +167,8 @@ def test_candidates_of_another_split_are_refused(tmp_path):
 
 
 REMARK = (
-    "12 of 12 rows of candidates in {} do not say which text they are of, so only their ids were compared. Make sure "
-    "that they are of these data, in this order. A key 'source' in each row, with the text of the source, lets them be "
+    "12 of 12 rows of candidates in {} do not say which text they belong to, so only their ids were compared. Make sure "
+    "that they belong to these data, in this order. A key 'source' in each row, with the text of the source, lets them be "
     "checked."
 )
 
@@ -179,19 +179,6 @@ def test_candidates_that_do_not_say_what_they_are_of_are_taken_with_a_remark(tmp
     assert check(tmp_path, SOURCES_OF, row=lambda _: {"source": 7}) == remark
     some = check(tmp_path, SOURCES_OF, row=lambda example: text_hashes(example) if example.id < "2" else {})
     assert some.startswith("8 of 12 rows"), "of rows with and without, the latter are counted"
-
-
-def test_candidates_of_an_earlier_version_are_compared_by_the_fingerprint_of_their_examples(tmp_path):
-    more = [*SOURCES_OF, Example("more", "More.", "Text.")]
-    for examples in (SOURCES_OF, more):
-        assert check(tmp_path, examples, row=lambda _: {}, about=ABOUT) == ""
-    assert "only their ids were compared" in check(tmp_path, SOURCES_OF[:5], row=lambda _: {}, about=ABOUT)
-    with pytest.raises(
-        UserError,
-        match=rf"were made from 12 examples with the fingerprint {ABOUT['fingerprint']}, but the first 12 training "
-        r"examples have [0-9a-f]{16}\. Restore the data, or make the candidates again",
-    ):
-        check(tmp_path, more[::-1], row=lambda _: {}, about=ABOUT)
 
 
 def test_only_what_lies_beside_a_file_of_ours_is_about_it(tmp_path):
@@ -701,14 +688,14 @@ def test_processes_share_the_sources(run, tmp_path):
         ),
         (["--set", "rouge.stem=1"], "rouge.stem: unknown option. Did you mean 'stemmer'?"),
         (["--metric", "rogue"], "--metric: unknown metric or score 'rogue'. Did you mean 'rouge'?"),
-        (["--metric", "shape"], "--metric shape is no single score. Use rouge, bleu or chrf."),
+        (["--metric", "shape"], "--metric shape is not a single score. Use rouge, bleu or chrf."),
         (
             ["--metric", "summac"],
-            "--metric summac is no single score. Choose one of its scores: summac_conv, summac_zs.",
+            "--metric summac is not a single score. Choose one of its scores: summac_conv, summac_zs.",
         ),
         (
             ["--metric", "words"],
-            "--metric words: higher values of words are not better, so it is no gain. Use rouge, bleu or chrf.",
+            "--metric words: higher values of words are not better, so it is not a gain. Use rouge, bleu or chrf.",
         ),
         (["--metric", "wmd"], "--metric wmd: higher values of wmd are not better"),
         (

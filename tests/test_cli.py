@@ -19,6 +19,8 @@ from ngramloss.cli.program import VERBS, parser
 from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
 from ngramloss.stats import BACKENDS, chosen_backend
 from ngramloss.storage.files import cache_folder
 from ngramloss.terms import OBJECTIVES
@@ -604,7 +606,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
     [
         (
             ["demmo"],
-            "error: there is no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'demo'?\n",
+            "error: there is no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum. Did you mean 'demo'?\n",
         ),
         (
             ["demo", "--set", "train.seed"],
@@ -640,9 +642,9 @@ def training(monkeypatch):
 
     seen = {"outcome": runner.Outcome(Path("folder"), True, 3, 0)}
 
-    def train(settings, folder, *, fresh, say, trust_remote_code):
+    def train(settings, folder, *, fresh, trust_remote_code):
         seen.update(settings=settings, folder=folder, fresh=fresh)
-        say("a sentence")
+        logger.info("a sentence")
         if isinstance(seen["outcome"], BaseException):
             raise seen["outcome"]
         return seen["outcome"]
@@ -756,7 +758,7 @@ def test_a_finished_training_names_the_next_command(training, capsys, monkeypatc
     assert capsys.readouterr().err == "a sentence\nnext: ngramloss generate x --trust-remote-code\n"
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "demo"]) == 0
-    assert capsys.readouterr().err == "a sentence\n"
+    assert capsys.readouterr().err == ""
 
 
 # list
@@ -881,20 +883,12 @@ def test_stats_of_named_columns_splits_and_a_limit(data, capsys):
     assert list(json.loads(capsys.readouterr().out)["splits"]) == ["test", "validation"]
 
 
-def test_stats_counts_every_text_once_on_its_line(monkeypatch, capsys, data):
-    import tqdm
-
+def test_stats_counts_every_text_once_on_its_line(monkeypatch, data):
     bars = []
-
-    class Bar(tqdm.tqdm):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            bars.append(self)
-
-    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    monkeypatch.setattr(Progress, "__exit__", lambda self, *_: bars.append((self.what, self.done, self.total)))
     monkeypatch.setattr("ngramloss.data.sentences.CHUNK", 1)
     assert main(["data", "stats", data, "--on-bad-row", "skip"]) == 0
-    assert [(bar.n, bar.total) for bar in bars] == [(4, 4)]
+    assert bars[-1] == ("counting train", 4, 4)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
 from ngramloss.output import escape
 from ngramloss.report import tables as page_tables
-from ngramloss.report.record import PaperRow, PaperTable, Report, System, Value
+from ngramloss.report.record import PaperRow, PaperTable, Report, System
 from ngramloss.scoring import results, systems
 from ngramloss.scoring import tables as score_tables
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.training import card
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rc\x9b31md\x08e\u202ef\u2066g\u200bh"
@@ -255,17 +256,17 @@ def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
                     for node in ast.walk(function)
                     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
                 ]
-    assert sorted(calls) == ["output.py:print_result", "output.py:show_progress", "output.py:tell"]
+    assert sorted(calls) == ["console.py:emit", "console.py:print_result"]
 
 
 # Files
 
 
 def page_of(label):
-    values = {"rouge1": Value(40.0)}
+    values = {"rouge1": CorpusScore(40.0, 39.0, 41.0)}
     return Report(
         scores={"rouge1": Score("R-1")},
-        systems=[System(label, label, values), System("other", "other", {"rouge1": Value(-1.5)})],
+        systems=[System(label, label, values), System("other", "other", {"rouge1": CorpusScore(-1.5, -2.0, -1.0)})],
         paper=PaperTable("", [PaperRow(label, {"rouge1": 40.0})]),
     )
 

@@ -449,32 +449,8 @@ def test_every_frame_of_a_zst_file_is_read(tmp_path, frames):
 def test_a_zst_file_that_ends_too_early_is_an_error_in_any_frame(tmp_path, before, missing):
     frame = WITHOUT_SIZE.compress("".join(lines_of(700)).encode())
     (tmp_path / "a.jsonl.zst").write_bytes(frame * before + frame[:-missing])
-    with pytest.raises(UserError, match=r"a.jsonl.zst is truncated or damaged: the compressed data end before"):
+    with pytest.raises(UserError, match=r"a.jsonl.zst is truncated or damaged: Truncated compressed stream"):
         load(str(tmp_path / "a.jsonl.zst"), "train", on_bad_row="skip", id="none")
-
-
-def test_a_zst_file_is_read_in_linear_time(tmp_path, monkeypatch):
-    """Bytes that are ready are not copied again at every read."""
-    from ngramloss.data import zstd
-
-    blob = FRAMES.compress(b"a" * (1 << 26))
-    (tmp_path / "a.zst").write_bytes(blob)
-    copied = 0
-
-    class Counted(bytearray):
-        def __setitem__(self, place, value):
-            nonlocal copied
-            copied += len(value)
-            super().__setitem__(place, value)
-
-    with zstd.open(tmp_path / "a.zst") as file:
-        ready = []
-        while file.readinto(buffer := Counted(1 << 16)):
-            ready.append(file._ready)
-            assert bytes(buffer[:1]) == b"a"
-    assert copied == 1 << 26
-    assert all(isinstance(rest, memoryview) for rest in ready)
-    assert max(len(rest) for rest in ready) <= 1 << 25  # 32 MiB of memory
 
 
 def long_row(form, size):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_tokenizers
+from logged import logged
 
 from ngramloss import cli, recipe
 from ngramloss.data import Example, fingerprint, load
@@ -306,14 +307,12 @@ class TokenCaches(Case):
     def make(self, folder):
         self.tokenizer = tiny_tokenizers.ours()
         self.print = fingerprint(self.examples)
-        tokens = self.tokens(folder, [])
+        tokens = self.tokens(folder)
         self.rows = self.listed(tokens)
         self.names = tuple(str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
 
-    def tokens(self, folder, said):
-        return tokenise(
-            self.examples, self.print, self.tokenizer, Shape(splitter="period"), cache=folder, say=said.append
-        )
+    def tokens(self, folder):
+        return tokenise(self.examples, self.print, self.tokenizer, Shape(splitter="period"), cache=folder)
 
     def listed(self, tokens):
         return [
@@ -321,9 +320,9 @@ class TokenCaches(Case):
         ]
 
     def look(self, folder, name):
-        said = []
         changed = (folder / name).read_bytes() != self.sound[Path(name)]
-        tokens = self.tokens(folder, said)
+        with logged() as said:
+            tokens = self.tokens(folder)
         assert self.listed(tokens) == self.rows
         assert tokens.lengths.tolist() == [len(ids) for ids, _ in self.rows]
         if changed and name.endswith(".npy"):

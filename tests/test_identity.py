@@ -13,12 +13,15 @@ from changes import MODEL_FILES, change_json, change_weights, swap_tokens
 from models import TINY_MODEL
 from safetensors.torch import load_file
 from searches import texts_of_run
+from transformers import AutoTokenizer
 
 from ngramloss import METRICS, Metric, Scores, cli, recipe
 from ngramloss.data import newswire
 from ngramloss.generation import predictions
 from ngramloss.generation.job import data_facts, job, read_split
 from ngramloss.generation.writer import load_model, writer_of
+from ngramloss.models import loading
+from ngramloss.recipe import Model
 from ngramloss.storage import checksums
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import prepare
@@ -315,6 +318,8 @@ SETTINGS = {
     "data.splitter": ("period", "tokens texts"),
     "data.language": ("de", "tokens texts"),
     "data.prefix": ("summarize: ", "tokens texts"),
+    "data.prompt": ("{source} In short:", "tokens texts", "model.name=causal"),
+    "data.instruction": ("Summarise.", "tokens texts", "model.name=causal", "data.prompt=chat"),
     "data.max_source": (40, "tokens texts"),
     "data.max_target": (9, "tokens texts"),
     "data.limit": (5, "tokens"),
@@ -333,6 +338,10 @@ SETTINGS = {
     "model.vocabulary": (500, "tokens", "model.name=scratch"),
     "model.init_std": (0.1, "training"),
     "model.copying": (True, "training"),
+    "model.lora": (4, "training"),
+    "model.lora_alpha": (8.0, "training"),
+    "model.lora_dropout": (0.1, "training"),
+    "model.lora_targets": (["q_proj"], "training"),
     "train.epochs": (2.0, "training"),
     "train.max_steps": (2, "training"),
     "train.batch_size": (2, "training"),
@@ -401,7 +410,7 @@ def overridden(name, value):
 def tokens_key(settings):
     """Where the tokens of a training are cached."""
     here = Processes(0, 1, torch.device("cpu"))
-    made, _ = prepare.prepare(settings, RunFolder(Path("new")), here, None, say=lambda _: None, trust_remote_code=False)
+    made, _ = prepare.prepare(settings, RunFolder(Path("new")), here, None, trust_remote_code=False)
     return [made.candidates and made.candidates.tokens, *(split.tokens for split in made.splits.values())]
 
 
@@ -415,7 +424,11 @@ def texts_key(model, settings):
 
 @pytest.fixture(scope="module")
 def shared(made):
-    """A folder in which nothing is changed, with another model and other candidates."""
+    """A folder in which nothing is changed, with other models and other candidates."""
+    tokenizer = AutoTokenizer.from_pretrained(made / "base")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}</s>{% endfor %}"
+    tokenizer.save_pretrained(made / "causal")
+    loading.load(Model("scratch", architecture="llama"), tokenizer).save_pretrained(made / "causal")
     shutil.copytree(made / "base", made / "other")
     swap_tokens(made / "other")
     shutil.copytree(made / "compared", made / "others")

@@ -1,6 +1,7 @@
 """The joint loss: its written form, its denominators, its parts and its checks."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_row_of_padding_counts_in_no_denominator():
 def test_the_loss_is_the_weighted_sum_of_its_parts():
     logits, labels = example()
     loss_fn = JointLoss("ce + 0.5*matches(2,3) + 0*bag(2)")
-    loss, parts = loss_fn(logits.requires_grad_(), labels, return_parts=True)
+    loss, parts = loss_fn.with_parts(logits.requires_grad_(), labels)
     assert list(parts) == ["ce", "matches(2)", "matches(3)", "bag(2)"]
     assert all(part.ndim == 0 and not part.requires_grad for part in parts.values())
     torch.testing.assert_close(loss, parts["ce"] + 0.5 * parts["matches(2)"] + 0.5 * parts["matches(3)"])
@@ -94,9 +95,7 @@ def test_from_hidden_equals_the_loss_of_the_heads_logits(head):
     bias = torch.randn(1, 6, generator=generator, dtype=torch.float64) if head.get("bias") else None
     scale, softcap = head.get("scale", 1.0), head.get("softcap")
     loss_fn = JointLoss(EVERYTHING)
-    loss, parts = loss_fn.from_hidden(
-        hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, return_parts=True
-    )
+    loss, parts = loss_fn.from_hidden_with_parts(hidden, weight, labels, bias=bias, scale=scale, softcap=softcap)
     logits = scale * hidden @ weight.T + (bias if bias is not None else 0)
     logits = softcap * (logits / softcap).tanh() if softcap else logits
     expected = loss_fn(logits, labels)
@@ -210,8 +209,10 @@ def test_cross_logp_is_the_log_probability_of_each_reference_token_at_each_posit
         (EVERYTHING, EVERYTHING),
     ],
 )
-def test_repr_gives_the_written_form_back(written, canonical):
-    assert repr(JointLoss(written)) == canonical
+def test_text_and_repr_give_the_written_form_back(written, canonical):
+    assert str(JointLoss(written)) == canonical
+    assert repr(JointLoss(written)) == f'JointLoss("{canonical}")'
+    assert eval(repr(JointLoss(written))).terms == JointLoss(written).terms
     assert str(JointLoss(canonical)) == canonical
     assert JointLoss(canonical).terms == JointLoss(written).terms
 
@@ -220,16 +221,16 @@ def test_repr_gives_the_written_form_back(written, canonical):
 @settings(max_examples=60, deadline=None)
 def test_every_list_of_terms_survives_being_written_and_read(cases, weight):
     terms = tuple(Term(c.term.name, c.term.n, weight, c.term.variant, c.term.options) for c in cases)
-    assert JointLoss(repr(JointLoss(terms))).terms == terms
+    assert JointLoss(str(JointLoss(terms))).terms == terms
 
 
 def test_terms_and_text_build_the_same_loss():
     logits, labels = example()
     built = JointLoss([Term("ce"), Term("matches", (2, 3), weight=0.5), Term("bag", 2, variant="original")])
     written = JointLoss("ce + 0.5*matches(2,3) + bag(2):original")
-    assert repr(built) == repr(written)
+    assert str(built) == str(written)
     assert torch.equal(built(logits, labels), written(logits, labels))
-    assert repr(JointLoss(Term("ce"))) == "ce"
+    assert str(JointLoss(Term("ce"))) == "ce"
 
 
 def test_copies_and_pickles():
@@ -453,7 +454,7 @@ def test_counts_may_be_fractions():
 def test_a_part_of_weight_zero_is_watched_and_adds_nothing_even_if_infinite():
     logits = torch.zeros(1, 2, 5)
     logits[..., 3] = -torch.inf
-    loss, parts = JointLoss("matches(1) + 0*ce")(logits.requires_grad_(), torch.tensor([[3, 1]]), return_parts=True)
+    loss, parts = JointLoss("matches(1) + 0*ce").with_parts(logits.requires_grad_(), torch.tensor([[3, 1]]))
     assert parts["ce"].isinf()
     assert loss == parts["matches(1)"]
 
@@ -511,7 +512,7 @@ def test_counts_of_zero_give_zero_not_nan():
 def test_each_row_has_its_share_of_the_loss(case, batch, tokens, sequences):
     """A row's value as the oracle computes it, over the denominator of the whole batch; 0 without labels."""
     counts = {"num_tokens": tokens, "num_sequences": sequences}
-    loss, parts = JointLoss([case.term], reduction="none")(batch.logits, batch.labels, return_parts=True, **counts)
+    loss, parts = JointLoss([case.term], reduction="none").with_parts(batch.logits, batch.labels, **counts)
     real = batch.labels != -100
     batchs_own = real.sum() if case.part.per == "token" else real.any(-1).sum()
     divisor = (tokens if case.part.per == "token" else sequences) or batchs_own.item() or 1
@@ -533,8 +534,8 @@ def test_rows_add_up_to_the_loss_from_logits_hidden_states_and_statistics(counts
     whole, rows = JointLoss(EVERYTHING), JointLoss(EVERYTHING, reduction="none")
 
     def ways(loss_fn):
-        yield loss_fn(hidden @ weight.T, labels, return_parts=True, **counts)
-        yield loss_fn.from_hidden(hidden, weight, labels, return_parts=True, **counts)
+        yield loss_fn.with_parts(hidden @ weight.T, labels, **counts)
+        yield loss_fn.from_hidden_with_parts(hidden, weight, labels, **counts)
         stats = ng.token_stats(hidden @ weight.T, labels, needs=loss_fn.needs)
         yield loss_fn.from_stats(stats, labels, **counts)
 
@@ -597,3 +598,46 @@ def test_another_reduction_is_explained():
         match=r"reduction must be 'mean' or 'none', got 'sum'\. For a sum .* num_tokens=1 and num_sequences=1",
     ):
         JointLoss("ce", reduction="sum")
+
+
+def test_a_loss_with_parts_is_a_loss_and_its_parts():
+    logits, labels = example()
+    loss_fn, identity = JointLoss("ce + matches(2)"), torch.eye(6, dtype=torch.float64)
+    for made in (loss_fn.with_parts(logits, labels), loss_fn.from_hidden_with_parts(logits, identity, labels)):
+        total, parts = made
+        assert (total, parts) == (made.total, made.parts)
+        torch.testing.assert_close(total, loss_fn(logits, labels))
+        torch.testing.assert_close(total, parts["ce"] + parts["matches(2)"])
+
+
+def test_loss_and_loss_with_parts_take_the_same_arguments():
+    for one, other in (("forward", "with_parts"), ("from_hidden", "from_hidden_with_parts")):
+        first, second = (inspect.signature(getattr(JointLoss, name)).parameters for name in (one, other))
+        assert list(first.values()) == list(second.values())
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"label_smoothing": 0.1}, r"no argument 'label_smoothing'\. Write .*JointLoss\('ce\(smoothing=0\.1\)"),
+        ({"ignore_index": 0}, r"no argument 'ignore_index'\. Labels of -100 do not count; .*masked_fill\("),
+        ({"weight": torch.ones(5)}, r"no argument 'weight'\. .* terms can: JointLoss\('ce \+ 0\.5\*matches\(2\)'\)"),
+        ({"colour": 1}, r"^JointLoss has no argument 'colour'\.$"),
+    ],
+)
+def test_arguments_of_pytorchs_cross_entropy_are_answered(argument, message):
+    with pytest.raises(TypeError, match=message):
+        JointLoss("ce", **argument)
+
+
+def test_flattened_rows_are_refused_with_what_to_write():
+    logits, labels = example()
+    said = (
+        r"got \[36, 6\]\. N-grams are read along rows, so do not flatten them: .* pass {0}\[None\] and labels\[None\]"
+    )
+    with pytest.raises(ValueError, match=r"logits must be \[B, T, V\] .*" + said.format("logits")):
+        JointLoss("ce")(logits.flatten(0, 1), labels.flatten())
+    with pytest.raises(ValueError, match=r"hidden must be \[B, T, D\].*" + said.format("hidden")):
+        JointLoss("ce").from_hidden(logits.flatten(0, 1), torch.eye(6).double(), labels.flatten())
+    with pytest.raises(ValueError, match=r"labels must have shape .*pass logits\.transpose\(1, 2\) here"):
+        JointLoss("ce")(logits.transpose(1, 2), labels)

@@ -23,6 +23,7 @@ ORDER = [
     "objectives",
     "gpu",
     "diagnostics",
+    "weights",
     "loss",
     "steps",
     "hf",

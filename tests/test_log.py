@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ngramloss import JointLoss
+from ngramloss.output.progress import Progress
 from ngramloss.steps.padding import Step
-from ngramloss.training.log import Log, LogFile, ProgressBar
+from ngramloss.training.log import Log, LogFile, show_lines
 from ngramloss.training.processes import Processes
 
 HERE = Processes(0, 1, torch.device("cpu"))
@@ -161,36 +162,26 @@ def test_terms_of_several_processes_are_added_up(monkeypatch):
     assert (line["loss"], line["ce"], line["matches(2)"]) == (3.0, 6.0, 9.0)
 
 
-def test_closing_ends_the_logs_that_need_it():
-    ended = []
-    log_of(SimpleNamespace(close=lambda: ended.append(1)), lambda line, step: None).close()
-    assert ended == [1]
-
-
 # The line on the terminal
 
 
-def test_the_bar_shows_terms_speed_and_validations(capsys):
-    bar = ProgressBar(["ce", "matches(2)"], total=100, since=10)
-    bar.on_step(11, {})
-    bar.on_step(12, {"loss": 3.0})
-    assert (bar.bar.initial, bar.bar.n, bar.bar.total) == (10, 12, 100)
-    bar({"loss": 3.0, "ce": 2.0, "matches(2)": 1.0, "docs_per_second": 12.3}, 12)
-    assert bar.bar.postfix == "ce 2.000 · matches(2) 1.000 · 12 docs/s"
-    bar({"eval_loss": 3.0, "eval_ce": 2.0, "eval_matches(2)": 1.0}, 50)
-    assert "step 50: validation ce 2.0000 · matches(2) 1.0000\n" in capsys.readouterr().err
-    bar.close()
+def test_terms_and_speed_are_shown_beside_the_progress_and_validations_as_messages(messages):
+    progress = Progress("training", total=100, unit="steps", done=10)
+    show = show_lines(progress, ["ce", "matches(2)"])
+    show({"loss": 3.0, "ce": 2.0, "matches(2)": 1.0, "docs_per_second": 12.3}, 12)
+    assert str(progress).startswith("training: 12 of 100 steps, ")
+    assert str(progress).endswith(" left · ce 2.000 · matches(2) 1.000 · 12 docs/s")
+    show({"eval_loss": 3.0, "eval_ce": 2.0, "eval_matches(2)": 1.0}, 50)
+    assert messages == ["step 50: validation ce 2.0000 · matches(2) 1.0000"]
 
 
-def test_a_score_of_generated_texts_is_shown_with_its_seconds(capsys):
-    bar = ProgressBar(["ce"], total=100, since=0, score="bleu")
-    bar({"eval_loss": 2.0, "eval_ce": 2.0, "eval_bleu": 31.256, "eval_generation_runtime": 12.4}, 50)
-    bar.close()
-    assert "step 50: validation ce 2.0000 · bleu 31.26 (generated in 12 s)\n" in capsys.readouterr().err
+def test_a_score_of_generated_texts_is_shown_with_its_seconds(messages):
+    show = show_lines(Progress("training"), ["ce"], score="bleu")
+    show({"eval_loss": 2.0, "eval_ce": 2.0, "eval_bleu": 31.256, "eval_generation_runtime": 12.4}, 50)
+    assert messages == ["step 50: validation ce 2.0000 · bleu 31.26 (generated in 12 s)"]
 
 
-def test_cross_entropy_is_shown_in_validation_even_where_it_is_not_trained(capsys):
-    bar = ProgressBar(["matches(2)"], total=100, since=0)
-    bar({"eval_loss": 1.0, "eval_ce": 2.0, "eval_matches(2)": 1.0}, 50)
-    bar.close()
-    assert "validation ce 2.0000 · matches(2) 1.0000\n" in capsys.readouterr().err
+def test_cross_entropy_is_shown_in_validation_even_where_it_is_not_trained(messages):
+    show = show_lines(Progress("training"), ["matches(2)"])
+    show({"eval_loss": 1.0, "eval_ce": 2.0, "eval_matches(2)": 1.0}, 50)
+    assert messages == ["step 50: validation ce 2.0000 · matches(2) 1.0000"]

@@ -214,11 +214,10 @@ def test_a_model_without_embeddings_for_its_languages_is_refused(family, tmp_pat
 # The start of the decoder
 
 
-def test_generation_begins_with_the_decoder_inputs_of_training(family):
+def test_generation_begins_with_the_decoder_inputs_of_training(family, messages):
     name, folder = family
     model, tokenizer = loaded(folder, *LANGUAGES[name])
-    said = []
-    align_start(model, tokenizer, name="m", training=True, say=said.append)
+    align_start(model, tokenizer, name="m", training=True)
     labels = torch.tensor([tokenizer(text_target=PAIRS[0][1])["input_ids"]])
     language = codes(tokenizer)[LANGUAGES[name][1]]
     trained = decoder_inputs(model, labels)[0].tolist()[: 1 if name == "mbart" else 2]
@@ -226,22 +225,21 @@ def test_generation_begins_with_the_decoder_inputs_of_training(family):
     written = model.generate(torch.tensor([tokenizer(PAIRS[0][0])["input_ids"]]), max_length=5)[0].tolist()
     assert written[: len(trained)] == trained
     assert model.generation_config.forced_bos_token_id == (None if name == "mbart" else language)
-    assert len(said) == 1
-    assert said[0].startswith(
+    assert len(messages) == 1
+    assert messages[0].startswith(
         f"generation will start with {tokenizer.convert_ids_to_tokens(trained[0])!r} ({trained[0]}), as training does, "
         "and not with '<s>' (0), as the settings of m say."
     )
 
 
-def test_a_language_forced_by_the_models_settings_gives_way_to_the_one_asked_for(family):
+def test_a_language_forced_by_the_models_settings_gives_way_to_the_one_asked_for(family, messages):
     name, folder = family
     model, tokenizer = loaded(folder, *LANGUAGES[name])
     model.generation_config.forced_bos_token_id = other = codes(tokenizer)[LANGUAGES[name][0]]
-    said = []
-    align_start(model, tokenizer, name="m", training=False, say=said.append)
+    align_start(model, tokenizer, name="m", training=False)
     assert model.generation_config.forced_bos_token_id != other
-    assert f"({other}), as the settings of m say." in said[1]
-    assert ("the first generated token will be any token" in said[1]) == (name == "mbart")
+    assert f"({other}), as the settings of m say." in messages[1]
+    assert ("the first generated token will be any token" in messages[1]) == (name == "mbart")
 
 
 def scratch(architecture, **ids):
@@ -255,30 +253,28 @@ def scratch(architecture, **ids):
 
 
 @pytest.mark.parametrize("architecture", ["bart", "mbart", "m2m100", "pegasus", "marian", "t5"])
-def test_whatever_the_family_a_wrong_start_is_set_right_and_reported(architecture):
+def test_whatever_the_family_a_wrong_start_is_set_right_and_reported(architecture, messages):
     model, tokenizer = scratch(architecture)
     right = model.generation_config.decoder_start_token_id
-    said = []
-    align_start(model, tokenizer, name="m", training=True, say=said.append)
-    assert said == []
+    align_start(model, tokenizer, name="m", training=True)
+    assert messages == []
     assert model.generation_config.forced_bos_token_id is None
     model.generation_config.decoder_start_token_id = 3
-    align_start(model, tokenizer, name="m", training=True, say=said.append)
+    align_start(model, tokenizer, name="m", training=True)
     assert model.generation_config.decoder_start_token_id == right
-    assert [line.partition(" (")[0] for line in said] == [
+    assert [line.partition(" (")[0] for line in messages] == [
         f"generation will start with {tokenizer.convert_ids_to_tokens(right)!r}"
     ]
 
 
-def test_a_first_token_that_training_never_sees_is_not_forced():
+def test_a_first_token_that_training_never_sees_is_not_forced(messages):
     model, tokenizer = scratch("bart", forced_bos_token_id=0)
-    said = []
-    align_start(model, tokenizer, name="m", training=True, say=said.append)
-    assert (said, model.generation_config.forced_bos_token_id) == ([], 0)  # its labels begin with <s>
+    align_start(model, tokenizer, name="m", training=True)
+    assert (messages, model.generation_config.forced_bos_token_id) == ([], 0)  # its labels begin with <s>
     model.generation_config.forced_bos_token_id = 3
-    align_start(model, tokenizer, name="m", training=True, say=said.append)
+    align_start(model, tokenizer, name="m", training=True)
     assert model.generation_config.forced_bos_token_id == 0
-    assert said == [
+    assert messages == [
         "the first generated token will be '<s>' (0), as in training, and not '<unk>' (3), as the settings of m say."
     ]
 
@@ -292,13 +288,13 @@ def test_a_model_without_a_start_token_is_refused_with_what_to_do(architecture):
         match=r"m has no decoder_start_token_id, the token that the decoder starts with. Set it in its config.json "
         r"to the token that the model was trained with.",
     ):
-        align_start(model, tokenizer, name="m", training=True, say=print)
+        align_start(model, tokenizer, name="m", training=True)
 
 
 def test_the_start_token_of_the_generation_settings_serves_training_too():
     model, tokenizer = scratch("bart", decoder_start_token_id=3)
     model.config.decoder_start_token_id = None
-    align_start(model, tokenizer, name="m", training=True, say=print)
+    align_start(model, tokenizer, name="m", training=True)
     assert decoder_inputs(model, torch.tensor([[5, 2]])).tolist() == [[3, 5]]
 
 
@@ -306,7 +302,7 @@ def test_the_start_token_of_the_generation_settings_serves_training_too():
 def test_m2m100_and_nllb_start_with_the_end_of_a_text_where_nothing_is_said(family):
     model, tokenizer = loaded(family[1], *LANGUAGES[family[0]])
     model.config.decoder_start_token_id = None
-    align_start(model, tokenizer, name="m", training=True, say=print)
+    align_start(model, tokenizer, name="m", training=True)
     assert (
         model.config.decoder_start_token_id == model.generation_config.decoder_start_token_id == tokenizer.eos_token_id
     )
@@ -322,8 +318,8 @@ def test_a_tokenizer_that_hides_the_target_language_from_the_decoder_is_not_trai
         match=r"the tokenizer of m puts the target language after the text, where the decoder does not see it in time. "
         r"Set legacy_behaviour to false in its tokenizer_config.json.",
     ):
-        align_start(model, tokenizer, name="m", training=True, say=print)
-    align_start(model, tokenizer, name="m", training=False, say=print)
+        align_start(model, tokenizer, name="m", training=True)
+    align_start(model, tokenizer, name="m", training=False)
     assert model.generation_config.forced_bos_token_id == codes(tokenizer)["deu_Latn"]
 
 

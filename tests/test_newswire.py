@@ -12,7 +12,7 @@ import pytest
 
 from ngramloss.data import newswire
 from ngramloss.data.newswire import Item, items, lead, right
-from ngramloss.data.newswire_words import FIGURES, KINDS, NAMES, PHRASES, joined
+from ngramloss.data.newswire_words import EVENTS, FIGURES, NAMES, PHRASES, joined
 
 pytestmark = pytest.mark.slow
 
@@ -89,9 +89,9 @@ def test_no_document_comes_twice_in_a_split_or_in_two(many):
 
 
 def test_every_kind_is_there_in_every_split(many):
-    assert len(KINDS) >= 6
-    assert {item.kind for item in TEST} == {item.kind for item in items("validation")} == set(KINDS)
-    assert {item.kind for item in many[:200]} == set(KINDS)
+    assert len(EVENTS) >= 6
+    assert {item.event for item in TEST} == {item.event for item in items("validation")} == set(EVENTS)
+    assert {item.event for item in many[:200]} == set(EVENTS)
 
 
 def test_documents_have_four_to_nine_sentences(many):
@@ -130,9 +130,9 @@ def test_a_summary_is_mostly_in_words_of_its_own(many):
 def test_every_summary_has_the_one_wording_of_its_outcome(many):
     seen = set()
     for item in many:
-        (wording,) = (one.summary for one in KINDS[item.kind].outcomes if fits(one.summary, item.summary))
+        (wording,) = (one.summary for one in EVENTS[item.event].outcomes if fits(one.summary, item.summary))
         seen.add(wording)
-    assert seen == {one.summary for kind in KINDS.values() for one in kind.outcomes}
+    assert seen == {one.summary for kind in EVENTS.values() for one in kind.outcomes}
 
 
 def test_a_summary_has_its_own_word_for_what_the_document_describes(many):
@@ -159,7 +159,7 @@ def test_a_decoy_has_the_summarys_wording_and_none_of_its_facts(many):
         assert item.decoy != item.summary
         assert right([item], [item.decoy]) == {"names": 0, "figures": 0}
         assert any(
-            fits(one.summary, item.summary) and fits(one.summary, item.decoy) for one in KINDS[item.kind].outcomes
+            fits(one.summary, item.summary) and fits(one.summary, item.decoy) for one in EVENTS[item.event].outcomes
         )
 
 
@@ -237,7 +237,7 @@ def test_joined_names_double_no_letter_at_the_seam():
 
 
 def test_every_field_names_a_pool():
-    for kind in KINDS.values():
+    for kind in EVENTS.values():
         for outcome in kind.outcomes:
             wanted = {newswire.pool(field) for field in newswire.fields_of(kind, outcome)}
             assert wanted <= {*NAMES, *FIGURES, *PHRASES}
@@ -245,9 +245,9 @@ def test_every_field_names_a_pool():
 
 
 def test_whatever_sentences_are_chosen_the_facts_of_the_summary_are_told():
-    for kind in KINDS.values():
+    for kind in EVENTS.values():
         for outcome in kind.outcomes:
             sure = set().union(
-                *(set.intersection(*(set(newswire.fields(said)) for said in slot)) for slot in outcome.told)
+                *(set.intersection(*(set(newswire.fields(said)) for said in slot)) for slot in outcome.reports)
             )
             assert set(newswire.fields(outcome.summary)) <= sure

@@ -71,14 +71,14 @@ def expected(logits, labels, documents, objective=OBJECTIVE):
     """The terms in plain words: ``ce`` as stock computes it on the packed row, the rest with each document apart."""
     terms = ng.JointLoss(objective)
     shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
-    _, packed = terms(logits, shifted, return_parts=True)
+    _, packed = terms.with_parts(logits, shifted)
     longest = max(end - first for _, first, end in documents)
     own = torch.full((len(documents), longest), -100)
     rows = torch.zeros(len(documents), longest, V, dtype=logits.dtype)
     for number, (row, first, end) in enumerate(documents):
         own[number, : end - first - 1] = labels[row, first + 1 : end]
         rows[number, : end - first] = logits[row, first:end]
-    _, apart = terms(rows, own, return_parts=True)
+    _, apart = terms.with_parts(rows, own)
     return {part.name: (packed if part.by_position else apart)[part.name] for part in terms.parts}
 
 

@@ -16,23 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, sample, system
+from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, sample, spread, system
 
 from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
 from ngramloss.report import blocks, charts, page, tables
 from ngramloss.report.build import curves, flat
-from ngramloss.report.record import (
-    Ablation,
-    AblationRow,
-    Comparison,
-    Report,
-    SeedComparison,
-    SeedGroup,
-    SeedValue,
-    TrainingLog,
-    Value,
-)
+from ngramloss.report.record import Ablation, AblationRow, Report, TrainingLog
+from ngramloss.scoring.results import Seeds
+from ngramloss.scoring.significance import CorpusScore
 
 FLAGS = [
     "--no-sandbox",
@@ -60,7 +52,10 @@ def results(report):
 def with_value(report, system, score, value):
     """The report with another value of a system's score."""
     systems = list(report.systems)
-    systems[system] = replace(systems[system], values={**systems[system].values, score: Value(value)})
+    systems[system] = replace(
+        systems[system],
+        values={**systems[system].values, score: CorpusScore(math.nan if value is None else value, math.nan, math.nan)},
+    )
     return replace(report, systems=systems)
 
 
@@ -450,7 +445,7 @@ def test_the_ablations_drawing_shows_what_rows_add_to_the_first():
 def test_the_legend_names_the_tests_that_were_made(randomisation, said):
     systems = [
         system("a", "ce", 1.0, 1.0, 1.0, 1.0),
-        system("b", "m", 2.0, 1.0, 1.0, 1.0, {"rouge1": Comparison(1.0, 0.5, 1.5, 0.001, randomisation, 0.004)}),
+        system("b", "m", 2.0, 1.0, 1.0, 1.0, {"rouge1": (1.0, 0.5, 1.5, 0.001, randomisation, 0.004)}),
     ]
     assert said in page.page_text(Report(scores=SCORES, systems=systems))
 
@@ -591,7 +586,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
         "generation.max_length=12",
         "model.feed_forward=16",
     ]
-    assert runner.train(recipe.load("demo", small), tmp_path / "base", say=lambda _: None).finished
+    assert runner.train(recipe.load("demo", small), tmp_path / "base").finished
     settings = [
         word
         for one in (
@@ -795,11 +790,12 @@ def seeded(count=6):
     ]
     systems.append(replace(other, name="m-2", label="ours (seed 2)", group="ours"))
     groups = [
-        SeedGroup("ce", ["ce-1", "ce-2"], {name: SeedValue(41.5, 0.12, 41.2, 41.8) for name in SCORES}),
-        SeedGroup(
+        Seeds("ce", ["ce-1", "ce-2"], dict.fromkeys(SCORES, spread(41.5, 0.12, 41.2, 41.8)), {}),
+        Seeds(
             "ours",
             ["m-1", "m-2"],
-            {name: SeedValue(41.9, 0.1, 41.6, 42.1, SeedComparison(0.4, 0.1, 0.7, 0.02, 0.02)) for name in SCORES},
+            dict.fromkeys(SCORES, spread(41.9, 0.1, 41.6, 42.1)),
+            {key: {"difference": 0.4, "low": 0.1, "high": 0.7, "p": 0.02, "p_holm": 0.02} for key in SCORES},
         ),
     ]
     texts = [*report.cases.texts, report.cases.texts[2]]

@@ -16,18 +16,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def shown(monkeypatch):
-    logger = console.logger
-    before = logger.handlers[:], logger.level, logger.propagate
+def shown():
     console.show_messages()
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def test_a_terminal_gets_a_bar(shown, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with Progress("reading \x1b[31mtrain", total=2) as bar:
-        bar._bar.delay = 0
         bar.update(1)
         bar.note("ce 3.2")
         bar._bar.refresh()
@@ -42,13 +37,35 @@ def test_a_file_gets_a_line_every_thirty_seconds(shown, capsys, monkeypatch):
     with Progress("reading train", total=100, unit="documents") as bar:
         for _ in range(91):
             clock[0] += 1
-            bar.note("ce 3.2")
             bar.update(1)
     assert capsys.readouterr().err.splitlines() == [
-        "reading train: 30 of 100 documents, 1:10 left · ce 3.2",
-        "reading train: 60 of 100 documents, 0:40 left · ce 3.2",
-        "reading train: 90 of 100 documents, 0:10 left · ce 3.2",
+        "reading train: 30 of 100 documents, 1:10 left",
+        "reading train: 60 of 100 documents, 0:40 left",
+        "reading train: 90 of 100 documents, 0:10 left",
     ]
+
+
+def test_a_file_gets_a_line_for_each_note_but_at_most_one_a_second_and_the_last(shown, capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress("training", total=100, unit="steps") as bar:
+        for step in range(100):
+            now += 1 / 32
+            bar.update(1)
+            bar.note(f"ce {step + 1}")
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 32 of 100 steps, 0:02 left · ce 32",
+        "training: 64 of 100 steps, 0:01 left · ce 64",
+        "training: 96 of 100 steps, 0:00 left · ce 96",
+        "training: 100 of 100 steps · ce 100",
+    ]
+
+
+def test_work_that_is_not_counted_is_named_in_a_terminal(shown, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("intervals and tests", unit=""):
+        pass
+    assert sys.stderr.getvalue().strip("\r \n") == "intervals and tests"
 
 
 def test_continued_work_counts_its_speed_from_where_it_began(shown, capsys, monkeypatch):
@@ -61,10 +78,10 @@ def test_continued_work_counts_its_speed_from_where_it_began(shown, capsys, monk
 
 
 def test_a_library_shows_nothing(monkeypatch):
-    monkeypatch.setattr(console.logger, "handlers", [])
     monkeypatch.setattr(sys, "stderr", Terminal())
     with Progress("reading", total=2) as bar:
         bar.update(1)
+    console.logger.warning("a warning")
     assert not sys.stderr.getvalue()
 
 

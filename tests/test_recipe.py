@@ -31,7 +31,17 @@ def complaint(name, *overrides):
 
 
 def test_the_recipes_that_come_with_the_package_load():
-    assert recipe.builtin() == ["brio-cnndm", "brio-xsum", "cnndm", "demo", "newswire", "translation", "xsum"]
+    assert recipe.builtin() == [
+        "brio-cnndm",
+        "brio-xsum",
+        "cnndm",
+        "demo",
+        "newswire",
+        "sft",
+        "sft-lora",
+        "translation",
+        "xsum",
+    ]
     assert [recipe.load(name).name for name in recipe.builtin()] == recipe.builtin()
 
 
@@ -200,7 +210,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("model.heads=3", "model.width: must be a multiple of model.heads."),
         (
             "model.architecture=gpt",
-            "model.architecture: must be one of bart, mbart, m2m100, pegasus, marian, t5, got 'gpt'.",
+            "model.architecture: must be one of bart, mbart, m2m100, pegasus, marian, t5, llama, got 'gpt'.",
         ),
         ("data.splitter=nltk", "data.splitter: must be one of sentencex, pysbd, newline, period, got 'nltk'."),
         ("data.on_bad_row=drop", "data.on_bad_row: must be one of error, skip, got 'drop'."),
@@ -354,7 +364,7 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
     with pytest.raises(
         FileNotFoundError,
         match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
-        r"brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'xsum'\?",
+        r"brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum. Did you mean 'xsum'\?",
     ):
         recipe.load(path)
 
@@ -362,11 +372,12 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
 def test_an_unknown_recipe_is_told_with_the_nearest():
     with pytest.raises(
         FileNotFoundError,
-        match=r"no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum. Did you mean 'demo'\?",
+        match=r"no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum. Did you mean 'demo'\?",
     ):
         recipe.load("demmo")
     with pytest.raises(
-        FileNotFoundError, match=r"one of brio-cnndm, brio-xsum, cnndm, demo, newswire, translation, xsum\.$"
+        FileNotFoundError,
+        match=r"one of brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum\.$",
     ):
         recipe.load("qqqq.toml")
 

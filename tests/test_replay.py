@@ -23,10 +23,10 @@ def example(seed=0):
 def test_value_and_gradient_together_are_those_of_the_loss(case, monkeypatch):
     loss_fn, (logits, labels) = JointLoss([case.term]), example()
     for counts in ({}, {"num_tokens": 9, "num_sequences": torch.tensor(4)}):
-        expected, parts = loss_fn(logits, labels, return_parts=True, **counts)
+        expected, parts = loss_fn.with_parts(logits, labels, **counts)
         with monkeypatch.context() as patch:
             patch.setattr(replay, "suits", lambda stats: True)
-            got, replayed = loss_fn(logits, labels, return_parts=True, **counts)
+            got, replayed = loss_fn.with_parts(logits, labels, **counts)
         torch.testing.assert_close(got, expected)
         torch.testing.assert_close(replayed, parts)
         one, two = (torch.autograd.grad(3 * loss, logits)[0] for loss in (got, expected))

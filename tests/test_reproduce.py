@@ -30,7 +30,7 @@ SMALL = [
 def base(tmp_path_factory):
     """A tiny model that is fine-tuned instead of the one that takes minutes."""
     folder = tmp_path_factory.mktemp("base") / "base"
-    assert runner.train(recipe.load("demo", ["objective=ce", *SMALL]), folder, say=lambda _: None).finished
+    assert runner.train(recipe.load("demo", ["objective=ce", *SMALL]), folder).finished
     return str(folder / "model")
 
 
@@ -80,7 +80,7 @@ def test_the_rows_are_the_papers():
     for objective in {*paper.objectives("table2"), *paper.objectives("table3")}:
         assert recipe.load("xsum", [f"objective={objective}"]).objective == objective
     for rows in paper.TABLE2.values():
-        assert all(len(row.scores) == len(paper.FIGURES) for row in rows)
+        assert all(len(row.scores) == len(paper.SCORES) for row in rows)
         assert [row.objective for row in rows if row.objective] == paper.objectives("table2")
 
 
@@ -250,7 +250,7 @@ def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, bas
             "data.limit=40",
         ],
     )
-    assert runner.train(settings, tmp_path / "runs" / "ce-1", say=lambda _: None).finished
+    assert runner.train(settings, tmp_path / "runs" / "ce-1").finished
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
     assert "was trained with other settings (train.max_steps: 3 → 2" in capsys.readouterr().err
 

@@ -17,10 +17,9 @@ from ngramloss.metrics.registry import Metric
 from ngramloss.metrics.scores import Scores
 from ngramloss.scoring import provenance, results, score_cache
 from ngramloss.storage import files, run_folder
-from ngramloss.storage.checksums import OWN
 from ngramloss.storage.files import lock_folder
 from ngramloss.storage.run_folder import NAMES, Busy, RunFolder
-from ngramloss.training import checkpoints, claim, runner
+from ngramloss.training import claim, runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
@@ -372,7 +371,7 @@ def test_where_the_file_system_has_no_locks_nothing_is_locked(tmp_path, monkeypa
 
 
 def claimed(folder, *, fresh=False):
-    return claim.claim(recipe.load("demo"), RunFolder(folder), fresh=fresh, say=lambda _: None)
+    return claim.claim(recipe.load("demo"), RunFolder(folder), fresh=fresh)
 
 
 @pytest.mark.parametrize(
@@ -442,56 +441,6 @@ def test_a_file_called_model_is_no_model_and_is_not_taken_for_one(ours, capsys):
     assert train(ours) == 1
     assert "error: Not a directory" in capsys.readouterr().err
     assert (ours / "model").read_text() == "mine"
-
-
-# A run of an earlier version
-
-
-def make_earlier(folder, **more):
-    """Give checkpoints the form that Hugging Face's trainer gave them, and these facts."""
-    for checkpoint in folder.glob("checkpoints/checkpoint-*"):
-        facts = {key: value for key, value in checkpoints.facts(checkpoint).items() if key not in ("files", OWN)}
-        (checkpoint / "state.json").rename(checkpoint / "trainer_state.json")
-        checkpoints.seal(checkpoint, **{**facts, **more})
-
-
-def test_an_unfinished_run_of_an_earlier_version_is_refused_and_left_as_it_is(tmp_path, capsys):
-    folder = tmp_path / "a"
-    assert train(folder, "--set", "train.save_every=1") == 0
-    shutil.rmtree(folder / "model")
-    shutil.rmtree(folder / "checkpoints" / "checkpoint-2")
-    make_earlier(folder)
-    before = everything(folder)
-    capsys.readouterr()
-    assert train(folder, "--set", "train.save_every=1") == 2
-    assert capsys.readouterr().err == (
-        f"error: {folder} was begun with an earlier version of ngramloss, and this version cannot continue it: its "
-        "checkpoint checkpoint-1 has trainer_state.json and no state.json. Finish it with the version that began it, or "
-        "start over with --fresh.\n"
-    )
-    assert everything(folder) == before
-    assert train(folder, "--set", "train.save_every=1", "--fresh") == 0
-
-
-def test_a_finished_run_of_an_earlier_version_generates_scores_and_reports(ours, tmp_path, capsys):
-    make_earlier(ours, finished=False)  # as if the last checkpoint was deleted to save space
-    (ours / "prepared.json").write_text('{"splits": {}}')  # it said less
-    for name in ("predictions.jsonl", "references.jsonl", "generation.json", "seen.jsonl"):
-        (ours / name).unlink()
-    assert generate(ours) == 0
-    assert score(ours) == 0
-    assert cli.main(["report", str(ours), "--out", str(tmp_path / "page")]) == 0
-    capsys.readouterr()
-    assert train(ours) == 0
-    assert "is already finished" in capsys.readouterr().err
-
-
-def test_a_run_of_an_earlier_version_that_only_lacks_its_model_gets_it(ours):
-    model = everything(ours / "model")
-    shutil.rmtree(ours / "model")
-    make_earlier(ours)
-    assert train(ours) == 0
-    assert everything(ours / "model") == model
 
 
 # Links

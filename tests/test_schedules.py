@@ -75,7 +75,7 @@ def test_the_loss_follows_the_progress():
         loss_fn.progress = progress
         leaf = logits.clone().requires_grad_()
         other = logits.clone().requires_grad_()
-        loss, parts = loss_fn(leaf, labels, return_parts=True)
+        loss, parts = loss_fn.with_parts(leaf, labels)
         expected = JointLoss(f"ce + {first}*matches(2) + {second}*bag(2)")(other, labels)
         torch.testing.assert_close(loss, expected)
         loss.backward()

@@ -589,7 +589,7 @@ def test_several_references_take_the_best(tmp_path):
     path = tmp_path / "refs.jsonl"
     path.write_text(json.dumps({"id": "a", "references": ["something else", "the cat sat"]}) + "\n")
     found = systems.align(path, [write(tmp_path / "p.jsonl", {"a": "the cat sat"}, "prediction")])
-    assert results.score_systems(found, samples=2, shuffles=2).figures["rouge1"][0].value == 100.0
+    assert results.score_systems(found, samples=2, shuffles=2).scores["rouge1"][0].value == 100.0
 
 
 WORDS = "the cats cat running run runs Mr. Smith's 3.5% don't jumped jump jumping happiness, étude 今天 a_b co-op x1 — “so” ! ."

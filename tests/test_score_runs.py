@@ -14,9 +14,8 @@ from scipy import stats
 from ngramloss import cli
 from ngramloss.metrics.registry import Metric, Score
 from ngramloss.metrics.scores import Absent, Scores
-from ngramloss.output.tabular import Cell
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
-from ngramloss.scoring.audit import Limits, limits, oddities
+from ngramloss.scoring.audit import LengthLimits, limits, oddities
 from ngramloss.settings import Setting
 from ngramloss.storage.files import lock_folder
 from ngramloss.version import installed
@@ -99,18 +98,17 @@ def test_kept_figures_are_read_again_and_others_added(tmp_path, capsys, monkeypa
     assert asked == [1.0, 2.0, 2.0], "other texts are other figures"
 
 
-def test_a_long_metric_tells_how_far_it_is(tmp_path, monkeypatch):
+def test_a_long_metric_shows_how_far_it_is(tmp_path, monkeypatch):
     def slow(references, predictions, *, progress=None):
         for _ in predictions:
             progress(1)
         return Scores({"slow": [1.0] * len(predictions)}, "slow")
 
     monkeypatch.setitem(results.METRICS, "slow", Metric(slow))
-    told = []
-    results.score_systems(
-        systems.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2, progress=told.append
-    )
-    assert told == ["slow of a", *(f"slow of a: {done} of 3 documents" for done in (1, 2, 3)), "intervals and tests"]
+    shown = []
+    monkeypatch.setattr(results.Progress, "update", lambda self, count: shown.append((self.what, self.total, count)))
+    results.score_systems(systems.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2)
+    assert shown == [("slow of a", 3, 1)] * 3
 
 
 @pytest.mark.parametrize(
@@ -375,16 +373,7 @@ def test_the_order_of_a_recipe_makes_no_other_system(tmp_path):
     (one / "recipe.toml").write_text("[train]\nseed = 1\nlearning_rate = 3e-05\n")
     (one / "recipe.toml").write_text("x = 1\ny = 2\n" + (one / "recipe.toml").read_text())
     (other / "recipe.toml").write_text("y = 2\nx = 1\n" + (other / "recipe.toml").read_text())
-    assert provenance.run(one).kind == provenance.run(other).kind != ""
-
-
-def test_a_warm_up_of_an_earlier_version_is_the_same_system(tmp_path):
-    kinds = []
-    for name, steps in (("a", "100"), ("b", "100.0")):
-        folder = run(tmp_path / name)
-        (folder / "recipe.toml").write_text(f"[train]\nwarmup_steps = {steps}\n")
-        kinds.append(provenance.run(folder).kind)
-    assert kinds[0] == kinds[1] != ""
+    assert provenance.run(one).setup == provenance.run(other).setup != ""
 
 
 def test_what_a_training_used_of_its_data_is_read_if_it_is_there(tmp_path):
@@ -509,7 +498,7 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
     texts = systems.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
     found = results.score_systems(
-        texts, samples=2, shuffles=2, limits=Limits(0, 20), count=lambda those: [1] * len(those)
+        texts, samples=2, shuffles=2, limits=LengthLimits(0, 20), count=lambda those: [1] * len(those)
     )
     assert found.audit == [["3 texts with more than 20 tokens"]]
 
@@ -537,7 +526,7 @@ def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 5), st.integers(5, 9))
 def test_the_audit_counts_what_a_loop_counts(lengths, least, most):
-    told = oddities(["x"] * len(lengths), lengths, Limits(least, most))[len(lengths) > 1 :]
+    told = oddities(["x"] * len(lengths), lengths, LengthLimits(least, most))[len(lengths) > 1 :]
     short, long, full = sum(n < least for n in lengths), sum(n > most for n in lengths), sum(n == most for n in lengths)
     assert [int(one.split()[0]) for one in told] == [count for count in (short, long, full) if count]
 
@@ -547,13 +536,15 @@ def test_empty_and_repeated_texts_are_counted_apart():
 
 
 def test_words_say_nothing_of_texts_that_were_cut_off():
-    assert oddities(["a b"], None, Limits(0, 2)) == []
-    assert oddities(["a b"], [2], Limits(0, 2)) == ["1 text with exactly the maximum of 2 tokens, which may be cut off"]
+    assert oddities(["a b"], None, LengthLimits(0, 2)) == []
+    assert oddities(["a b"], [2], LengthLimits(0, 2)) == [
+        "1 text with exactly the maximum of 2 tokens, which may be cut off"
+    ]
 
 
 def test_limits_may_be_one_number_or_open():
-    assert limits("5:5") == Limits(5, 5)
-    assert limits("5:") == Limits(5, 0)
+    assert limits("5:5") == LengthLimits(5, 5)
+    assert limits("5:") == LengthLimits(5, 0)
 
 
 @pytest.mark.parametrize("wrong", ["5", "a:b", ":", "9:3", "-1:5", "1:2:3"])
@@ -644,12 +635,10 @@ def test_marks_are_corrected_for_several_comparisons():
     larger = [max(one.p_bootstrap, one.p_randomisation) for one in figures[1:]]
     assert [one.p_holm for one in figures[1:]] == significance.holm(larger)
     assert figures[0].p_holm is None
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, 0.5), 2) == Cell(
-        "50.00", 50.0, "", "±1.50"
-    )
-    assert tables.cell(significance.Figure(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.5, 0.5, 0.02), 2) == Cell(
-        "50.00", 50.0, "*", "±1.50"
-    )
+    for p_holm, mark in ((0.5, ""), (0.02, "*")):
+        score = significance.CorpusScore(50.0, 49.0, 52.0, 1.0, 0.1, 2.0, 0.001, 0.001, p_holm)
+        cell = tables.cell(score, Score("R-1"))
+        assert (cell.text, cell.value, cell.mark, cell.interval) == ("50.00", 50.0, mark, "±1.50")
 
 
 def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
@@ -665,7 +654,7 @@ def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
 
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
     texts = systems.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
-    one = results.score_systems(texts, samples=20, shuffles=20).figures["rouge1"][1]
+    one = results.score_systems(texts, samples=20, shuffles=20).scores["rouge1"][1]
     told = score(capsys, tmp_path / "a", tmp_path / "b")["systems"][1]
     assert told["against_first"]["rouge1"] == {
         "difference": one.difference,
@@ -697,7 +686,7 @@ def test_a_folder_says_what_it_knows(tmp_path):
     assert (
         bare.label,
         bare.seed,
-        bare.kind,
+        bare.setup,
         provenance.written_by(bare),
         provenance.docs_per_second(tmp_path / "bare"),
     ) == ("bare", None, "", "", None)

@@ -35,8 +35,8 @@ def texts_apart(labels, segments):
 def test_texts_packed_into_rows_have_the_loss_and_gradient_that_they_have_apart(each, batch):
     loss_fn = JointLoss(each.term)
     packed, apart = batch.logits.clone().requires_grad_(), batch.logits.clone().requires_grad_()
-    loss, parts = loss_fn(packed, batch.labels, segments=batch.segments, return_parts=True)
-    expected, expected_parts = loss_fn(batch.apart(apart), batch.apart(batch.labels), return_parts=True)
+    loss, parts = loss_fn.with_parts(packed, batch.labels, segments=batch.segments)
+    expected, expected_parts = loss_fn.with_parts(batch.apart(apart), batch.apart(batch.labels))
     torch.testing.assert_close(loss, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(parts, expected_parts, atol=1e-12, rtol=1e-12)
     got, wanted = (torch.autograd.grad(value, of)[0] for value, of in ((loss, packed), (expected, apart)))
@@ -47,9 +47,9 @@ def test_texts_packed_into_rows_have_the_loss_and_gradient_that_they_have_apart(
 @settings(max_examples=50, deadline=None)
 def test_a_label_between_texts_counts_in_sums_over_positions_only(batch, cast):
     everything = JointLoss(EVERYTHING)
-    _, parts = everything(batch.logits, batch.labels, segments=batch.segments.to(cast), return_parts=True)
-    _, whole = everything(batch.logits, batch.labels, return_parts=True)
-    _, apart = everything(batch.apart(batch.logits), batch.apart(batch.labels), return_parts=True)
+    _, parts = everything.with_parts(batch.logits, batch.labels, segments=batch.segments.to(cast))
+    _, whole = everything.with_parts(batch.logits, batch.labels)
+    _, apart = everything.with_parts(batch.apart(batch.logits), batch.apart(batch.labels))
     for part in everything.parts:
         expected = whole if part.by_position else apart
         torch.testing.assert_close(parts[part.name], expected[part.name], atol=1e-12, rtol=1e-12)
@@ -174,9 +174,9 @@ def test_shares_of_packed_rows_add_up_to_the_loss(batch):
 def test_denominators_that_are_given_divide_the_terms_of_packed_rows():
     logits, labels = torch.randn(1, 6, V), torch.tensor([[0, 1, 2, 3, 1, 0]])
     segments = torch.tensor([[0, 0, 0, 1, 1, 1]])
-    _, own = JointLoss("ce + matches(2) + convex")(logits, labels, segments=segments, return_parts=True)
+    _, own = JointLoss("ce + matches(2) + convex").with_parts(logits, labels, segments=segments)
     counts = {"num_tokens": 12, "num_sequences": 6}
-    _, given_ = JointLoss("ce + matches(2) + convex")(logits, labels, segments=segments, return_parts=True, **counts)
+    _, given_ = JointLoss("ce + matches(2) + convex").with_parts(logits, labels, segments=segments, **counts)
     torch.testing.assert_close(given_["ce"] * 2, own["ce"])
     torch.testing.assert_close(given_["convex"] * 2, own["convex"])
     torch.testing.assert_close(given_["matches(2)"] * 3, own["matches(2)"])

@@ -14,7 +14,7 @@ from ngramloss.gpu.captured import Gradients
 from ngramloss.hf.attach import attach, decoder_inputs
 from ngramloss.steps.padding import Padder, ahead
 from ngramloss.steps.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid
-from ngramloss.steps.planned import Epochs, PlannedSteps
+from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=40)
 
@@ -205,7 +205,8 @@ def test_a_step_knows_the_counts_of_all_processes():
     examples = [{"input_ids": [5, 6, 7], "labels": [8, 9]}] * 3 + [{"input_ids": [5, 6, 7], "labels": [-100, -100]}]
     counted = np.array([2, 2, 2, 0])
     epochs, plan = Epochs(sources, step=4, seed=0, grouped=False), Plan(sources, targets, 4)
-    options = {"counted": counted, "total": 1, "processes": 3}
+    lengths = ExampleLengths(sources, targets, None, counted, (counted > 0).astype(int))
+    options = {"lengths": lengths, "total": 1, "processes": 3}
     made = [PlannedSteps(examples, epochs, plan, Padder(1, moved), process=process, **options) for process in range(3)]
     steps = [steps.step([0, 1, 2, 3]) for steps in made]
     assert [step.counts.tolist() for step in steps] == [[6, 3]] * 3

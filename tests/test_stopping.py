@@ -23,10 +23,10 @@ def stopping():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_asks_to_stop_after_the_step(stopping, number, capsys):
+def test_a_signal_asks_to_stop_after_the_step(stopping, number, messages):
     assert not stopping.asked(1)
     os.kill(os.getpid(), number)
-    assert "stopping after this step and saving it. Press Ctrl-C again to stop at once." in capsys.readouterr().err
+    assert messages == ["stopping after this step and saving it. Press Ctrl-C again to stop at once."]
     assert stopping.asked(1)
     assert stopping.asked(2)
 
@@ -43,11 +43,11 @@ def test_a_second_sigterm_is_patient(stopping):
     assert stopping.asked(1)
 
 
-def test_only_the_first_process_says_so(capsys):
+def test_only_the_first_process_says_so(messages):
     with Stopping(Processes(1, 1, CPU)) as watcher:
         os.kill(os.getpid(), signal.SIGTERM)
         assert watcher.asked(1)
-    assert capsys.readouterr() == ("", "")
+    assert messages == []
 
 
 def test_a_failure_gives_the_signals_back():

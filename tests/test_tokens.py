@@ -21,6 +21,7 @@ from ngramloss.data import Example, fingerprint, tokens, word_ids
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, targets, tokenise, tokenizer_fingerprint
 from ngramloss.data.word_ids import bare_ids, word_encoder
+from ngramloss.output.progress import Progress
 
 ROOMY = Shape(max_source=10_000)
 DOCUMENT = "The cat sat. It slept there! Was the dog awake?"
@@ -225,10 +226,17 @@ def test_a_target_is_cut_and_still_ends(tmp_path, ours):
     assert labels[-1] == ours.eos_token_id
 
 
-def test_many_examples_are_tokenised_in_chunks_and_counted(tmp_path, monkeypatch):
+@pytest.fixture
+def counted(monkeypatch):
+    """What progress is told."""
+    numbers = []
+    monkeypatch.setattr(Progress, "update", lambda self, count: numbers.append(count))
+    return numbers
+
+
+def test_many_examples_are_tokenised_in_chunks_and_counted(tmp_path, monkeypatch, counted):
     monkeypatch.setattr(tokens, "CHUNK", 2)
-    counted = []
-    found = tokenise(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY, cache=tmp_path / "a", progress=counted.append)
+    found = tokenise(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY, cache=tmp_path / "a")
     assert counted == [2, 1]
     monkeypatch.setattr(tokens, "CHUNK", 1000)
     at_once = tokenise(EXAMPLES, "x", tiny_tokenizers.ours(), ROOMY, cache=tmp_path / "b")
@@ -428,14 +436,13 @@ def test_a_failure_leaves_no_part_of_a_part_behind(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["input_ids.npy", "labels.npy", "labels.ends.npy"])
-def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, name):
+def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, name, messages):
     first = made(tmp_path)
     path = first.folder / name
     sound, last = path.read_bytes(), first[-1]["labels"].tolist()
     path.write_bytes(sound[:-4] + bytes([sound[-4] ^ 1]) + sound[-3:])  # another token, or another end of a row
-    said = []
-    again = tokenise(EXAMPLES, fingerprint(EXAMPLES), tiny_tokenizers.ours(), ROOMY, cache=tmp_path, say=said.append)
-    assert said == [f"the token cache {first.folder} is damaged ({name} was changed); rebuilding it."]
+    again = tokenise(EXAMPLES, fingerprint(EXAMPLES), tiny_tokenizers.ours(), ROOMY, cache=tmp_path)
+    assert messages == [f"the token cache {first.folder} is damaged ({name} was changed); rebuilding it."]
     assert path.read_bytes() == sound
     assert again[-1]["labels"].tolist() == last
 
@@ -594,7 +601,7 @@ def test_a_tokenizer_that_cuts_from_the_left_keeps_doing_so(tmp_path):
 # Parts
 
 PREPARE = """
-import json, os, signal, sys, time
+import json, logging, os, signal, sys, time
 from pathlib import Path
 import tiny_tokenizers
 from crashes import trace
@@ -608,7 +615,7 @@ def act(event, path):
     count += 1
     if count == kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
-def progress(number):
+def update(self, number):
     counted.append(number)
     time.sleep(pause)
 fill = tokens._PartWriter.fill
@@ -618,7 +625,9 @@ def named(self, part, folder):
 tokens._PartWriter.fill = named
 tokenizer = tiny_tokenizers.ours()
 trace(cache, act)
-tokens.tokenise(examples, "x", tokenizer, tokens.Shape(), cache=cache, progress=progress, say=lambda text: print("said", text))
+tokens.Progress.update = update
+logging.basicConfig(stream=sys.stdout, level="INFO", format="said %(message)s")
+tokens.tokenise(examples, "x", tokenizer, tokens.Shape(), cache=cache)
 print("operations", count, "counted", sum(counted))
 """
 
@@ -685,7 +694,7 @@ def test_two_preparations_at_once_do_the_work_once(tmp_path):
     assert f"said another process is making the token cache {folder}; waiting for it." in "".join(outputs)
 
 
-def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch):
+def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch, counted, messages):
     monkeypatch.setattr(tokens, "PART", 3)
     expected = content(made(tmp_path / "whole", MANY).folder)
 
@@ -700,17 +709,16 @@ def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch):
     assert sorted(path.name for path in parts.glob("made/*")) == ["0-3", "3-6", "6-9", "9-10"]
     damaged = parts / "made" / "3-6" / "labels.npy"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
-    filled, said, counted = [], [], []
+    filled = []
+    counted.clear()
     fill = tokens._PartWriter.fill
     monkeypatch.setattr(
         tokens._PartWriter, "fill", lambda self, part, folder: (filled.append(part), fill(self, part, folder))
     )
-    again = tokenise(
-        MANY, fingerprint(MANY), tiny_tokenizers.ours(), ROOMY, cache=tmp_path, say=said.append, progress=counted.append
-    )
+    again = tokenise(MANY, fingerprint(MANY), tiny_tokenizers.ours(), ROOMY, cache=tmp_path)
     assert filled == ["3-6"]
     assert counted == [3, 3, 3, 1]
-    assert said == [
+    assert messages == [
         f"the part 3-6 of the token cache {damaged.parent} is damaged (labels.npy was changed); rebuilding it."
     ]
     assert content(again.folder) == expected

@@ -159,7 +159,7 @@ def test_the_logged_terms_are_those_of_the_steps_rows(tmp_path, accumulate):
     for first in (0, 8):
         batch = padded(model)(rows(22)[first : first + 8])
         labels = batch.pop("labels")
-        terms.append(JointLoss(OBJECTIVE)(model(**batch).logits, labels, return_parts=True)[1])
+        terms.append(JointLoss(OBJECTIVE).with_parts(model(**batch).logits, labels)[1])
     for name in terms[0]:
         assert log[0][name] == pytest.approx((terms[0][name] + terms[1][name]).item() / 2, abs=1e-5), name
 
@@ -202,7 +202,7 @@ def test_evaluation_gives_exact_means_whatever_the_batch(tmp_path, batch):
     attach(model, "matches(2) + 0*ce", logits=True).eval()
     with torch.no_grad():
         outputs = model(**everything)
-    _, parts = JointLoss("ce + matches(2)")(outputs.logits, everything["labels"], return_parts=True)
+    _, parts = JointLoss("ce + matches(2)").with_parts(outputs.logits, everything["labels"])
     assert metrics["eval_ce"] == pytest.approx(parts["ce"].item(), abs=1e-5)
     assert metrics["eval_matches(2)"] == pytest.approx(parts["matches(2)"].item(), abs=1e-5)
     assert metrics["eval_loss"] == pytest.approx(metrics["eval_matches(2)"], abs=1e-6)

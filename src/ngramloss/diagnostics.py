@@ -73,7 +73,7 @@ def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tens
 
 def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
     """``floor/part`` of each part that is averaged over sequences."""
-    values = loss_fn.values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
+    values = loss_fn.part_values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
     parts = zip(loss_fn.parts, values.unbind(), strict=True)
     return {f"floor/{part.name}": value for part, value in parts if part.per == "sequence"}
 
@@ -97,7 +97,7 @@ def gradient_shares(
     with torch.inference_mode(False), torch.enable_grad():
         leaf = (logits.clone() if logits.is_inference() else logits.detach()).requires_grad_()   # [B, T, V]
         stats = token_stats(leaf, labels, needs=loss_fn.needs, texts=packed and packed.texts)
-        values = loss_fn.values(stats, labels, packed=packed)            # [parts]
+        values = loss_fn.part_values(stats, labels, packed=packed)       # [parts]
         for part, weight, value in zip(loss_fn.parts, loss_fn.weights, values.unbind(), strict=True):
             (gradient,) = torch.autograd.grad(weight * value, leaf, retain_graph=True)   # [B, T, V]
             norms[part.name] = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(leaf.dtype, torch.float32))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, overload
-from weakref import WeakKeyDictionary
+from typing import NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -27,13 +26,20 @@ from ngramloss.stats import (
 )
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import Part, Term, check_names
+from ngramloss.weights import current_weights, refresh_device_weights, weights_on_device
 
 Count = int | float | Tensor
 Segments = Tensor | Packing | None
 """The text of each position of packed rows, [B, T], or where the texts are."""
-_sent: WeakKeyDictionary[JointLoss, dict[tuple[torch.dtype, torch.device], tuple[tuple[float, ...], Tensor]]]
-_sent = WeakKeyDictionary()
-"""The weights of a loss on each device, and their values when they were sent."""
+
+
+class Loss(NamedTuple):
+    """A joint loss with its parts."""
+
+    total: Tensor
+    """The weighted sum of the parts, with gradient: [], or [B] with ``reduction="none"``."""
+    parts: dict[str, Tensor]
+    """Each part by name, unweighted and detached, in the shape of the total."""
 
 
 class JointLoss(torch.nn.Module):
@@ -56,26 +62,30 @@ class JointLoss(torch.nn.Module):
             synchronises with it. For debugging, in eager mode.
         backend: how :meth:`from_hidden` computes the statistics: ``"auto"`` or one of ``ngramloss.stats.BACKENDS``.
         memory: ``"fast"``, or ``"lean"`` for less memory and one more matrix product; used by :meth:`from_hidden`.
-        reduction: ``"mean"`` returns the loss, []. ``"none"`` returns each row's share of it, [B]: the row's value of
-            each term, divided by the same denominator and weighted. The shares add up to the loss; parts are shares
-            too. A row that contains only padding has 0, a packed row the sum over its texts.
+        reduction: ``"none"`` returns each row's share of the loss, [B]; ``"mean"`` returns the loss, []. A share is the
+            row's value of each term, divided by the same denominator and weighted. The shares add up to the loss; parts
+            are shares too. A row that contains only padding has 0, a packed row the sum over its texts.
 
     Example:
         >>> loss_fn = JointLoss("ce + matches(2,3,4)")
         >>> logits, labels = torch.zeros(1, 5, 10, requires_grad=True), torch.tensor([[3, 1, 4, 1, 5]])
-        >>> loss, parts = loss_fn(logits, labels, return_parts=True)
-        >>> loss.backward()
+        >>> loss_fn(logits, labels).backward()
+        >>> loss, parts = loss_fn.with_parts(logits, labels)
         >>> {name: round(value.item(), 4) for name, value in parts.items()}
         {'ce': 2.3026, 'matches(2)': 1.0, 'matches(3)': 1.0, 'matches(4)': 1.0}
         >>> loss_fn
+        JointLoss("ce + matches(2,3,4)")
+        >>> print(loss_fn)
         ce + matches(2,3,4)
     """
 
     def __init__(
         self, objective: str | Iterable[Term] | Term, *, check: bool = False, backend: str = "auto",
-        memory: str = "fast", reduction: str = "mean",
+        memory: str = "fast", reduction: str = "mean", **unknown: Never,
     ) -> None:
         super().__init__()
+        for name in unknown:
+            raise TypeError(f"JointLoss has no argument {name!r}. {INSTEAD.get(name, '')}".rstrip())
         if reduction not in ("mean", "none"):
             raise UserError(f"reduction must be 'mean' or 'none', got {reduction!r}. For a sum over tokens and "
                             "sequences, pass num_tokens=1 and num_sequences=1.")
@@ -87,28 +97,16 @@ class JointLoss(torch.nn.Module):
         """The share of optimiser steps done, from 0 to 1. Terms with a schedule read it; a trainer sets it."""
         self.needs = frozenset(need for term in self.terms for need in term.needs)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return " + ".join(str(term) for term in self.terms)
 
-    __str__ = __repr__
+    def __repr__(self) -> str:
+        return f'JointLoss("{self}")'
 
-    @overload
     def forward(
-        self, logits: Tensor, labels: Tensor, *,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        segments: Segments = ..., return_parts: Literal[False] = ...,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self, logits: Tensor, labels: Tensor, *,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        segments: Segments = ..., return_parts: Literal[True],
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
-    def forward(
-        self, logits: Tensor, labels: Tensor, *,
-        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        segments: Segments = None, return_parts: bool = False,
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
+        candidates: CandidateStats | None = None, segments: Segments = None,
+    ) -> Tensor:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
         Args:
@@ -122,195 +120,150 @@ class JointLoss(torch.nn.Module):
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
                 ``dft``, ``tailr``, ``mixce``, ``eaft``) count them. Finding the texts reads two numbers on the host;
                 compiled or captured code takes them ready made, from ``ngramloss.stats.packing(labels, segments)``.
-            return_parts: also return each part by name, unweighted and detached.
         """
+        return self.with_parts(
+            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, segments=segments
+        ).total
+
+    def with_parts(
+        self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
+        candidates: CandidateStats | None = None, segments: Segments = None,
+    ) -> Loss:
+        """Compute the loss from logits, with its parts. Arguments are those of :meth:`forward`."""
         packed = packing_of(labels, segments)
-        texts = packed and packed.texts
-        stats = token_stats(logits, labels, needs=self.needs, check=self.check, texts=texts)
-        loss, parts = self.from_stats(
+        stats = token_stats(logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts)
+        return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
-        return (loss, parts) if return_parts else loss
 
-    @overload
-    def from_hidden(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
-        bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        segments: Segments = ..., return_parts: Literal[False] = ...,
-    ) -> Tensor: ...
-    @overload
-    def from_hidden(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
-        bias: Tensor | None = ..., scale: float = ..., softcap: float | None = ...,
-        num_tokens: Count | None = ..., num_sequences: Count | None = ..., candidates: CandidateStats | None = ...,
-        segments: Segments = ..., return_parts: Literal[True],
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def from_hidden(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        segments: Segments = None, return_parts: bool = False,
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        segments: Segments = None, positions: Tensor | None = None,
+    ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
         Args:
             hidden: the head's input.
             weight: the head's weight.
-            labels: as in :meth:`forward`.
+            labels: as in :meth:`forward`, like all arguments that are not named here.
             bias: added to the logits, V numbers.
             scale: multiplies the hidden states.
             softcap: bounds the logits by ``softcap·tanh(logits / softcap)``.
-            num_tokens: as in :meth:`forward`.
-            num_sequences: as in :meth:`forward`.
-            candidates: as in :meth:`forward`.
-            segments: as in :meth:`forward`.
-            return_parts: as in :meth:`forward`.
+            positions: compute the head only there, as found by ``ngramloss.stats.labelled(labels, segments)``, which
+                also finds the segments. In fine-tuning a decoder-only model most positions have no label.
         """
+        return self.from_hidden_with_parts(
+            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
+            num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
+        ).total
+
+    def from_hidden_with_parts(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
+        bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
+        segments: Segments = None, positions: Tensor | None = None,
+    ) -> Loss:
+        """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
         packed = packing_of(labels, segments)
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
-            backend=self.backend, memory=self.memory, texts=packed and packed.texts,
+            backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
         )
-        loss, parts = self.from_stats(
+        return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
-        return (loss, parts) if return_parts else loss
 
     def from_stats(
         self, stats: TokenStats, labels: Tensor, *,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         packed: Packing | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss from existing statistics. Also returns the parts, unweighted and detached.
+    ) -> Loss:
+        """Compute the loss from existing statistics, with its parts.
 
-        Both are [], or [B] with ``reduction="none"``. Statistics of packed rows have the ``cross_logp`` of their texts.
+        Statistics of packed rows have the ``cross_logp`` of their texts.
         """
         labels = labels.long()                                           # [B, T]
         if not torch.compiler.is_compiling():
             self.refresh_weights()
-        counts = {
-            "num_tokens": _count("num_tokens", num_tokens, stats.lse),
-            "num_sequences": _count("num_sequences", num_sequences, stats.lse),
+        given = {
+            "num_tokens": _denominator("num_tokens", num_tokens, stats.lse),
+            "num_sequences": _denominator("num_sequences", num_sequences, stats.lse),
         }
-        if self.reduction == "none":
-            values = self.row_values(stats, labels, candidates=candidates, packed=packed, **counts)   # [parts, B]
-        elif not self.check and not self.needs_candidates and candidates is None and replay.suits(stats):
-            return replay.replayed(self, stats, labels, counts, packed)
+        by_row = self.reduction == "none"
+        reads_candidates = self.needs_candidates or candidates is not None
+        if not by_row and not self.check and not reads_candidates and replay.suits(stats):
+            total, values = replay.replayed(self, stats, labels, given, packed)   # [], [parts]
         else:
-            values = self.values(stats, labels, candidates=candidates, packed=packed, **counts)   # [parts]
+            values = self.part_values(stats, labels, candidates=candidates, packed=packed, by_row=by_row, **given)
+            total = self.weighted_sum(values)                            # [] or [B]
         parts = zip(self.parts, values.detach().unbind(), strict=True)
-        return self.weighted(values), {part.name: value for part, value in parts}
+        return Loss(total, {part.name: value for part, value in parts})
 
-    def values(
+    def part_values(
         self, stats: TokenStats, labels: Tensor, *,
         num_tokens: Tensor | None = None, num_sequences: Tensor | None = None, candidates: CandidateStats | None = None,
-        packed: Packing | None = None,
+        packed: Packing | None = None, by_row: bool = False,
     ) -> Tensor:
-        """Each part's value, unweighted, with its gradient, [parts]. Counts are tensors on the same device, []."""
-        each, divisor = self._each_row(stats, labels, num_tokens, num_sequences, candidates, packed)
-        summed = torch.stack([value.sum() for value in each])            # [parts]
-        return self._checked(summed / divisor + _nothing(stats, labels).sum(), stats, labels)   # [parts]
+        """Each part's value, unweighted, with its gradient, [parts]; ``by_row`` each row's share of it, [parts, B].
 
-    def row_values(
-        self, stats: TokenStats, labels: Tensor, *,
-        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None, candidates: CandidateStats | None = None,
-        packed: Packing | None = None,
-    ) -> Tensor:
-        """Each row's share of each part's value, unweighted, with its gradient, [parts, B]: :meth:`values` in rows."""
-        each, divisor = self._each_row(stats, labels, num_tokens, num_sequences, candidates, packed)
-        if packed is not None:
-            each = [value if part.by_position else value.new_zeros(len(labels)).index_add(0, packed.row, value)
-                    for part, value in zip(self.parts, each, strict=True)]   # [B] each
-        shares = torch.stack(each) / divisor.unsqueeze(-1) + _nothing(stats, labels).sum(-1)   # [parts, B]
-        return self._checked(shares, stats, labels)
-
-    def _each_row(
-        self, stats: TokenStats, labels: Tensor, num_tokens: Tensor | None, num_sequences: Tensor | None,
-        candidates: CandidateStats | None, packed: Packing | None,
-    ) -> tuple[list[Tensor], Tensor]:
-        """What each part is of each row, [B], or of each text of packed rows, [S]; each part's denominator, [parts]."""
-        candidates = self._checked_candidates(candidates, labels)
-        if packed is not None and candidates is not None:
-            raise UserError(f"{str(self)!r} compares candidates of a row, and packed rows have several texts. Leave "
-                            "segments out, with one text in each row, or leave out the terms that compare candidates.")
-        own = stats if packed is None else unpack(stats, packed)
-        own_labels = labels if packed is None else packed.labels         # [S, U]
-        each = []
+        Denominators are tensors on the same device, [].
+        """
+        candidates = self._checked_candidates(candidates, labels, packed)
+        own = (stats, labels) if packed is None else (unpack(stats, packed), packed.labels)   # [S, U]
+        rows = []
         for part in self.parts:
-            given = (stats, labels) if part.by_position else (own, own_labels)
-            value = _of_rows(part, *given, candidates)                   # [B] or [S]
-            each.append(value.where((given[1] != IGNORE_INDEX).any(-1), 0.0))
-        divisor = self.counts(labels, packed, num_tokens=num_tokens, num_sequences=num_sequences)   # [parts]
-        return each, divisor.to(stats.lse.dtype).where(divisor != 0, 1.0)
-
-    def counts(
-        self, labels: Tensor, packed: Packing | None = None, *,
-        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
-    ) -> Tensor:
-        """What each part is divided by: the given denominator, or the tokens or sequences that it counts, [parts]."""
-        given = {"token": num_tokens, "sequence": num_sequences}
-        counts: dict[tuple[str, bool], Tensor] = {}
-        for part in self.parts:
-            key = part.per, part.by_position or packed is None
-            if key not in counts:
-                count = given[part.per]
-                own = labels if packed is None or part.by_position else packed.labels   # [B, T] or [S, U]
-                counts[key] = _count_labels(own, part.per) if count is None else count
-        return torch.stack([counts[part.per, part.by_position or packed is None] for part in self.parts])
-
-    def _checked(self, values: Tensor, stats: TokenStats, labels: Tensor) -> Tensor:
-        """The values, with a graph for ``backward()`` even if no position was read; raises if ``check`` finds NaN."""
+            given = (stats, labels) if part.by_position else own
+            value = _row_values(part, *given, candidates)                # [B], or [S] for the texts of packed rows
+            value = value.where((given[1] != IGNORE_INDEX).any(-1), 0.0)   # [B] or [S]
+            if by_row and packed is not None and not part.by_position:
+                value = value.new_zeros(len(labels)).index_add(0, packed.row, value)   # [B]
+            rows.append(value)
+        divisor = self.denominators(labels, packed, num_tokens=num_tokens, num_sequences=num_sequences)   # [parts]
+        divisor = divisor.to(stats.lse.dtype).where(divisor != 0, 1.0)   # [parts]
+        # An objective that reads only matched windows would hide a NaN elsewhere, and a gradient scaler must see it.
+        zero_or_nan = (stats.lse.detach() * 0).where(labels != IGNORE_INDEX, 0.0)   # [B, T]
+        if by_row:
+            values = torch.stack(rows) / divisor.unsqueeze(-1) + zero_or_nan.sum(-1)   # [parts, B]
+        else:
+            values = torch.stack([value.sum() for value in rows]) / divisor + zero_or_nan.sum()   # [parts]
         if not values.requires_grad or all(part.reads == "candidates" for part in self.parts):
-            values = values + stats.lse[:0].sum()
+            values = values + stats.lse[:0].sum()                        # for backward(), if no position was read
         if self.check:
             diagnostics.raise_unless_finite(stats, labels, self.parts, values)
         return values
 
-    def weighted(self, values: Tensor) -> Tensor:
+    def denominators(
+        self, labels: Tensor, packed: Packing | None = None, *,
+        num_tokens: Tensor | None = None, num_sequences: Tensor | None = None,
+    ) -> Tensor:
+        """What each part is divided by: the given number, or the tokens or sequences that it counts, [parts]."""
+        given = {"token": num_tokens, "sequence": num_sequences}
+        counted: dict[tuple[str, bool], Tensor] = {}
+        for part in self.parts:
+            key = part.per, part.by_position or packed is None
+            if key not in counted:
+                count = given[part.per]
+                own = labels if packed is None or part.by_position else packed.labels   # [B, T] or [S, U]
+                counted[key] = _count_labels(own, part.per) if count is None else count
+        return torch.stack([counted[part.per, part.by_position or packed is None] for part in self.parts])
+
+    def weighted_sum(self, values: Tensor) -> Tensor:
         """The weighted sum of the parts' values, [] or [B]. A part with weight 0 adds nothing, not even NaN."""
-        weight = self._weights(values.dtype, values.device)              # [parts]
+        weight = weights_on_device(self, values.dtype, values.device)    # [parts]
         weight = weight if values.ndim == 1 else weight.unsqueeze(-1)    # [parts] or [parts, 1]
         return (values * weight).masked_fill(weight == 0, 0.0).sum(0)
 
     @property
     def weights(self) -> tuple[float, ...]:
         """The weight of each part now. Those with a schedule depend on :attr:`progress`."""
-        return tuple(part.weight * self._share(part) for part in self.parts)
-
-    def _share(self, part: Part) -> float:
-        if part.schedule is None:
-            return 1.0
-        if torch.compiler.is_compiling():
-            raise UserError(f"{part.name}{part.schedule} changes its weight during training, which compiled code would "
-                            "not see. Compile the encoder and decoder only, or leave the schedule out.")
-        if self.progress is None:
-            raise UserError(
-                f"the weight of {part.name}{part.schedule} depends on the progress of training, which is not known. "
-                "NgramTrainer sets it; with a stock trainer add callbacks=[ng.LogParts()]; in your own loop set "
-                "loss_fn.progress (for an attached model ng.attached_loss(model).progress) to the share of steps done."
-            )
-        return part.schedule.share(self.progress)
-
-    def _weights(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The weights on a device, [parts]: always the same tensor, because a CUDA graph reads it where it was."""
-        weights = self.weights
-        if torch.compiler.is_compiling():
-            return torch.tensor(weights, dtype=dtype, device=device)
-        sent = _sent.setdefault(self, {})
-        if (dtype, device) not in sent:
-            with torch.inference_mode(False):
-                sent[dtype, device] = weights, torch.tensor(weights, dtype=dtype, device=device)
-        return sent[dtype, device][1]
+        return current_weights(self.parts, self.progress)
 
     def refresh_weights(self) -> None:
         """Send the weights of the parts again if they have changed. A trainer calls this before it replays a graph."""
-        weights = self.weights
-        for place, (before, tensor) in _sent.get(self, {}).items():
-            if before != weights:
-                tensor.copy_(torch.tensor(weights))
-                _sent[self][place] = weights, tensor
+        refresh_device_weights(self)
 
     @property
     def needs_candidates(self) -> bool:
@@ -329,7 +282,9 @@ class JointLoss(torch.nn.Module):
         """The terms, plus ``ce`` with weight 0 if it is not among them, so that validation always reports it."""
         return self if any(part.name == "ce" for part in self.parts) else JointLoss(f"{self} + 0*ce")
 
-    def _checked_candidates(self, candidates: CandidateStats | None, labels: Tensor) -> CandidateStats | None:
+    def _checked_candidates(
+        self, candidates: CandidateStats | None, labels: Tensor, packed: Packing | None
+    ) -> CandidateStats | None:
         """The candidates, if a term reads them. Raises if they are missing, unwanted or of a wrong shape."""
         if candidates is None and not self.needs_candidates:
             return None
@@ -344,6 +299,9 @@ class JointLoss(torch.nn.Module):
         if len(candidates.logp) != len(labels):
             raise UserError(f"candidates must have one row for each row of the labels: got {len(candidates.logp)} rows "
                             f"of candidates and {len(labels)} of labels.")
+        if packed is not None:
+            raise UserError(f"{str(self)!r} compares candidates of a row, and packed rows have several texts. Leave "
+                            "segments out, with one text in each row, or leave out the terms that compare candidates.")
         return candidates
 
     def refuse_terms_of_logits(self, by: str) -> None:
@@ -362,6 +320,14 @@ class JointLoss(torch.nn.Module):
         return diagnostics.diagnose(self, logits, labels, packing_of(labels, segments))
 
 
+INSTEAD = {
+    "label_smoothing": "Write the smoothing in the objective: JointLoss('ce(smoothing=0.1) + matches(2)').",
+    "ignore_index": "Labels of -100 do not count; for padding write labels.masked_fill(labels == pad_token_id, -100).",
+    "weight": "Single tokens cannot be weighted; terms can: JointLoss('ce + 0.5*matches(2)').",
+}
+"""Arguments of ``torch.nn.CrossEntropyLoss`` → what to write here."""
+
+
 def packing_of(labels: Tensor, segments: Segments) -> Packing | None:
     """Where the texts of packed rows are; None without segments, or without positions."""
     if segments is None or isinstance(segments, Packing):
@@ -376,15 +342,7 @@ def _count_labels(labels: Tensor, per: str) -> Tensor:
     return (real if per == "token" else real.any(-1)).sum()              # []
 
 
-def _nothing(stats: TokenStats, labels: Tensor) -> Tensor:
-    """0 everywhere, or NaN where a real position has it, [B, T].
-
-    An objective that reads only matched windows would hide a NaN elsewhere, and a gradient scaler must see it.
-    """
-    return (stats.lse.detach() * 0).where(labels != IGNORE_INDEX, 0.0)   # [B, T]
-
-
-def _of_rows(part: Part, stats: TokenStats, labels: Tensor, candidates: CandidateStats | None) -> Tensor:
+def _row_values(part: Part, stats: TokenStats, labels: Tensor, candidates: CandidateStats | None) -> Tensor:
     """The part's value of each row, [B]. A part that reads candidates is NaN if any number of one of them is."""
     if part.reads == "tokens":
         return replay.fastest(part, stats)(stats, labels)
@@ -404,8 +362,8 @@ def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
     return terms
 
 
-def _count(name: str, given: Count | None, like: Tensor) -> Tensor | None:
-    """A count as a tensor on the device of the statistics, []."""
+def _denominator(name: str, given: Count | None, like: Tensor) -> Tensor | None:
+    """A number that a caller passed, checked, on the device of the statistics, []."""
     if given is None:
         return None
     if not isinstance(given, Tensor):

@@ -19,6 +19,9 @@ from ngramloss.output import escape
 from ngramloss.settings import Setting, setting, settings_of, toml_value
 from ngramloss.storage.files import parse_toml
 
+SOURCE, CHAT = "{source}", "chat"
+"""In ``data.prompt``: where the source is put, and the tokenizer's chat template."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -52,6 +55,11 @@ class Data:
     letters."""
     prefix: str = ""
     """Text before every source, such as ``summarize: `` for T5."""
+    prompt: str = ""
+    """What a decoder-only model reads: a template with ``{source}``, or ``chat`` for the tokenizer's chat template;
+    empty: the source and ``Summary:`` or ``Translation:``, or a column ``prompt`` or ``messages`` as it is."""
+    instruction: str = ""
+    """Text before the source in the message of a user, for ``prompt = "chat"``."""
     max_source: int = setting(1024, least=4)
     max_target: int = setting(128, least=2)
     limit: int = setting(0, least=0)
@@ -65,12 +73,12 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """The model to train. All fields from ``architecture`` on apply only to ``name = "scratch"``."""
+    """The model to train. All fields from ``architecture`` to ``copying`` apply only to ``name = "scratch"``."""
 
     name: str = "facebook/bart-base"
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
     revision: str = "main"
-    architecture: str = setting("bart", choices=("bart", "mbart", "m2m100", "pegasus", "marian", "t5"))
+    architecture: str = setting("bart", choices=("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "llama"))
     width: int = setting(256, least=4, most=2**16)
     encoder_layers: int = setting(3, least=1, most=2**10)
     decoder_layers: int = setting(3, least=1, most=2**10)
@@ -82,6 +90,13 @@ class Model:
     copying: bool = False
     """Make copying easy to learn: the value and output projections of cross-attention start as the identity, positions
     as sinusoids. All of them are trained."""
+    lora: int = setting(0, least=0, most=2**16)
+    """The rank of LoRA adapters, which are trained instead of the model; 0: train the model itself."""
+    lora_alpha: float = setting(0.0, least=0)
+    """The adapters' product is multiplied by ``lora_alpha`` / ``lora``; 0 is twice the rank."""
+    lora_dropout: float = setting(0.0, least=0, below=1)
+    lora_targets: list[str] = setting(["all-linear"])
+    """The names of the layers that get an adapter; ``all-linear`` is every linear layer except the output head."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +136,7 @@ class Train:
     """What selects the best checkpoint: the lowest validation value of a term (``loss`` is the whole objective), or the
     best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``."""
     best_limit: int = setting(0, least=0)
-    """For a score: generate texts for only so many validation examples, from the first on; 0 means all."""
+    """For a score: generate texts for only this many validation examples, from the first on; 0 means all."""
     best_beams: int = setting(1, least=1, most=2**12)
     """For a score: the number of beams, instead of ``generation.num_beams``."""
     best_options: list[str] = setting([])
@@ -185,7 +200,7 @@ class Recipe:
     train: Train = field(default_factory=Train)
     generation: Generation = field(default_factory=Generation)
     task: str = "summarisation"
-    """What the targets are of the sources: one of ``TASKS``."""
+    """What the targets are, such as summaries: one of ``TASKS``."""
 
     @property
     def slug(self) -> str:
@@ -466,6 +481,15 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
         (
             recipe.data.validation_fraction + recipe.data.test_fraction < 1,
             "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
+        ),
+        (
+            recipe.data.prompt in ("", CHAT) or recipe.data.prompt.count(SOURCE) == 1,
+            f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}", got '
+            f"{recipe.data.prompt!r}.",
+        ),
+        (
+            not recipe.data.instruction or recipe.data.prompt == CHAT,
+            f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.',
         ),
         (bool(recipe.data.name), "data.name: must not be empty."),
         (bool(recipe.model.name), "model.name: must not be empty."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,18 +14,18 @@ from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.generation import predictions
 from ngramloss.generation.job import DEFAULTS, Job, job, read_split
+from ngramloss.metrics.registry import Score
 from ngramloss.models import loading
 from ngramloss.output import tabular
+from ngramloss.output.console import logger
 from ngramloss.output.tabular import Cell, Head, Row, Table
 from ngramloss.recipe import TASKS
 from ngramloss.report import build, page
 from ngramloss.scoring import paper, provenance, results, significance, systems, tables
-from ngramloss.scoring.significance import Figure
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.storage.files import read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
-
-Say = Callable[[str], None]
 
 TABLES = ("table1", "table2", "table3", "cases")
 SMALL = "newswire"
@@ -205,8 +205,6 @@ def reproduce(
     page_folder: Path,
     *,
     options: dict[str, dict[str, object]] | None = None,
-    say: Say = print,
-    progress: Callable[[int, int], None] | None = None,
     trust_remote_code: bool = False,
 ) -> Reproduced | None:
     """Train and generate what is missing, score, and write the report. Returns None if a training was stopped.
@@ -215,8 +213,6 @@ def reproduce(
         plan: from :func:`make_plan`.
         page_folder: folder for the report.
         options: metric → its options.
-        say: shows a message to the user.
-        progress: called with the number of documents written since the last call, and the total.
         trust_remote_code: whether code that comes with the model may run.
     """
     _raise_if_another_plan(plan)
@@ -230,27 +226,27 @@ def reproduce(
     def begin(what: str) -> None:
         nonlocal at
         at += 1
-        say(f"[{at}/{steps}] {what}")
+        logger.info(f"[{at}/{steps}] {what}")
 
     if plan.base is not None:
         begin("base model, trained with ce")
-        if not _train(plan.base, plan.folder / BASE, say):
+        if not _train(plan.base, plan.folder / BASE):
             return None
     for training in plan.trainings:
         begin(f"{training.objective}, seed {training.seed}")
-        if not _train(training.settings, training.folder, say, trust_remote_code):
+        if not _train(training.settings, training.folder, trust_remote_code):
             return None
         work = job(str(training.folder), limit=plan.limit, batch_size=BATCH, trust_remote_code=trust_remote_code)
-        _write_predictions(work, training.folder, progress)
+        _write_predictions(work, training.folder)
     for work in baselines:
         begin(f"{work.model}, a baseline without training")
-        _write_predictions(work, plan.folder / work.model, progress)
+        _write_predictions(work, plan.folder / work.model)
     begin("scores, intervals and tests")
     folders = [training.folder for training in plan.trainings] + [plan.folder / baseline for baseline in plan.baselines]
     texts = systems.align(None, folders)
     result = results.score_systems(texts, plan.metrics, options=options)
     for warning in result.cache_warnings:
-        say(f"warning: {warning}")
+        logger.warning(f"warning: {warning}")
     begin("report")
     shown = build.build_record(
         result,
@@ -282,20 +278,20 @@ def deviations(plan: Plan) -> list[str]:
     return sentences
 
 
-def differences_sentence(result: results.Result, figure: str) -> str:
+def differences_sentence(result: results.Result, name: str) -> str:
     """A one-sentence summary of the differences between the objectives in one score."""
-    label = result.described[figure].label
+    label = result.described[name].label
     if result.seeds:
         first, *others = result.seeds
         each = [
-            f"{seeds.label} {seeds.against_first[figure]['difference']:+.2f}"
-            f"{tabular.mark(seeds.against_first[figure]['p_holm'])}"
+            f"{seeds.label} {seeds.against_first[name]['difference']:+.2f}"
+            f"{tabular.mark(seeds.against_first[name]['p_holm'])}"
             for seeds in others
         ]
         return f"Difference in {label} to {first.label}, means over {len(first.names)} seeds: {_listed(each)}."
     each = []
     for system, run in enumerate(result.runs):
-        score = result.figures[figure][system]
+        score = result.scores[name][system]
         if run is not None and not run.is_baseline and score.difference is not None:
             each.append(f"{run.label} {score.difference:+.2f}{tabular.mark(score.p_holm)}")
     return (
@@ -310,8 +306,8 @@ def _listed(differences: Sequence[str]) -> str:
 
 def table(result: results.Result, plan: Plan) -> Table:
     """The table in the paper's layout; next to the paper's values, unless the data have nothing to do with it."""
-    omitted = ("bleu", "chrf") if "rouge1" in result.figures else ()
-    scores = {name: result.described[name] for name in FIGURES if name in result.figures and name not in omitted}
+    omitted = ("bleu", "chrf") if "rouge1" in result.scores else ()
+    scores = {name: result.described[name] for name in FIGURES if name in result.scores and name not in omitted}
     speeds = _speeds(result)
     heads = [Head(name, score.label, score.better == "lower") for name, score in scores.items()]
     heads.append(Head("Docs/s"))
@@ -321,16 +317,16 @@ def table(result: results.Result, plan: Plan) -> Table:
     rows = []
     for label, objective, printed in _layout(plan):
         indices = [index for index, run in enumerate(result.runs) if run is not None and run.label == objective]
-        cells = [_cell(result.figures[name], indices, score.decimals) for name, score in scores.items()]
+        cells = [_cell(result.scores[name], indices, score) for name, score in scores.items()]
         speed = Cell(f"{speeds[objective]:.0f}", speeds[objective]) if objective in speeds else Cell("")
         beside = [Cell(label), *(Cell("" if value is None else f"{value:.2f}", value) for value in printed)]
         rows.append(Row(objective, objective, [*cells, speed, *(beside if plan.paper_data else [])]))
     return Table(heads, rows, intervals=True)
 
 
-def table1(names: Sequence[str], *, limit: int = 0, progress: Callable[[str, int, int], None] | None = None) -> str:
+def table1(names: Sequence[str], *, limit: int = 0) -> str:
     """The statistics of the paper's Table 1 for each data set."""
-    return "\n\n".join(str(measurement(name, limit=limit, progress=progress)) for name in names)
+    return "\n\n".join(str(measurement(name, limit=limit)) for name in names)
 
 
 def cases(result: results.Result, texts: systems.Aligned, figure: str, *, count: int = 3) -> str:
@@ -373,15 +369,14 @@ def _layout(plan: Plan) -> list[tuple[str, str, tuple[float | None, ...]]]:
     ]
 
 
-def _cell(figures: Sequence[Figure], indices: Sequence[int], decimals: int) -> Cell:
+def _cell(values: Sequence[CorpusScore], indices: Sequence[int], score: Score) -> Cell:
     """One run with its interval and mark, or the mean of several with their standard deviation."""
     if not indices:
         return Cell("–")
     if len(indices) == 1:
-        return tables.cell(figures[indices[0]], decimals)
-    spread = significance.over_seeds([figures[index].value for index in indices])
-    deviation = f"±{spread['spread']:.{decimals}f}" if tabular.is_number(spread["spread"]) else ""
-    return Cell(tabular.fixed(spread["mean"], decimals), spread["mean"], interval=deviation)
+        return tables.cell(values[indices[0]], score)
+    spread = significance.over_seeds([values[index].value for index in indices])
+    return tables.seed_cell(results.Seeds("", [], {"": spread}, {}), "", score)
 
 
 def _speeds(result: results.Result) -> dict[str, float]:
@@ -394,7 +389,7 @@ def _speeds(result: results.Result) -> dict[str, float]:
     return {objective: sum(speeds) / len(speeds) for objective, speeds in each.items()}
 
 
-def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: bool = False) -> bool:
+def _train(settings: recipe.Recipe, folder: Path, trust_remote_code: bool = False) -> bool:
     """Train, or continue. Returns whether training is finished. Raises if the run has other settings."""
     run = RunFolder(folder)
     if run.finished:
@@ -405,7 +400,7 @@ def _train(settings: recipe.Recipe, folder: Path, say: Say, trust_remote_code: b
                 f"{folder} was trained with other settings ({'; '.join(changed)}). Choose another --runs, or delete it."
             )
         return True
-    done = runner.train(settings, folder, say=say, trust_remote_code=trust_remote_code)
+    done = runner.train(settings, folder, trust_remote_code=trust_remote_code)
     return done.finished
 
 
@@ -448,7 +443,7 @@ def _baseline_job(plan: Plan, baseline: str) -> Job:
     return job(baseline, data=data.name, overrides=[*same, f"task={plan.task}"], limit=plan.limit, batch_size=BATCH)
 
 
-def _write_predictions(work: Job, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+def _write_predictions(work: Job, folder: Path) -> None:
     if not RunFolder(folder).predictions.exists():  # of this plan: see _raise_if_another_plan
         predictions.write_predictions(work, folder)
 
@@ -468,9 +463,7 @@ def _raise_if_another_plan(plan: Plan) -> None:
     path = _plan_file(plan)
     if not path.exists() or not any(_has_begun(run) for run in plan.folder.iterdir() if run.is_dir()):
         return
-    before = read_object(path, "Choose another --runs, or delete the file.")
-    written = str(before.get("recipe")).replace("trust_remote_code = false\n", "")  # earlier versions wrote it out
-    if before | {"recipe": written} != _fixed_settings(plan):
+    if read_object(path, "Choose another --runs, or delete the file.") != _fixed_settings(plan):
         raise UserError(f"{plan.folder} was started with other settings. Choose another --runs, or delete it.")
 
 

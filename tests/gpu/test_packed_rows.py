@@ -39,7 +39,7 @@ def packed_batch(seed, B=4, T=512, V=1000, D=64, dtype=torch.float32):
 
 def gradients(loss_fn, hidden, weight, labels, **more):
     leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-    loss, parts = loss_fn.from_hidden(*leaves, labels, return_parts=True, **more)
+    loss, parts = loss_fn.from_hidden_with_parts(*leaves, labels, **more)
     return loss, parts, *torch.autograd.grad(loss, leaves)
 
 

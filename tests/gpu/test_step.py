@@ -43,7 +43,7 @@ def test_results_of_a_replay_survive_the_next_one():
     loss_fn = JointLoss(OBJECTIVE)
     batches = [example(seed) for seed in range(6)]
     alone = [step(loss_fn, *batch) for batch in batches]
-    losses = [loss_fn.from_hidden(*batch, return_parts=True) for batch in batches]
+    losses = [loss_fn.from_hidden_with_parts(*batch) for batch in batches]
     for (loss, parts), batch, expected in zip(losses, batches, alone, strict=True):
         torch.testing.assert_close(loss.detach(), expected[0])
         torch.testing.assert_close(sum(parts.values()), expected[0])

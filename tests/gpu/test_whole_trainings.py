@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 from forks import fork_ranks
+from logged import logged
 from test_captured import OBJECTIVE, bart, rows
 
 import ngramloss as ng
@@ -39,7 +40,7 @@ def trained(
     **changes,
 ):
     """The log of a training, whether steps were captured, the model, and what was said."""
-    log, said = [], []
+    log = []
     model = bart() if model is None else model
     job = loop.Job(
         model,
@@ -52,9 +53,9 @@ def trained(
         continued_from=None if folder is None else loop.checkpoints.find(folder).newest,
         logs=[lambda line, step: log.append(dict(line) | {"step": step})],
         on_step=on_step,
-        say=said.append,
     )
-    loop.run(job, start_processes())
+    with logged() as said:
+        loop.run(job, start_processes())
     return log, not any("not captured" in sentence for sentence in said), model, said
 
 

@@ -41,7 +41,7 @@ def measure(
     device: str,
     trust_remote_code: bool = False,
 ) -> Iterator[Row]:
-    """Measure a plain step, its encoder, and a step that compares so many candidates of each source.
+    """Measure a plain step, its encoder, and a step that compares candidates of each source.
 
     Args:
         model_name: as in :func:`built`.

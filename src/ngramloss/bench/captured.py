@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ngramloss.bench.clock import Cost, median_milliseconds
+from ngramloss.gpu import graphs
 
 WARM_UP = 3
 """Calls before the capture: libraries then have chosen their kernels, and nothing waits for the device any more."""
@@ -30,19 +31,12 @@ def captured(run: Callable[[], object], clear: Callable[[], object]) -> Graph:
         run: the function. It may not wait for the device.
         clear: drops the gradients, so that they do not count as allocated before.
     """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
+    graphs.warm_up(run, times=WARM_UP)
     clear()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    graph, _ = graphs.record(run)
     return Graph(graph.replay, (torch.cuda.max_memory_allocated() - before) / 2**30)
 
 

@@ -30,10 +30,12 @@ from ngramloss.bench.child import in_child
 from ngramloss.bench.window import Window
 from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 from ngramloss.output.tabular import aligned, fixed
 from ngramloss.plugins import load_file
 from ngramloss.recipe import Train
 from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps.running import NOT_CAPTURED
 from ngramloss.training import loop
 from ngramloss.training.processes import start_processes
 
@@ -60,7 +62,7 @@ class Setup:
     seed: int
     trust_remote_code: bool = False
     plugins: tuple[str, ...] = ()
-    """Files that each process runs first, for objectives of one's own."""
+    """Files that each process runs first, for your own objectives."""
 
     @property
     def cuda(self) -> bool:
@@ -197,15 +199,11 @@ def _ours(setup: Setup, output: str, window: Window, *, capture: bool, compiled:
         settings,
         setup.objective,
         on_step=lambda number, values: window.after(number),
-        say=_raise_if_eager if capture else bool,
     )
-    return loop.run(job, start_processes()).steps.from_(0)
-
-
-def _raise_if_eager(sentence: str) -> None:
-    """Raise if the trainer says that it does not capture steps: that would be another contestant."""
-    if "not captured" in sentence:
-        raise RuntimeError(sentence)
+    outcome = loop.run(job, start_processes())
+    if capture and outcome.why_not_captured:  # that would be another contestant
+        raise RuntimeError(NOT_CAPTURED.format(outcome.why_not_captured))
+    return outcome.steps.from_(0)
 
 
 def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool) -> Seq2SeqTrainingArguments:
@@ -295,14 +293,7 @@ def write_rows(folder: Path, name: str, documents: int, *, model: str, seed: int
 
 
 def tokenised_rows(
-    folder: Path,
-    data: str,
-    documents: int,
-    *,
-    step_size: int,
-    model: str,
-    trust_remote_code: bool,
-    say: Callable[[str], None],
+    folder: Path, data: str, documents: int, *, step_size: int, model: str, trust_remote_code: bool
 ) -> Path:
     """Tokenise one's own data, in whole steps, with the model's tokenizer. Returns the folder of :class:`Tokens`."""
     from ngramloss.data import fingerprint, load
@@ -324,7 +315,7 @@ def tokenised_rows(
         raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
     source, target = _limits(config)
     shape = Shape(separator="none", max_source=source, max_target=target)
-    return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder, say=say).folder
+    return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder).folder
 
 
 def documents(setup: Setup) -> int:
@@ -341,16 +332,13 @@ def _limits(config: Any) -> tuple[int, int]:
 # Measuring
 
 
-def measure(
-    setup: Setup, contestants: Sequence[Contestant], *, trace: Path | None = None, say: Callable[[str], None]
-) -> list[Row]:
+def measure(setup: Setup, contestants: Sequence[Contestant], *, trace: Path | None = None) -> list[Row]:
     """Train with each contestant in a process of its own. One that fails gets a row with the reason.
 
     Args:
         setup: what all have in common.
         contestants: who trains.
         trace: where to write a Chrome trace of ngramloss: captured if that runs, else the last of its contestants.
-        say: told which contestant is running.
     """
     ours = [contestant.name for contestant in contestants if contestant.ours and contestant.runs_on(setup.device)]
     if trace is not None and not ours:
@@ -358,10 +346,10 @@ def measure(
     traced = "captured" if "captured" in ours else ours[-1] if ours else None
     rows = []
     for number, contestant in enumerate(contestants, 1):
-        say(f"{number} of {len(contestants)}: {contestant.label}")
+        logger.info(f"{number} of {len(contestants)}: {contestant.label}")
         answer = in_child(trained, setup, contestant, trace if contestant.name == traced else None)
         rows.append(answer.result or Row(contestant.name, contestant.label, why_not=answer.why_not))
-        say(f"  {answer.why_not or f'{rows[-1].docs_per_second:.0f} documents a second'}")
+        logger.info(f"  {answer.why_not or f'{rows[-1].docs_per_second:.0f} documents a second'}")
     return compared(rows)
 
 

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ngramloss.cli.options import Verbs, add_device, add_trust, choice, chosen_device, output_file, verb
+from ngramloss.cli.options import Verbs, add_device, add_number, add_trust, choice, chosen_device, output_file, verb
 from ngramloss.engine_registry import engine_packages
 from ngramloss.errors import UserError
-from ngramloss.output.console import print_result, tell
+from ngramloss.output.console import logger, print_result
 from ngramloss.version import installed
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ examples:
   ngramloss bench ngrams --objective "matches(2)" --batch 16 --device cuda
 """
 
-MODEL_HELP = "bart-base, small or bart-tiny with random weights, a folder or a hub id (default: %(default)s)"
 OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
 LENGTHS = ("xsum", "cnndm", "dialogsum", "multi30k")
 CONTESTANTS = ("stock-random", "stock-grouped", "stock-compiled", "eager", "captured", "captured-compiled")
@@ -94,81 +93,45 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     bench = verbs.add_parser("bench", help="measure time and memory on this machine", description=BENCH)
     benches = choice(bench, metavar="WHAT", title="what to measure")
+    _add_head(verb(benches, "head", "hidden states → loss → gradients", HEAD, HEAD_EXAMPLES))
+    _add_step(verb(benches, "step", "documents per second in training", STEP, STEP_EXAMPLES))
+    _add_train(verb(benches, "train", "documents per second of whole trainings", TRAIN, TRAIN_EXAMPLES))
+    _add_generate(verb(benches, "generate", "documents per second of each engine", GENERATE, GENERATE_EXAMPLES))
+    _add_candidates(verb(benches, "candidates", "a step that compares candidates", CANDIDATES, CANDIDATES_EXAMPLES))
+    _add_ngrams(verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES))
 
-    head = verb(benches, "head", "hidden states → loss → gradients", HEAD, HEAD_EXAMPLES)
-    head.add_argument(
-        "--sizes", nargs="+", metavar="SIZE", help="sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)"
-    )
-    head.add_argument(
-        "--objective",
-        nargs="+",
-        metavar="OBJECTIVE",
-        help="objectives to time (default: ce, and ce with matches, rewards, precision and bag)",
-    )
-    head.add_argument(
-        "--dtype",
-        choices=["bfloat16", "float16", "float32"],
-        help="data type (default: bfloat16 on a GPU, float32 on a CPU)",
-    )
-    head.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
-    head.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
-    head.add_argument("--plot", metavar="FILE", help="draw a bar chart")
-    add_device(head)
+
+def _add_head(head: argparse.ArgumentParser) -> None:
+    sizes = "sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)"
+    head.add_argument("--sizes", nargs="+", metavar="SIZE", help=sizes)
+    objectives = "objectives to time (default: ce, and ce with matches, rewards, precision and bag)"
+    head.add_argument("--objective", nargs="+", metavar="OBJECTIVE", help=objectives)
+    types = "data type (default: bfloat16 on a GPU, float32 on a CPU)"
+    head.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help=types)
+    _add_loops(head)
+    _add_files(head, "all measurements")
     head.set_defaults(run_verb=_bench_head)
 
-    step = verb(benches, "step", "documents per second in training", STEP, STEP_EXAMPLES)
-    step.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
-    step.add_argument(
-        "--objective",
-        nargs="+",
-        metavar="OBJECTIVE",
-        help=f"objectives to attach (default: {' and '.join(map(repr, OBJECTIVES))}; as CUDA graphs, also rewards, "
-        "precision and bag)",
+
+def _add_step(step: argparse.ArgumentParser) -> None:
+    _add_model(step)
+    objectives = (
+        f"objectives to attach (default: {' and '.join(map(repr, OBJECTIVES))}; as CUDA graphs, also rewards, "
+        "precision and bag)"
     )
-    step.add_argument("--batch", type=int, default=16, metavar="B", help="batch size (default: %(default)s)")
-    step.add_argument("--source", type=int, default=1024, metavar="T", help="document tokens (default: %(default)s)")
-    step.add_argument("--target", type=int, default=128, metavar="T", help="summary tokens (default: %(default)s)")
-    choices = ["bf16", "fp16", "fp32", "bf16-pure"]
-    step.add_argument(
-        "--precision",
-        choices=choices,
-        help="bf16 and fp16 are mixed precision; bf16-pure has bf16 weights too (default: bf16 on a GPU, else fp32)",
-    )
-    step.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
-    step.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
-    add_trust(step)
-    add_device(step)
+    step.add_argument("--objective", nargs="+", metavar="OBJECTIVE", help=objectives)
+    add_number(step, "--batch", 16, "B", "batch size")
+    add_number(step, "--source", 1024, "T", "document tokens")
+    add_number(step, "--target", 128, "T", "summary tokens")
+    _add_precision(step, "bf16 and fp16 are mixed precision; bf16-pure has bf16 weights too", "bf16-pure")
+    _add_loops(step)
+    _add_files(step, "all measurements", plot=False)
     step.set_defaults(run_verb=_bench_step)
 
-    _add_train(benches)
-    _add_generate(benches)
-    _add_candidates(benches)
 
-    ngrams = verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES)
-    ngrams.add_argument(
-        "--objective", default="matches(2,3,4)", metavar="OBJECTIVE", help="objective to time (default: %(default)s)"
-    )
-    ngrams.add_argument("--batch", type=int, default=4, metavar="B", help="sequences per batch (default: %(default)s)")
-    ngrams.add_argument(
-        "--longest",
-        type=int,
-        default=32768,
-        metavar="T",
-        help="longest sequence to time, in tokens (default: %(default)s)",
-    )
-    add_device(ngrams)
-    ngrams.set_defaults(run_verb=_bench_ngrams)
-
-
-def _add_train(benches: Verbs) -> None:
-    train = verb(benches, "train", "documents per second of whole trainings", TRAIN, TRAIN_EXAMPLES)
-    train.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
-    train.add_argument(
-        "--objective",
-        default="ce + matches(2,3,4)",
-        metavar="OBJECTIVE",
-        help="objective of ngramloss (default: %(default)s)",
-    )
+def _add_train(train: argparse.ArgumentParser) -> None:
+    _add_model(train)
+    _add_objective(train, "ce + matches(2,3,4)", "objective of ngramloss")
     rows = train.add_mutually_exclusive_group()
     rows.add_argument(
         "--lengths",
@@ -177,109 +140,89 @@ def _add_train(benches: Verbs) -> None:
         help="train on random tokens in rows as long as this data set's documents: 1.35 × words, cut at 1,024 and 128 "
         "tokens (default: %(default)s)",
     )
-    rows.add_argument(
-        "--data",
-        metavar="NAME",
-        help="train on this data set instead, as in `ngramloss train`; the model must have a tokenizer",
+    own_data = "train on this data set instead, as in `ngramloss train`; the model must have a tokenizer"
+    rows.add_argument("--data", metavar="NAME", help=own_data)
+    add_number(train, "--documents", 6400, "N", "rows to train on, rounded down to whole steps")
+    add_number(train, "--batch", 16, "B", "batch size")
+    add_number(train, "--accumulate", 2, "N", "batches in a step")
+    add_number(train, "--warm-up", 20, "N", "steps before the measurement")
+    steps = (
+        "steps that are measured; the stock trainer sorts pools of up to 50 steps by length, so fewer may be the long "
+        "or the short ones"
     )
-    train.add_argument(
-        "--documents",
-        type=int,
-        default=6400,
-        metavar="N",
-        help="rows to train on, rounded down to whole steps (default: %(default)s)",
-    )
-    train.add_argument("--batch", type=int, default=16, metavar="B", help="batch size (default: %(default)s)")
-    train.add_argument(
-        "--accumulate", type=int, default=2, metavar="N", help="batches in a step (default: %(default)s)"
-    )
-    train.add_argument(
-        "--warm-up", type=int, default=20, metavar="N", help="steps before the measurement (default: %(default)s)"
-    )
-    train.add_argument(
-        "--steps",
-        type=int,
-        default=50,
-        metavar="N",
-        help="steps that are measured; the stock trainer sorts pools of up to 50 steps by length, so fewer may be the "
-        "long or the short ones (default: %(default)s)",
-    )
-    train.add_argument(
-        "--workers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="processes that load data, for each trainer (default: %(default)s)",
-    )
-    train.add_argument(
-        "--precision",
-        choices=["bf16", "fp16", "fp32"],
-        help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)",
-    )
+    add_number(train, "--steps", 50, "N", steps)
+    add_number(train, "--workers", 2, "N", "processes that load data, for each trainer")
+    _add_precision(train, "bf16 and fp16 are mixed precision")
     train.add_argument("--compile", action="store_true", help="also train with torch.compile, which takes minutes")
-    train.add_argument(
-        "--only",
-        nargs="+",
-        choices=CONTESTANTS,
-        default=[],
-        metavar="NAME",
-        help=f"train with these only: {', '.join(CONTESTANTS)}",
-    )
-    train.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed of rows and their order (default: %(default)s)"
-    )
-    train.add_argument("--json", metavar="FILE", help="write settings and all measurements as JSON")
-    train.add_argument("--plot", metavar="FILE", help="draw a bar chart")
-    train.add_argument(
-        "--profile", metavar="FILE", help="write a Chrome trace of a few steps of ngramloss, captured where that runs"
-    )
-    add_trust(train)
-    add_device(train)
+    only = f"train with these only: {', '.join(CONTESTANTS)}"
+    train.add_argument("--only", nargs="+", choices=CONTESTANTS, default=[], metavar="NAME", help=only)
+    add_number(train, "--seed", 0, "N", "random seed of rows and their order")
+    trace = "write a Chrome trace of a few steps of ngramloss, captured where that runs"
+    train.add_argument("--profile", metavar="FILE", help=trace)
+    _add_files(train, "settings and all measurements")
     train.set_defaults(run_verb=_bench_train)
 
 
-def _add_generate(benches: Verbs) -> None:
-    generate = verb(benches, "generate", "documents per second of each engine", GENERATE, GENERATE_EXAMPLES)
-    generate.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
-    generate.add_argument(
-        "--engines",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="engines beside hf, as in `ngramloss list engines` (default: all that are installed)",
-    )
-    generate.add_argument(
-        "--batch", type=int, nargs="+", default=[1, 8], metavar="B", help="batch sizes (default: 1 8)"
-    )
-    generate.add_argument("--beams", type=int, default=4, metavar="N", help="beams; 1 is greedy (default: %(default)s)")
-    generate.add_argument(
-        "--length",
-        type=int,
-        default=62,
-        metavar="T",
-        help="tokens of each text, with its start and end (default: %(default)s)",
-    )
-    generate.add_argument("--source", type=int, default=400, metavar="T", help="document tokens (default: %(default)s)")
-    generate.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        metavar="N",
-        help="times that each batch is written; the median counts (default: %(default)s)",
-    )
-    generate.add_argument(
-        "--precision",
-        choices=["bf16", "fp16", "fp32"],
-        help="of the weights, for engines that take them as they are (default: bf16 on a GPU, else fp32)",
-    )
-    generate.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed of the documents (default: %(default)s)"
-    )
-    generate.add_argument("--json", metavar="FILE", help="write settings and all measurements as JSON")
-    generate.add_argument("--plot", metavar="FILE", help="draw a bar chart")
-    add_trust(generate)
-    add_device(generate)
+def _add_generate(generate: argparse.ArgumentParser) -> None:
+    _add_model(generate)
+    engines = "engines beside hf, as in `ngramloss list engines` (default: all that are installed)"
+    generate.add_argument("--engines", nargs="+", default=[], metavar="NAME", help=engines)
+    batches = "batch sizes (default: 1 8)"
+    generate.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="B", help=batches)
+    add_number(generate, "--beams", 4, "N", "beams; 1 is greedy")
+    add_number(generate, "--length", 62, "T", "tokens of each text, with its start and end")
+    add_number(generate, "--source", 400, "T", "document tokens")
+    add_number(generate, "--repeats", 3, "N", "times that each batch is written; the median counts")
+    _add_precision(generate, "of the weights, for engines that take them as they are")
+    add_number(generate, "--seed", 0, "N", "random seed of the documents")
+    _add_files(generate, "settings and all measurements")
     generate.set_defaults(run_verb=_bench_generate)
+
+
+def _add_candidates(candidates: argparse.ArgumentParser) -> None:
+    _add_model(candidates)
+    _add_objective(candidates, "ce + 10*rank(margin=0.001,alpha=2)", "with a term that compares candidates")
+    add_number(candidates, "--count", 16, "K", "candidates of each source")
+    add_number(candidates, "--batch", 16, "B", "sources")
+    add_number(candidates, "--source", 512, "T", "source tokens")
+    add_number(candidates, "--target", 64, "T", "tokens of each text")
+    _add_precision(candidates, "bf16 and fp16 are mixed precision")
+    _add_files(candidates, "all measurements", plot=False)
+    candidates.set_defaults(run_verb=_bench_candidates)
+
+
+def _add_ngrams(ngrams: argparse.ArgumentParser) -> None:
+    _add_objective(ngrams, "matches(2,3,4)", "objective to time")
+    add_number(ngrams, "--batch", 4, "B", "sequences per batch")
+    add_number(ngrams, "--longest", 32768, "T", "longest sequence to time, in tokens")
+    add_device(ngrams)
+    ngrams.set_defaults(run_verb=_bench_ngrams)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    model = "bart-base, small or bart-tiny with random weights, a folder or a hub id (default: %(default)s)"
+    parser.add_argument("--model", default="bart-base", metavar="NAME", help=model)
+    add_trust(parser)
+
+
+def _add_objective(parser: argparse.ArgumentParser, default: str, help: str) -> None:
+    parser.add_argument("--objective", default=default, metavar="OBJECTIVE", help=f"{help} (default: %(default)s)")
+
+
+def _add_precision(parser: argparse.ArgumentParser, help: str, *more: str) -> None:
+    choices = ["bf16", "fp16", "fp32", *more]
+    parser.add_argument("--precision", choices=choices, help=f"{help} (default: bf16 on a GPU, else fp32)")
+
+
+def _add_loops(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
+
+
+def _add_files(parser: argparse.ArgumentParser, content: str, *, plot: bool = True) -> None:
+    parser.add_argument("--json", metavar="FILE", help=f"write {content} as JSON")
+    if plot:
+        parser.add_argument("--plot", metavar="FILE", help="draw a bar chart")
+    add_device(parser)
 
 
 def _check_objectives(objectives: Sequence[str]) -> None:
@@ -295,32 +238,31 @@ def _check_objectives(objectives: Sequence[str]) -> None:
                 raise UserError(f"{term.name} reads candidates, and bench has none. Leave it out of {objective!r}.")
 
 
-def _add_candidates(benches: Verbs) -> None:
-    candidates = verb(benches, "candidates", "a step that compares candidates", CANDIDATES, CANDIDATES_EXAMPLES)
-    candidates.add_argument("--model", default="bart-base", metavar="NAME", help=MODEL_HELP)
-    candidates.add_argument(
-        "--objective",
-        default="ce + 10*rank(margin=0.001,alpha=2)",
-        metavar="OBJECTIVE",
-        help="with a term that compares candidates (default: %(default)s)",
-    )
-    candidates.add_argument(
-        "--count", type=int, default=16, metavar="K", help="candidates of each source (default: %(default)s)"
-    )
-    candidates.add_argument("--batch", type=int, default=16, metavar="B", help="sources (default: %(default)s)")
-    candidates.add_argument("--source", type=int, default=512, metavar="T", help="source tokens (default: %(default)s)")
-    candidates.add_argument(
-        "--target", type=int, default=64, metavar="T", help="tokens of each text (default: %(default)s)"
-    )
-    candidates.add_argument(
-        "--precision",
-        choices=["bf16", "fp16", "fp32"],
-        help="bf16 and fp16 are mixed precision (default: bf16 on a GPU, else fp32)",
-    )
-    candidates.add_argument("--json", metavar="FILE", help="write all measurements as JSON")
-    add_trust(candidates)
-    add_device(candidates)
-    candidates.set_defaults(run_verb=_bench_candidates)
+def _precision(options: argparse.Namespace, device: str) -> str:
+    return options.precision or ("bf16" if device == "cuda" else "fp32")
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """The model and the shape of a step, for the benchmarks that time one step."""
+    names = ("batch", "source", "target", "trust_remote_code")
+    return {name: getattr(options, name) for name in names}
+
+
+def _step_title(options: argparse.Namespace, precision: str, device: str) -> str:
+    from ngramloss.bench.head import machine
+
+    shape = f"{options.source} → {options.target} tokens, batch {options.batch}"
+    return f"{options.model}, {shape}, {precision}, {machine(device)}"
+
+
+def _machine_in_child(device: str) -> str:
+    """The machine's description, from a process of its own: this one must not hold memory of the GPU."""
+    from ngramloss.bench import child, head
+
+    machine = child.in_child(head.machine, device)
+    if machine.result is None:
+        raise RuntimeError(machine.why_not)
+    return machine.result
 
 
 def _bench_head(options: argparse.Namespace) -> int:
@@ -360,9 +302,8 @@ def _bench_step(options: argparse.Namespace) -> int:
     _check_objectives(options.objective or ())
     json_file = output_file(options.json, [])
     device = chosen_device(options)
-    precision = options.precision or ("bf16" if device == "cuda" else "fp32")
-    settings = f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}"
-    title = f"{settings}, {head.machine(device)}"
+    precision = _precision(options, device)
+    title = _step_title(options, precision, device)
     captured = (options.objective or head.OBJECTIVES) if device == "cuda" else []
     more = f"{'+ ms to ce':>12}" if captured else ""
     print_result(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}{more}")
@@ -371,13 +312,10 @@ def _bench_step(options: argparse.Namespace) -> int:
         options.model,
         options.objective or OBJECTIVES,
         captured=captured,
-        batch=options.batch,
-        source=options.source,
-        target=options.target,
         precision=precision,
         device=device,
         loops=options.loops,
-        trust_remote_code=options.trust_remote_code,
+        **_sizes(options),
     ):
         rows.append(row)
         values = f"{row.docs_per_second:>9.1f}{_cell(row.to_stock, 9)}{row.milliseconds:>9.1f}{_cell(row.gibibytes, 8)}"
@@ -403,7 +341,7 @@ def _bench_train(options: argparse.Namespace) -> int:
     child.start_server()
     device = chosen_device(options)
 
-    from ngramloss.bench import head, train
+    from ngramloss.bench import train
 
     step_size = options.batch * options.accumulate
     if not 1 <= step_size <= options.documents:
@@ -412,13 +350,13 @@ def _bench_train(options: argparse.Namespace) -> int:
             f"--documents {options.documents}."
         )
     contestants = train.chosen(options.only, compiled=options.compile, device=device)
-    precision = options.precision or ("bf16" if device == "cuda" else "fp32")
+    precision = _precision(options, device)
     with tempfile.TemporaryDirectory() as folder:
         rows_folder = Path(folder)
         common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
         if options.data:
             rows_folder = train.tokenised_rows(
-                rows_folder, options.data, options.documents, step_size=step_size, say=tell, **common
+                rows_folder, options.data, options.documents, step_size=step_size, **common
             )
         else:
             whole = options.documents // step_size * step_size
@@ -439,19 +377,17 @@ def _bench_train(options: argparse.Namespace) -> int:
         )
         documents = train.documents(setup)
         if documents < step_size * (options.warm_up + options.steps):
-            tell(
+            logger.info(
                 f"note: {documents} rows are {documents // step_size} steps, so an epoch ends and the next begins in "
                 "the steps that are measured. Raise --documents to leave that out."
             )
-        machine = child.in_child(head.machine, device)
-        if machine.result is None:
-            raise RuntimeError(machine.why_not)
+        machine = _machine_in_child(device)
         title = (
             f"{options.model}, {options.objective}, {options.data or options.lengths}, {options.batch} × "
-            f"{options.accumulate} rows, {precision}\n{machine.result}"
+            f"{options.accumulate} rows, {precision}\n{machine}"
         )
         print_result(title)
-        rows = train.measure(setup, contestants, trace=trace, say=tell)
+        rows = train.measure(setup, contestants, trace=trace)
     print_result(train.as_text(rows))
     if json_file:
         names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "data")
@@ -462,7 +398,7 @@ def _bench_train(options: argparse.Namespace) -> int:
             "device": device,
         }
         measured = [row._asdict() for row in rows]
-        _write_json(json_file, {"machine": machine.result, "settings": settings, "rows": measured})
+        _write_json(json_file, {"machine": machine, "settings": settings, "rows": measured})
     if plot_file:
         train.plot(rows, plot_file, title)
     return int(all(row.why_not for row in rows))
@@ -478,7 +414,7 @@ def _bench_generate(options: argparse.Namespace) -> int:
     child.start_server()
     device = chosen_device(options)
 
-    from ngramloss.bench import generate, head
+    from ngramloss.bench import generate
 
     names = generate.chosen(options.engines)
     with tempfile.TemporaryDirectory() as folder:
@@ -493,17 +429,15 @@ def _bench_generate(options: argparse.Namespace) -> int:
             seed=options.seed,
             cache=folder,
             trust_remote_code=options.trust_remote_code,
-            precision=options.precision or ("bf16" if device == "cuda" else "fp32"),
+            precision=_precision(options, device),
         )
         generate.raise_unless_possible(setup)
-        machine = child.in_child(head.machine, device)
-        if machine.result is None:
-            raise RuntimeError(machine.why_not)
+        machine = _machine_in_child(device)
         packages = [f"{package} {installed(package) or 'not installed'}" for package in engine_packages()]
         title = (
             f"{options.model}, {options.beams} beams, {options.source} → {options.length} tokens, "
             f"{setup.precision}\n"
-            f"{', '.join([machine.result, *packages])}"
+            f"{', '.join([machine, *packages])}"
         )
         print_result(title)
         rows = generate.measure(setup, names)
@@ -518,29 +452,18 @@ def _bench_generate(options: argparse.Namespace) -> int:
 
 def _bench_candidates(options: argparse.Namespace) -> int:
     from ngramloss import JointLoss
-    from ngramloss.bench import candidates, head
+    from ngramloss.bench import candidates
 
     if not JointLoss(options.objective).needs_candidates:
         raise UserError(f"no term of {options.objective!r} compares candidates. Add one, such as rank.")
     json_file = output_file(options.json, [])
     device = chosen_device(options)
-    precision = options.precision or ("bf16" if device == "cuda" else "fp32")
-    title = (
-        f"{options.model}, {options.source} → {options.target} tokens, batch {options.batch}, {precision}, "
-        f"{head.machine(device)}"
-    )
+    precision = _precision(options, device)
+    title = _step_title(options, precision, device)
     print_result(f"{title}\n{'':<54}{'docs/s':>9}{'ms':>9}{'GiB':>8}{'/ parts':>9}")
     rows = []
     for row in candidates.measure(
-        options.model,
-        options.objective,
-        count=options.count,
-        batch=options.batch,
-        source=options.source,
-        target=options.target,
-        precision=precision,
-        device=device,
-        trust_remote_code=options.trust_remote_code,
+        options.model, options.objective, count=options.count, precision=precision, device=device, **_sizes(options)
     ):
         rows.append(row)
         to_parts = f"{row.to_parts:>9.2f}" if row.to_parts == row.to_parts else ""
@@ -571,7 +494,7 @@ def _cell(value: float, width: int) -> str:
 def _explain_dashes(rows: Sequence[Any]) -> None:
     """Say why memory was not measured. A ratio lacks only if what it compares with could not run, as its line says."""
     if any(row.gibibytes != row.gibibytes and not getattr(row, "why_not", "") for row in rows):
-        tell("note: GiB is – because this system has no /proc, where the memory of a process is read.")
+        logger.info("note: GiB is – because this system has no /proc, where the memory of a process is read.")
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     if 2 * found.ties > found.sources:
         logger.warning(
             f"{found.ties:,} of {found.sources:,} sources have candidates that all gain the same, so there is no "
-            "order to learn. Another --metric, or an option of it, may tell them apart."
+            "order to learn. Another --metric, or an option of it, may show a difference."
         )
     path = RunFolder(folder).candidates
     print_result(

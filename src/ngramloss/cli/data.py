@@ -6,7 +6,7 @@ import argparse
 
 from ngramloss.cli.options import Verbs, add_columns, choice, verb
 from ngramloss.output import escape
-from ngramloss.output.console import print_result, tell
+from ngramloss.output.console import logger, print_result
 
 DATA = "Inspect data sets."
 
@@ -60,16 +60,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     import json
 
-    from tqdm import tqdm
-
     from ngramloss.data import measurement
-
-    bars: dict[str, tqdm[object]] = {}
-
-    def show(split: str, done: int, total: int) -> None:
-        if split not in bars:
-            bars[split] = tqdm(total=total, desc=f"counting {escape.name(split)}", unit=" texts", leave=False)
-        bars[split].update(done - bars[split].n)
 
     result = measurement(
         options.name,
@@ -81,14 +72,11 @@ def run(options: argparse.Namespace) -> int:
         on_bad_row=options.on_bad_row,
         limit=options.limit,
         language=options.language,
-        progress=show,
     )
-    for bar in bars.values():
-        bar.close()
     for rows in result.skipped.values():
         for bad in rows:
-            tell(f"skipped {bad}")
+            logger.warning(f"skipped {bad}")
     for note in dict.fromkeys(note for notes in result.notes.values() for note in notes):
-        tell(note)
+        logger.info(note)
     print_result(escape.in_json(json.dumps(result.record(), indent=1, ensure_ascii=False)) if options.json else result)
     return 0

@@ -90,10 +90,10 @@ def _compare(options: argparse.Namespace) -> int:
         raise UserError("--compare takes one reference and one candidate. Quote each of them.")
     plot = output_file(options.plot, [])
     raise_unless_drawable(plot)
-    found, notes = compare_gradients.pushes(
+    rows, notes = compare_gradients.pushes(
         options.reference[0], options.candidate[0], options.compare, options.confidence, options.others
     )
     if plot is not None:
-        compare_gradients.plot(found, options.compare, plot)
-    print_result(compare_gradients.as_text(found, options.compare, notes))
+        compare_gradients.plot(rows, options.compare, plot)
+    print_result(compare_gradients.as_text(rows, options.compare, notes))
     return 0

@@ -6,7 +6,7 @@ import argparse
 
 from ngramloss.cli.options import Verbs, output_file, verb
 from ngramloss.errors import UserError
-from ngramloss.output.console import print_result, tell
+from ngramloss.output.console import logger, print_result
 
 IMPORT = """\
 Convert summaries that others released to JSONL: give each the id of its reference, and put each sentence on its own
@@ -72,8 +72,8 @@ def run(options: argparse.Namespace) -> int:
     )
     import_summaries.write_summaries(imported, out)
     for mark, count in imported.marks.items():
-        tell(f"note: split sentences at {mark}, which occurs {count} times.")
+        logger.info(f"note: split sentences at {mark}, which occurs {count} times.")
     for note in imported.notes:
-        tell(f"note: {note}")
+        logger.info(f"note: {note}")
     print_result(options.out)
     return 0

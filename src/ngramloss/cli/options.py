@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.output.console import show_progress, tell
+from ngramloss.output.console import logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +50,7 @@ def choice(parser: argparse.ArgumentParser, *, metavar: str, title: str) -> Verb
     """Let a parser choose a command. Without one, it shows them all on standard error; the exit code is 2."""
 
     def show(_: argparse.Namespace) -> int:
-        tell(parser.format_help().rstrip("\n"))
+        logger.error(parser.format_help().rstrip("\n"))
         return 2
 
     parser.set_defaults(run_verb=show, plugin=[])
@@ -60,8 +59,8 @@ def choice(parser: argparse.ArgumentParser, *, metavar: str, title: str) -> Verb
 
 def recipe_settings(options: argparse.Namespace) -> list[str]:
     """The ``--set KEY=VALUE`` settings. ``--on-bad-row`` is a short form of one of them."""
-    given = {name: getattr(options, name) for name in ("source", "target", "id")}
-    named = [f"data.{name}={json.dumps(column)}" for name, column in given.items() if column]
+    columns = {name: getattr(options, name) for name in ("source", "target", "id")}
+    named = [f"data.{name}={json.dumps(column)}" for name, column in columns.items() if column]
     return [*options.set, *named, *([f'data.on_bad_row="{options.on_bad_row}"'] if options.on_bad_row else [])]
 
 
@@ -109,21 +108,15 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
     verb.add_argument(
         "--tokenizer", metavar="NAME", help="tokenizer that counts tokens for --limits (default: count words)"
     )
-    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="bootstrap samples (default: %(default)s)")
-    verb.add_argument(
-        "--shuffles",
-        type=int,
-        default=10000,
-        metavar="N",
-        help="shuffles of the paired randomisation test; 0 leaves the test out (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--seed",
-        type=int,
-        default=12345,
-        metavar="N",
-        help="random seed of bootstrap and randomisation (default: %(default)s)",
-    )
+    add_number(verb, "--samples", 1000, "N", "bootstrap samples")
+    shuffles = "shuffles of the paired randomisation test; 0 leaves the test out"
+    add_number(verb, "--shuffles", 10000, "N", shuffles)
+    add_number(verb, "--seed", 12345, "N", "random seed of bootstrap and randomisation")
+
+
+def add_number(verb: argparse.ArgumentParser, name: str, default: int, metavar: str, help: str) -> None:
+    """Add an option that takes a whole number; its help ends with the default."""
+    verb.add_argument(name, type=int, default=default, metavar=metavar, help=f"{help} (default: %(default)s)")
 
 
 def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> None:
@@ -165,7 +158,7 @@ def systems_given(options: argparse.Namespace) -> list[systems.Given]:
 
 
 def score_from_options(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
-    """Score the systems named on the command line; in a terminal, show what is being done."""
+    """Score the systems named on the command line."""
     from ngramloss.metrics.registry import METRICS
     from ngramloss.scoring import audit, results, systems
     from ngramloss.scoring.texts import Named
@@ -187,8 +180,7 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
         named=named,
     )
     for warning in texts.warnings:
-        tell(f"warning: {warning}")
-    show = sys.stderr.isatty()
+        logger.warning(f"warning: {warning}")
     result = results.score_systems(
         texts,
         chosen,
@@ -198,12 +190,9 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
         seed=options.seed,
         limits=limits,
         count=count,
-        progress=show_progress if show else None,
     )
-    if show:
-        show_progress("")
     for warning in result.cache_warnings:
-        tell(f"warning: {warning}")
+        logger.warning(f"warning: {warning}")
     return result, texts
 
 

@@ -27,7 +27,7 @@ from ngramloss.cli import (
 from ngramloss.cli.options import choice
 from ngramloss.errors import UserError
 from ngramloss.output import escape
-from ngramloss.output.console import show_messages, tell
+from ngramloss.output.console import logger, show_messages
 from ngramloss.plugins import blame, load_file
 from ngramloss.settings import nearest
 from ngramloss.storage.files import FULL, cache_folder
@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except UserError as mistake:
-        tell(f"error: {mistake}")
+        logger.error(f"error: {mistake}")
         return 2
     except KeyboardInterrupt:
-        tell("stopped.")
+        logger.error("stopped.")
         return 130
     except Exception as error:
         return _report_failure(error)
@@ -110,20 +110,20 @@ def _report_failure(error: Exception) -> int:
     """Print why a command failed: one sentence for a missing package or a system error, a traceback for a bug."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     if plugin := blame(error):
-        tell(plugin.lines)
-        tell(f"error: {plugin.place} raised {type(error).__name__}: {error}")
+        logger.error(plugin.lines)
+        logger.error(f"error: {plugin.place} raised {type(error).__name__}: {error}")
     elif isinstance(error, ModuleNotFoundError) and package and not package.startswith("ngramloss"):
-        tell(f"error: {lacking(error)}")
+        logger.error(f"error: {lacking(error)}")
     elif isinstance(error, OSError):  # such as a full disk or a folder without write permission
-        tell(f"error: {_refusal(error)}")
+        logger.error(f"error: {_refusal(error)}")
     elif _lacks_memory(error):
-        tell(
+        logger.error(
             f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
             "train.max_tokens, train.batch_size (and raise train.accumulate to keep the step), data.max_source, or "
             "--batch-size."
         )
     else:
-        tell("".join(traceback.format_exception(error)).rstrip("\n"))
+        logger.error("".join(traceback.format_exception(error)).rstrip("\n"))
         library = _library(error)
         whose = (
             f"{library} raised {type(error).__name__}. If the model, the data and the versions are what they should "
@@ -131,7 +131,7 @@ def _report_failure(error: Exception) -> int:
             if library
             else "unexpected error. This is probably a bug in ngramloss, not a mistake of yours."
         )
-        tell(f"error: {whose} Please report it with the traceback above and the output of `ngramloss doctor`.")
+        logger.error(f"error: {whose} Please report it with the traceback above and the output of `ngramloss doctor`.")
     return 1
 
 
@@ -152,12 +152,12 @@ def _refusal(refused: OSError) -> str:
     """An error of the operating system, as a sentence."""
     if refused.strerror is None:
         return str(refused)
-    told = f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
+    sentence = f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror
     if refused.errno not in FULL:
-        return told
+        return sentence
     is_cache = refused.filename and Path(refused.filename).is_relative_to(cache_folder())
     where = "name a cache on another disk with NGRAMLOSS_CACHE" if is_cache else "choose a folder on another disk"
-    return f"{told}. Free some disk space, or {where}; then run the same command again."
+    return f"{sentence}. Free some disk space, or {where}; then run the same command again."
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from ngramloss.cli.options import Verbs, add_trust, metric_options, verb
-from ngramloss.output import escape
+from ngramloss.cli.options import Verbs, add_number, add_trust, metric_options, verb
 from ngramloss.output.console import print_result
 
 REPRODUCE = """\
@@ -45,13 +43,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="folder or hub id of the model to fine-tune (default: the recipe's)"
     )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="runs of each objective, with different seeds (default: %(default)s)",
-    )
+    add_number(parser, "--seeds", 1, "N", "runs of each objective, with different seeds")
     parser.add_argument(
         "--objectives",
         nargs="+",
@@ -85,8 +77,6 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 
-    from tqdm import tqdm
-
     from ngramloss import reproduce
     from ngramloss.metrics.registry import METRICS
     from ngramloss.output import tabular
@@ -112,15 +102,9 @@ def run(options: argparse.Namespace) -> int:
         metrics=chosen,
         limit=options.limit,
     )
-    with tqdm(unit=" documents", desc="writing", leave=False, disable=not sys.stderr.isatty()) as bar:
-        done = reproduce.reproduce(
-            plan,
-            Path(options.out),
-            options=metric_options(of_metrics, chosen),
-            say=lambda text: bar.write(escape.for_terminal(text), file=sys.stderr),
-            progress=lambda count, _: bar.update(count),
-            trust_remote_code=options.trust_remote_code,
-        )
+    done = reproduce.reproduce(
+        plan, Path(options.out), options=metric_options(of_metrics, chosen), trust_remote_code=options.trust_remote_code
+    )
     if done is None:
         return 130
     print_result(f"{plan.note}\n{reproduce.differences_sentence(done.result, plan.figure)}\n")

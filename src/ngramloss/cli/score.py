@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         tables.write_documents(result, out)
     forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown, "csv": tables.as_csv}
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
-    if result.absent and not result.figures:
+    if result.absent and not result.scores:
         raise UserError("nothing was scored.\n" + "\n".join(f"  {name}: {why}" for name, why in result.absent.items()))
     print_result(form(result))
     return 0

@@ -6,15 +6,15 @@ import argparse
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
 from ngramloss.output import escape
-from ngramloss.output.console import print_result, tell
+from ngramloss.output.console import first_process, logger, print_result
 
 TRAIN = """\
 Train a model with the settings of a recipe. To continue a stopped run, run the same command again.
 
 RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
-(the paper's settings), brio-cnndm or brio-xsum (training on candidates), translation (a small model from scratch), or a
-TOML file of your own. Your file may begin with base = "xsum" and contain only the settings that differ. docs/train.md
-describes all settings."""
+(the paper's settings), brio-cnndm or brio-xsum (training on candidates), translation (a small model from scratch), sft
+or sft-lora (a decoder-only model, or adapters of it), or a TOML file of your own. Your file may begin with base =
+"xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -45,7 +45,6 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    import os
     import shlex
     from pathlib import Path
 
@@ -64,24 +63,22 @@ def run(options: argparse.Namespace) -> int:
 
     folder = Path(options.run or Path("runs") / settings.slug)
     try:
-        outcome = runner.train(
-            settings, folder, fresh=options.fresh, say=tell, trust_remote_code=options.trust_remote_code
-        )
+        outcome = runner.train(settings, folder, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
     except Stopped:
         return 1
     except Diverged as reason:
-        tell(f"error: {reason}")
+        logger.error(f"error: {reason}")
         return 1
     if not outcome.finished:
         return 130
-    if os.environ.get("RANK", "0") == "0":
+    if first_process():
         split = next(part for part in ("test", "validation", "train") if has_split(settings.data, part))
         if split == "train":
-            tell(
+            logger.info(
                 "the data have no test split, so the next command writes texts of the training split. Hold a part of "
                 "it out with data.test_fraction=0.1, or choose other data with --data."
             )
         extra = {"test": "", "validation": " --split validation", "train": " --split train --limit 20"}[split]
         trust = " --trust-remote-code" if options.trust_remote_code else ""
-        tell(f"next: ngramloss generate {shlex.quote(str(folder))}{extra}{trust}")
+        logger.info(f"next: ngramloss generate {shlex.quote(str(folder))}{extra}{trust}")
     return 0

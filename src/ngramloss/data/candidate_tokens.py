@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch.utils.data import Dataset
 
 from ngramloss.data import Example
 from ngramloss.data.candidates import Candidates
+from ngramloss.data.prompts import completion_ids
 from ngramloss.data.tokens import Ids, PartWriter, Shape, Tokens, targets, tokenizer_fingerprint
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 from ngramloss.storage.files import cache_folder
 
 FORMAT = 1
@@ -117,8 +120,6 @@ def tokenise_candidates(
     shape: Shape,
     *,
     cache: Path | None = None,
-    progress: Callable[[int], None] | None = None,
-    say: Callable[[str], None] = print,
 ) -> CandidateTokens:
     """Tokenise the candidates of the examples, or read them from the cache if it has them, undamaged.
 
@@ -131,8 +132,6 @@ def tokenise_candidates(
         tokenizer: a Hugging Face tokenizer.
         shape: the settings; only the maximum length of a target matters.
         cache: folder for prepared data, :func:`cache_folder` by default.
-        progress: called with the number of examples done since the last call.
-        say: shows a message to the user: how many examples have no candidates, how many candidates were cut.
 
     Raises:
         UserError: no example has candidates.
@@ -145,17 +144,18 @@ def tokenise_candidates(
             "the same data, or set data.id to the column with the ids."
         )
     what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
+    what += [asdict(shape.prompt)] if shape.prompt is not None else []
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    writer = _PartWriter(examples, tokenizer, shape, progress, candidates)
+    writer = _PartWriter(examples, tokenizer, shape, candidates)
     folder = (cache or cache_folder()) / "candidates" / key
-    made = CandidateTokens(writer.cached(folder, what="token cache of candidates", say=say))
+    made = CandidateTokens(writer.cached(folder, what="token cache of candidates"))
     if missing := len(examples) - found:
-        say(
+        logger.info(
             f"{missing:,} of {len(examples):,} training examples have no candidates; only the other terms of the "
             "objective train on them."
         )
     if made.cut:
-        say(
+        logger.info(
             f"{made.cut:,} of {int(made.counts.sum()):,} candidates are longer than data.max_target = "
             f"{shape.max_target} tokens and were cut."
         )
@@ -167,16 +167,16 @@ class _PartWriter(PartWriter):
 
     names = NAMES
 
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        tokenizer: Any,
-        shape: Shape,
-        progress: Callable[[int], None] | None,
-        candidates: Candidates,
-    ) -> None:
-        super().__init__(examples, tokenizer, shape, progress)
+    def __init__(self, examples: Sequence[Example], tokenizer: Any, shape: Shape, candidates: Candidates) -> None:
+        super().__init__(examples, tokenizer, shape)
         self.candidates = candidates
+
+    def _ids(self, sources: list[str], texts: list[str], short: list[bool]) -> list[list[int]]:
+        """The ids of candidates, each of a source."""
+        prompt = self.shape.prompt
+        if not texts or prompt is None:
+            return targets(texts, self.tokenizer, self.shape, self.words, short) if texts else []
+        return completion_ids(sources, texts, self.tokenizer, prompt, self.shape.max_target, short)
 
     def fill(self, part: str, folder: Path) -> None:
         """Tokenise the candidates of a part and write them into a folder."""
@@ -187,7 +187,9 @@ class _PartWriter(PartWriter):
             own = [self.candidates.rows.get(example.id, ((), ())) for example in chunk]
             texts = [text for group, _ in own for text in group]
             short: list[bool] = []
-            made = targets(texts, self.tokenizer, self.shape, self.words, short) if texts else []
+            made = self._ids(
+                [row.source for row, (group, _) in zip(chunk, own, strict=True) for _ in group], texts, short
+            )
             ids.append(np.fromiter(chain.from_iterable(made), dtype=np.int32))
             cut.append(np.array(short, np.uint8))
             gains.append(np.array([gain for _, group in own for gain in group], np.float32))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.data.examples import Example, fingerprint
+from ngramloss.data.examples import Example
 from ngramloss.data.rows import BadRow, parts, rows
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.storage.files import read_object
@@ -31,8 +31,8 @@ class Candidates(NamedTuple):
     Attributes:
         rows: id of a source → its texts, and the gain of each, 0 to 1, in the order of the file.
         fingerprint: 16 hexadecimal digits that depend on ids, texts and gains.
-        sources: id → the hash of the source that the candidates are of, where the file says it.
-        references: id → the hash of the references that the gains are of, likewise.
+        sources: id → the hash of the source of the candidates, where the file says it.
+        references: id → the hash of the references of the gains, where the file says it.
     """
 
     rows: dict[str, tuple[tuple[str, ...], tuple[float, ...]]]
@@ -159,30 +159,17 @@ def check_candidates(
             f"in {path} were computed: {_listed(others)}. Restore the data, or {again}"
         )
     unknown = sum(example.id not in candidates.sources for example in own)
-    return _doubt(about, examples, path, unknown, len(own)) if unknown else ""
+    if not unknown:
+        return ""
+    return (
+        f"{unknown:,} of {len(own):,} rows of candidates in {path} do not say which text they belong to, so only "
+        "their ids were compared. Make sure that they belong to these data, in this order. A key 'source' in each row, "
+        "with the text of the source, lets them be checked."
+    )
 
 
 def _listed(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:SHOWN])) + (", …" if len(ids) > SHOWN else "")
-
-
-def _doubt(about: Mapping[str, Any], examples: Sequence[Example], path: Path, unknown: int, count: int) -> str:
-    """What cannot be known of rows without a hash. An earlier version saved the fingerprint of all their examples."""
-    made_from, documents = about.get("fingerprint"), about.get("documents")
-    if isinstance(documents, int) and documents <= len(examples):
-        now = fingerprint(examples[:documents])
-        if now == made_from:
-            return ""
-        raise UserError(
-            f"the candidates in {path} were made from {documents:,} examples with the fingerprint {made_from}, but the "
-            f"first {documents:,} training examples have {now}. Restore the data, or make the candidates again with: "
-            "ngramloss candidates RUN_OR_MODEL"
-        )
-    return (
-        f"{unknown:,} of {count:,} rows of candidates in {path} do not say which text they are of, so only their ids "
-        "were compared. Make sure that they are of these data, in this order. A key 'source' in each row, with the "
-        "text of the source, lets them be checked."
-    )
 
 
 def _missing(values: Mapping[str, object]) -> str:

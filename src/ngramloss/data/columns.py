@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
 
-SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src")
-TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt")
+SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src", "prompt")
+TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt", "completion")
 FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
 """Task → the names of its source and target columns that come before the others."""
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
@@ -77,6 +77,8 @@ def columns(
         tuple(dict.fromkeys([*column_names(code), *of_task, *names]))
         for code, of_task, names in zip(languages, first, (SOURCES, TARGETS), strict=True)
     )
+    if not given_targets and reference_columns(all_targets, present)[:1] == ["completion"]:
+        sources = ("prompt", *sources)
     chosen_source = source if source is not None else usual(sources, present, taken=given_targets)
     targets = given_targets or reference_columns(all_targets, present, taken=[chosen_source] if chosen_source else [])
     missing = {} if chosen_source else {"source": sources}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ngramloss.data import origins
 from ngramloss.data.columns import Columns, columns
+from ngramloss.data.messages import ANSWER, MESSAGES, has_messages, split_messages
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import UserError
+from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
 
 LOOKED_AT = 100
@@ -21,9 +23,6 @@ TRANSLATION = "translation"
 
 SHOWN = 10
 """Number of bad rows that an error lists."""
-
-STEP = 1000
-"""Number of rows read between two reports of progress."""
 
 
 class Example(NamedTuple):
@@ -45,6 +44,7 @@ class Split(NamedTuple):
         skipped: bad rows that were skipped, if skipping was allowed.
         fingerprint: 16 hexadecimal digits that depend on ids, sources and targets, but not on format or compression.
         more: whether there are more rows, which the limit left out.
+        column: the name of the column with the sources.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Split(NamedTuple):
     skipped: list[BadRow]
     fingerprint: str
     more: bool = False
+    column: str = ""
 
 
 def load(
@@ -69,7 +70,6 @@ def load(
     test_fraction: float = 0.0,
     languages: tuple[str, str] = ("", ""),
     task: str = "",
-    progress: Callable[[int], None] | None = None,
 ) -> Split:
     """Read one split of a data set.
 
@@ -94,7 +94,6 @@ def load(
         languages: codes of the languages of source and target, if columns may be named after them. The texts of a
             column ``translation`` that has a text by language are columns too.
         task: ``translation`` looks for the column names that are usual there first.
-        progress: called from time to time, and at the end, with the number of rows read since the last call.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -121,17 +120,19 @@ def load(
             seed=seed,
             languages=languages,
             task=task,
-            progress=progress,
         )
         return _part(whole, split, held_out, limit)
     rows = map(_by_language, origins.split_rows(name, split, limit=limit, seed=seed))
     first = _first_rows(rows)
     examples: list[Example] = []
-    more = False
+    more, column = False, ""
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
         known_source, known_target = origins.known_columns(name)
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
+        if has_messages(present, source or known_source, target or known_target):
+            first, rows = [split_messages(row) for row in first], map(split_messages, rows)
+            source, target, present = MESSAGES, ANSWER, [*present, ANSWER]
         chosen = columns(
             present,
             first[0].file,
@@ -142,13 +143,14 @@ def load(
             task=task,
         )
         every = chain(first, rows)
-        examples, bad = _separate(_examples(_counted(every, progress) if progress else every, chosen), limit)
-        more = len(examples) == limit and next(every, None) is not None
+        with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
+            examples, bad = _separate(_examples(every, chosen), limit, progress)
+        more, column = len(examples) == limit and next(every, None) is not None, chosen.source
     if bad and (on_bad_row == "error" or not examples):
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
-    return Split(name, split, examples, bad, fingerprint(examples), more)
+    return Split(name, split, examples, bad, fingerprint(examples), more, column)
 
 
 def columns_of(data: Data, task: str) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def _part(whole: Split, split: str, held_out: Mapping[str, float], limit: int) -
     chosen = [example for example in whole.examples if part_of.get(example.id, "train") == split]
     kept = chosen[:limit] if limit else chosen
     skipped = whole.skipped if split == "train" else []
-    return Split(whole.name, split, kept, skipped, fingerprint(kept), len(kept) < len(chosen))
+    return Split(whole.name, split, kept, skipped, fingerprint(kept), len(kept) < len(chosen), whole.column)
 
 
 def fingerprint(examples: Iterable[Example]) -> str:
@@ -231,22 +233,13 @@ def _first_rows(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
     return first
 
 
-def _counted(rows: Iterable[Row | BadRow], progress: Callable[[int], None]) -> Iterator[Row | BadRow]:
-    """The rows, reported in steps of ``STEP``."""
-    number = 0
-    try:
-        for number, row in enumerate(rows, 1):
-            yield row
-            if number % STEP == 0:
-                progress(STEP)
-    finally:  # also if no more rows are wanted
-        progress(number % STEP)
-
-
-def _separate(checked: Iterable[Example | BadRow], limit: int) -> tuple[list[Example], list[BadRow]]:
+def _separate(
+    checked: Iterable[Example | BadRow], limit: int, progress: Progress
+) -> tuple[list[Example], list[BadRow]]:
     examples: list[Example] = []
     bad: list[BadRow] = []
     for row in checked:
+        progress.update()
         if isinstance(row, BadRow):
             bad.append(row)
         else:

@@ -86,7 +86,7 @@ NAMES = {
 """Code of a language → its name."""
 
 _WEIGHT = 3
-"""A character of a script without spaces counts as so many letters: it says about as much."""
+"""A character of a script without spaces counts as three letters: it says about as much."""
 _KANA = 0.05
 """From this share of kana among Han and kana on, a text is Japanese: Chinese texts quote single kana."""
 
@@ -95,7 +95,7 @@ _NOT_ASCII_LETTER = bytes(code for code in range(128) if not chr(code).isalpha()
 _INVISIBLE = re.compile(
     r"[\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]"
 )
-"""Joiners, soft hyphens, marks of direction, selectors of variants: they neither separate words nor tell them apart."""
+"""Joiners, soft hyphens, marks of direction, selectors of variants: they neither separate nor distinguish words."""
 
 
 class Letters(NamedTuple):

@@ -9,7 +9,7 @@ from random import Random
 from string import Formatter
 from typing import NamedTuple
 
-from ngramloss.data.newswire_words import FIGURES, KINDS, NAMES, PHRASES, Kind, Outcome
+from ngramloss.data.newswire_words import EVENTS, FIGURES, NAMES, PHRASES, Event, Outcome
 from ngramloss.errors import UserError
 
 SPLITS = {"train": 24_000, "validation": 500, "test": 500}
@@ -20,7 +20,7 @@ class Item(NamedTuple):
     """A document, its summary, and the facts that a prediction is checked for."""
 
     id: str
-    kind: str
+    event: str
     document: str
     summary: str
     names: tuple[str, ...]
@@ -56,16 +56,16 @@ def item(split: str, index: int, *, seed: int) -> Item:
     """One item; it depends only on the arguments."""
     # A string as seed gives the same numbers in every process and on every version of Python.
     rng = Random(f"{seed}-{split}-{index}")
-    name = rng.choice(list(KINDS))
-    kind = KINDS[name]
-    outcome = rng.choice(kind.outcomes)
-    facts = drawn(rng, fields_of(kind, outcome), taken=set())
+    name = rng.choice(list(EVENTS))
+    event = EVENTS[name]
+    outcome = rng.choice(event.outcomes)
+    facts = drawn(rng, fields_of(event, outcome), taken=set())
     asked = fields(outcome.summary)
     others = drawn(rng, asked, taken={facts[field] for field in asked})
     return Item(
         id=f"newswire-{split}-{index}",
-        kind=name,
-        document=document(rng, kind, outcome, facts),
+        event=name,
+        document=document(rng, event, outcome, facts),
         summary=summary(outcome, facts),
         names=tuple(facts[field] for field in asked if pool(field) in NAMES),
         figures=tuple(facts[field] for field in asked if pool(field) in FIGURES),
@@ -73,12 +73,12 @@ def item(split: str, index: int, *, seed: int) -> Item:
     )
 
 
-def document(rng: Random, kind: Kind, outcome: Outcome, facts: dict[str, str]) -> str:
+def document(rng: Random, event: Event, outcome: Outcome, facts: dict[str, str]) -> str:
     """What happened, mixed with irrelevant sentences, in random order: 4 to 9 sentences."""
-    opening = [kind.opens] if rng.random() < 0.7 else []
-    middle = [*outcome.told, *rng.sample(kind.fills, rng.randint(1, 4))]
+    opening = [event.opens] if rng.random() < 0.7 else []
+    middle = [*outcome.reports, *rng.sample(event.fills, rng.randint(1, 4))]
     rng.shuffle(middle)
-    slots = [*opening, *middle, *rng.sample(kind.closes, rng.randint(1, 2))]
+    slots = [*opening, *middle, *rng.sample(event.closes, rng.randint(1, 2))]
     return " ".join(sentence(rng.choice(slot), facts) for slot in slots)
 
 
@@ -113,9 +113,9 @@ def value(rng: Random, name: str) -> str:
 
 
 @cache
-def fields_of(kind: Kind, outcome: Outcome) -> tuple[str, ...]:
+def fields_of(event: Event, outcome: Outcome) -> tuple[str, ...]:
     """Every field that a document with this outcome may use."""
-    slots = (*outcome.told, kind.opens, *kind.fills, *kind.closes)
+    slots = (*outcome.reports, event.opens, *event.fills, *event.closes)
     return fields("".join(template for slot in slots for template in slot))
 
 

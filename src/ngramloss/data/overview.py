@@ -13,7 +13,12 @@ SHOWN = 3
 """Number of ids that a warning shows."""
 
 
-def overview(splits: Mapping[str, Split], cut: Mapping[str, tuple[int, int]], data: Data) -> list[str]:
+def overview(
+    splits: Mapping[str, Split],
+    cut: Mapping[str, tuple[int, int]],
+    data: Data,
+    nouns: tuple[str, str] = ("source", "target"),
+) -> list[str]:
     """A sentence for each split, then warnings about rows that are also in the training split.
 
     A row is a source with its target; its id does not matter. Rows are found by their hashes, so the time is linear.
@@ -22,11 +27,12 @@ def overview(splits: Mapping[str, Split], cut: Mapping[str, tuple[int, int]], da
         splits: by name, with ``train``.
         cut: split → how many of its sources and of its targets were cut, if it was tokenised.
         data: the settings that limit rows and texts.
+        nouns: what the texts are called that were cut.
     """
     train = _rows(splits["train"].examples)
     sentences, warnings = [], []
     for name, split in splits.items():
-        sentences.append(_sentence(name, split, cut.get(name), data))
+        sentences.append(_sentence(name, split, cut.get(name), data, nouns))
         shared = [] if name == "train" else [row.id for row in split.examples if (row.source, row.target) in train]
         if shared:
             ids = ", ".join(shared[:SHOWN]) + (", …" if len(shared) > SHOWN else "")
@@ -40,7 +46,7 @@ def overview(splits: Mapping[str, Split], cut: Mapping[str, tuple[int, int]], da
     return sentences + warnings
 
 
-def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data) -> str:
+def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data, nouns: tuple[str, str]) -> str:
     facts = [f"{name}: {_many(len(split.examples), 'row')}"]
     if split.more:
         setting, limit = ("limit", data.limit) if name == "train" else ("validation_limit", data.validation_limit)
@@ -50,9 +56,9 @@ def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data) 
     if cut is not None:
         sources, targets = cut
         if sources:
-            facts.append(f"{_many(sources, 'source')} cut to {data.max_source:,} tokens (data.max_source)")
+            facts.append(f"{_many(sources, nouns[0])} cut to {data.max_source:,} tokens (data.max_source)")
         if targets:
-            facts.append(f"{_many(targets, 'target')} cut to {data.max_target:,} tokens (data.max_target)")
+            facts.append(f"{_many(targets, nouns[1])} cut to {data.max_target:,} tokens (data.max_target)")
         if not sources and not targets:
             facts.append("no text cut")
     if repeated := len(split.examples) - len(_rows(split.examples)):

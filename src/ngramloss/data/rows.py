@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 
-COMPRESSIONS = {".gz": "gzip", ".xz": "lzma", ".bz2": "bz2", ".zst": "ngramloss.data.zstd"}
+COMPRESSIONS = {".gz": "gzip", ".xz": "lzma", ".bz2": "bz2", ".zst": "pyarrow"}
 """File name ending → the module that opens it."""
 
 STDIN = Path("-")
@@ -142,6 +142,9 @@ def opened(path: Path, compression: str) -> io.BufferedReader:
         return sys.stdin.buffer  # type: ignore[return-value]
     if not compression:
         return path.open("rb")
+    if compression == ".zst":  # Arrow reads all frames of a file, and notices if it is truncated
+        arrow = needed("pyarrow", f"reading {path}", "score")
+        return io.BufferedReader(arrow.input_stream(path, compression="zstd"))
     return io.BufferedReader(import_module(COMPRESSIONS[compression]).open(path))
 
 
@@ -335,8 +338,8 @@ def _tsv(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
 
 
 def _parquet(path: Path) -> Iterator[Row | BadRow]:
-    arrow = needed("pyarrow", f"reading {path}", "hf")
-    parquet = needed("pyarrow.parquet", f"reading {path}", "hf")
+    arrow = needed("pyarrow", f"reading {path}", "score")
+    parquet = needed("pyarrow.parquet", f"reading {path}", "score")
     with path.open("rb") as stream:
         try:
             number = 0

@@ -131,7 +131,7 @@ def split_many(
         splitter: one of ``SPLITTERS``.
         language: as in :func:`sentences`; ``auto`` chooses for each text.
         processes: how many; None means one for each available processor.
-        progress: called from time to time, and at the end, with the number of texts done.
+        progress: called from time to time, and at the end, with the number of texts done since the last call.
     """
     split = partial(sentences, splitter=splitter, language=language)
     split("")  # a wrong splitter or a missing package fails here, once
@@ -140,7 +140,7 @@ def split_many(
     for chunk in _split_chunks(chunks, split, _workers(len(texts), splitter, processes)):
         by_text += chunk
         if progress:
-            progress(len(by_text))
+            progress(len(chunk))
     return by_text
 
 

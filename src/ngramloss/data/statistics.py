@@ -19,6 +19,7 @@ from ngramloss.data.rows import BadRow
 from ngramloss.data.sentences import LOOKED_AT, split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.output import tabular
+from ngramloss.output.progress import Progress
 
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
 """A word in the standard rules: a number with its points and commas, or letters and digits with inner ' ’ and -."""
@@ -179,7 +180,6 @@ def measurement(
     seed: int = 0,
     language: str = AUTO,
     processes: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
 ) -> Measurement:
     """Read the splits of a data set and compute the statistics of each.
 
@@ -195,7 +195,6 @@ def measurement(
         seed: as in ``load``.
         language: of the texts, for the standard rules; ``auto`` chooses by script.
         processes: for splitting sentences; None means all processors.
-        progress: called with the split, the number of texts done and the total.
     """
     _check(rules)
     by_split: dict[str, Statistics] = {}
@@ -204,10 +203,10 @@ def measurement(
     notes: dict[str, list[str]] = {}
     for wanted in splits or split_names(name):
         loaded = load(name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit, seed=seed)
-        report = _split_progress(progress, loaded.split, 2 * len(loaded.examples))
-        by_split[loaded.split] = statistics(
-            loaded.examples, rules=rules, language=language, processes=processes, progress=report
-        )
+        with Progress(f"counting {loaded.split}", total=2 * len(loaded.examples), unit="texts") as progress:
+            by_split[loaded.split] = statistics(
+                loaded.examples, rules=rules, language=language, processes=processes, progress=progress.update
+            )
         first = [example.source for example in loaded.examples[:LOOKED_AT]] if rules == "standard" else []
         notes[loaded.split] = splitting_notes(first, "pysbd", language, "--language")
         fingerprints[loaded.split], skipped[loaded.split] = loaded.fingerprint, loaded.skipped
@@ -229,7 +228,7 @@ def statistics(
         rules: ``standard``, or ``released`` to count like the paper's authors.
         language: of the texts, for the standard rules; ``auto`` chooses by script.
         processes: for splitting sentences by the standard rules, the slowest part; None means all processors.
-        progress: called with the number of texts (sources and targets) that have been split into sentences.
+        progress: called with the number of texts (sources and targets) split into sentences since the last call.
 
     Example:
         >>> counts = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
@@ -244,18 +243,17 @@ def statistics(
         split = split_many([*sources, *targets], language=language, processes=processes, progress=progress)
         lengths = list(map(len, split))
         source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
-        tokens, words = words_of, _length
     else:
         source_sentences = sum(len(text.split(".")) for text in sources)
         target_sentences = sum(len(text.split("\n")) for text in targets)
-        tokens, words = _space_separated, _pieces
     source_words = target_words = 0
     novelty = []
     for source, target in zip(sources, targets, strict=True):
-        source_tokens, target_tokens = tokens(source), tokens(target)
-        source_words += words(source, source_tokens)
-        target_words += words(target, target_tokens)
-        novelty.append(_novelty(source_tokens, target_tokens))
+        standard = rules == "standard"
+        words = [words_of(text) if standard else text.split() for text in (source, target)]
+        source_words += len(words[0] if standard else source.split(" "))
+        target_words += len(words[1] if standard else target.split(" "))
+        novelty.append(_novelty(*words))
     return Statistics(
         len(examples),
         source_words,
@@ -322,18 +320,6 @@ def words_of(text: str) -> list[str]:
     return (WORD if plain else word_pattern()).findall(folded)
 
 
-def _space_separated(text: str) -> list[str]:
-    return text.split()
-
-
-def _length(text: str, tokens: Sequence[str]) -> int:
-    return len(tokens)
-
-
-def _pieces(text: str, tokens: Sequence[str]) -> int:
-    return len(text.split(" "))
-
-
 def _percent(part: float, whole: int) -> float | None:
     return 100 * part / whole if whole else None
 
@@ -341,9 +327,3 @@ def _percent(part: float, whole: int) -> float | None:
 def _check(rules: str) -> None:
     if rules not in DEFINITIONS:
         raise UserError(f"unknown rules {rules!r}; choose from {list(DEFINITIONS)}.")
-
-
-def _split_progress(
-    progress: Callable[[str, int, int], None] | None, split: str, total: int
-) -> Callable[[int], None] | None:
-    return None if progress is None else lambda done: progress(split, done, total)

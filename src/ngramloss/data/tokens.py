@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ngramloss.data import Example, split_many
+from ngramloss.data import Example, prompts, split_many
+from ngramloss.data.prompts import Prompt
 from ngramloss.data.word_ids import Encode, bare_ids, word_encoder
 from ngramloss.errors import UserError
+from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
 from ngramloss.storage.checksums import cached_in_parts
 from ngramloss.storage.files import cache_folder
@@ -54,7 +56,7 @@ PROBES = (
     "internationalisation " * 20 + "the end",
     "",
 )
-"""Texts by which tokenizers are told apart: several scripts, spaces, characters that may be normalised, a long one."""
+"""Texts by which tokenizers are compared: several scripts, spaces, characters that may be normalised, a long one."""
 CUT = "cut"
 """An array beside these: whether the source of a row lost its end, and whether its target did, one after the other."""
 
@@ -70,6 +72,7 @@ class Shape:
         max_source: maximum source length in tokens, including separators and special tokens.
         max_target: maximum target length in tokens.
         language: for splitting sentences; ``auto`` chooses by script.
+        prompt: for a decoder-only model: what it reads beside a source. Then separators and prefix are not used.
     """
 
     separator: str = "auto"
@@ -78,15 +81,22 @@ class Shape:
     max_source: int = 1024
     max_target: int = 128
     language: str = "auto"
+    prompt: Prompt | None = None
 
     @classmethod
-    def of(cls, data: Data) -> Shape:
+    def of(cls, data: Data, prompt: Prompt | None = None) -> Shape:
         """The settings of a recipe."""
+        if prompt is not None:
+            return cls("none", max_source=data.max_source, max_target=data.max_target, prompt=prompt)
         return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target, data.language)
 
 
 class Tokens(Dataset[dict[str, Ids]]):
-    """Tokenised examples in a folder, read on demand."""
+    """Tokenised examples in a folder, read on demand.
+
+    For a decoder-only model ``input_ids`` is the prompt and ``labels`` all that follows it; there a token that is read,
+    but not learnt, is stored as ``~id``, which is negative.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -126,14 +136,7 @@ class Tokens(Dataset[dict[str, Ids]]):
 
 
 def tokenise(
-    examples: Sequence[Example],
-    fingerprint: str,
-    tokenizer: Any,
-    shape: Shape,
-    *,
-    cache: Path | None = None,
-    progress: Callable[[int], None] | None = None,
-    say: Callable[[str], None] = print,
+    examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *, cache: Path | None = None
 ) -> Tokens:
     """Tokenise the examples, or read the tokens from the cache if it has them, undamaged.
 
@@ -145,8 +148,6 @@ def tokenise(
         tokenizer: a Hugging Face tokenizer.
         shape: the settings.
         cache: folder for prepared data, :func:`cache_folder` by default.
-        progress: called with the number of examples done since the last call.
-        say: shows a message to the user, if the cache is damaged.
     """
     if not examples:
         raise UserError("there are no examples to tokenise, expected at least one.")
@@ -154,7 +155,7 @@ def tokenise(
     if shape.splitter == "sentencex" and shape.separator != "none":
         what.append(installed("sentencex"))  # its rules change from version to version
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    return Tokens(_PartWriter(examples, tokenizer, shape, progress).cached(folder, what="token cache", say=say))
+    return Tokens(_PartWriter(examples, tokenizer, shape).cached(folder, what="token cache"))
 
 
 class PartWriter:
@@ -164,32 +165,24 @@ class PartWriter:
         examples: all of them.
         tokenizer: a Hugging Face tokenizer.
         shape: the settings.
-        progress: called with the number of examples done since the last call.
     """
 
     names: Sequence[str]
     """Of the arrays. Each has a second one beside it, with the ends of its groups."""
 
-    def __init__(
-        self, examples: Sequence[Example], tokenizer: Any, shape: Shape, progress: Callable[[int], None] | None
-    ) -> None:
+    progress: Progress
+
+    def __init__(self, examples: Sequence[Example], tokenizer: Any, shape: Shape) -> None:
         self.examples, self.tokenizer, self.shape = examples, tokenizer, shape
-        self.progress = progress or (lambda _: None)
         bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
         self.parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
         self._filled: set[str] = set()
 
-    def cached(self, folder: Path, *, what: str, say: Callable[[str], None]) -> Path:
+    def cached(self, folder: Path, *, what: str) -> Path:
         """The folder with the arrays of all parts, written unless it is there, undamaged."""
-        return cached_in_parts(
-            folder,
-            list(self.parts),
-            self.fill,
-            partial(join_parts, self.names),
-            made=self._count_if_found,
-            what=what,
-            say=say,
-        )
+        with Progress("tokenising", total=len(self.examples), unit="examples") as self.progress:
+            join = partial(join_parts, self.names)
+            return cached_in_parts(folder, list(self.parts), self.fill, join, made=self._count_if_found, what=what)
 
     def fill(self, part: str, folder: Path) -> None:
         """Write the arrays of a part into a folder."""
@@ -207,12 +200,12 @@ class PartWriter:
         for start in range(rows.start, rows.stop, CHUNK):
             chunk = self.examples[start : min(start + CHUNK, rows.stop)]
             yield chunk
-            self.progress(len(chunk))
+            self.progress.update(len(chunk))
 
     def _count_if_found(self, part: str) -> None:
         """Count the examples of a part that was there."""
         if part not in self._filled:
-            self.progress(len(self.parts[part]))
+            self.progress.update(len(self.parts[part]))
 
 
 class _PartWriter(PartWriter):
@@ -222,17 +215,13 @@ class _PartWriter(PartWriter):
 
     def fill(self, part: str, folder: Path) -> None:
         """Tokenise a part and write it into a folder."""
-        separator = separator_id(self.tokenizer, self.shape.separator)
         pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}  # arrays: lists would need ten times the memory
         lengths: dict[str, list[int]] = {name: [] for name in NAMES}
         cut: list[bool] = []
         for chunk in self.chunks(part):
-            texts = [example.source for example in chunk]
             short: tuple[list[bool], list[bool]] = [], []
             with _without_collector():
-                inputs = sources(texts, self.tokenizer, self.shape, separator, self.words, short[0])
-                labels = targets([row.target for row in chunk], self.tokenizer, self.shape, self.words, short[1])
-                for name, ids in zip(NAMES, (inputs, labels), strict=True):
+                for name, ids in zip(NAMES, self._ids(chunk, short), strict=True):
                     pieces[name].append(np.fromiter(chain.from_iterable(ids), dtype=np.int32))
                     lengths[name] += map(len, ids)
             cut += chain.from_iterable(zip(*short, strict=True))
@@ -240,6 +229,17 @@ class _PartWriter(PartWriter):
         for name in self.names:
             np.save(folder / f"{name}.npy", np.array(cut, np.uint8) if name == CUT else np.concatenate(pieces[name]))
             np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
+
+    def _ids(
+        self, chunk: Sequence[Example], short: tuple[list[bool], list[bool]]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """The ids of sources and targets; both lists of ``short`` are extended by whether each was cut."""
+        tokenizer, shape = self.tokenizer, self.shape
+        if shape.prompt is not None:
+            return prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
+        separator, texts = separator_id(tokenizer, shape.separator), [example.source for example in chunk]
+        inputs = sources(texts, tokenizer, shape, separator, self.words, short[0])
+        return inputs, targets([row.target for row in chunk], tokenizer, shape, self.words, short[1])
 
 
 @contextmanager
@@ -268,6 +268,13 @@ def join_parts(names: Sequence[str], parts: list[Path], folder: Path) -> None:
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts:
                 file.write(np.load(part / f"{name}.npy").data)
+
+
+def prompt_ids(texts: Sequence[str], tokenizer: Any, shape: Shape) -> list[list[int]]:
+    """What a model reads of sources, before it writes: the ids of the encoder's input, or those of prompts."""
+    if shape.prompt is not None:
+        return prompts.prompt_ids(texts, tokenizer, shape.prompt, shape.max_source)
+    return sources(texts, tokenizer, shape, separator_id(tokenizer, shape.separator))
 
 
 def sources(

@@ -44,7 +44,7 @@ def pushes(
 ) -> tuple[list[Push], list[str]]:
     """What each objective does to the words of the pair; also notes about changes to the candidate.
 
-    Arguments are as in :func:`ngramloss.explain.explain`.
+    Arguments are as in :func:`ngramloss.explaining.explain.explain`.
     """
     losses = [JointLoss(objective) for objective in objectives]
     raise_if_not_compared(others, losses)
@@ -56,7 +56,7 @@ def pushes(
         loss_fn(logits, sentence.labels, candidates=sentence.candidates(loss_fn, logits)).backward()
         assert logits.grad is not None
         slopes.append(-logits.grad[0])  # [T, V]
-    made = []
+    rows = []
     probability = sentence.logits[0].softmax(-1)  # [T, V]
     for t, (label, best) in enumerate(zip(sentence.labels[0].tolist(), sentence.best[0].tolist(), strict=True)):
         words = (
@@ -64,14 +64,14 @@ def pushes(
             if label == best
             else [(label, sentence.reference[t], "reference"), (best, sentence.candidate[t], "predicted")]
         )
-        made += [
+        rows += [
             Push(t + 1, word, role, probability[t, index].item(), [slope[t, index].item() for slope in slopes])
             for index, word, role in words
         ]
-    return made, notes
+    return rows, notes
 
 
-def as_text(found: Sequence[Push], objectives: Sequence[str], notes: Sequence[str] = ()) -> str:
+def as_text(rows: Sequence[Push], objectives: Sequence[str], notes: Sequence[str] = ()) -> str:
     """A table, one row for each word.
 
     >>> print(as_text(*_example("a b c", "a b d", ["ce", "matches(2)"])))
@@ -84,13 +84,13 @@ def as_text(found: Sequence[Push], objectives: Sequence[str], notes: Sequence[st
     """
     table = [["at", "word", "role", "probability", *objectives]]
     table += [
-        [str(push.position), push.word, push.role, f"{push.probability:.4f}", *map(_signed, push.by)] for push in found
+        [str(push.position), push.word, push.role, f"{push.probability:.4f}", *map(_signed, push.by)] for push in rows
     ]
     title = "one step of training: + raises the logit of a word, − lowers it"
     return "\n".join([title, *aligned(table, left=(1, 2)), *notes])
 
 
-def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
+def plot(rows: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
     """Draw a panel for each objective, with a bar for each word; wrong predictions are red."""
     import matplotlib
 
@@ -98,19 +98,19 @@ def plot(found: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    width = max(5.0, 0.55 * len(found) + 1.5)
+    width = max(5.0, 0.55 * len(rows) + 1.5)
     figure, axes = plt.subplots(
         len(objectives), 1, figsize=(width, 1.9 * len(objectives) + 0.6), sharex=True, sharey=True, squeeze=False
     )
-    places = range(len(found))
-    colours = [WRONG if push.role == "predicted" else REFERENCE for push in found]
+    places = range(len(rows))
+    colours = [WRONG if push.role == "predicted" else REFERENCE for push in rows]
     for number, (axis, objective) in enumerate(zip(axes[:, 0], objectives, strict=True)):
-        axis.bar(places, [push.by[number] for push in found], color=colours)
+        axis.bar(places, [push.by[number] for push in rows], color=colours)
         axis.axhline(0, color="#444444", linewidth=0.8)
         axis.set_title(objective, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    axes[-1, 0].set_xticks(list(places), [push.word for push in found], fontsize=8)
+    axes[-1, 0].set_xticks(list(places), [push.word for push in rows], fontsize=8)
     meanings = [Patch(color=REFERENCE, label="word of the reference"), Patch(color=WRONG, label="wrong prediction")]
     figure.legend(handles=meanings, loc="upper right", ncols=2, fontsize=8, frameon=False)
     figure.supylabel("− gradient of the logit", fontsize=9)

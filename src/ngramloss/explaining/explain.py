@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain, compress
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +24,9 @@ FILLER = "_"
 """Replaces a missing word in a candidate. It has its own id and matches nothing, not even a real ``_``."""
 
 
+_CANDIDATE_EARNS = "1 − what the windows of the candidate earn"
+_REFERENCE_EARNS = "1 − what the windows of the reference earn"
+
 WIDTH = 100
 """Approximate number of characters in a line."""
 
@@ -42,14 +44,6 @@ class Sentence(NamedTuple):
     outputs: list[list[str]]
     """The candidate and the others, which objectives that compare candidates read."""
     output_ids: list[Tensor]
-
-    def candidate_window(self, t: int, n: int) -> str:
-        """The candidate's words from position t."""
-        return " ".join(self.candidate[t : t + n])
-
-    def reference_window(self, u: int, n: int) -> str:
-        """The reference's words from position u."""
-        return " ".join(self.reference[u : u + n])
 
     def part(self, first: int, end: int) -> Sentence:
         """The words from ``first`` to ``end`` by themselves."""
@@ -72,7 +66,8 @@ class Sentence(NamedTuple):
         logp = logits[0].log_softmax(-1).clamp_min(-1e30)  # [T, V]
         sums = [logp[: len(ids)].gather(-1, ids.unsqueeze(-1)).sum() for ids in self.output_ids]
         length, gain = zip(*((len(words), _f1(words, self.reference)) for words in self.outputs), strict=True)
-        return CandidateStats(torch.stack(sums)[None], torch.tensor([length]), torch.tensor([gain], dtype=logp.dtype))
+        lengths, gains = (torch.tensor([values], dtype=logp.dtype) for values in (length, gain))  # [1, K] each
+        return CandidateStats(torch.stack(sums)[None], lengths, gains)
 
 
 def explain(
@@ -144,7 +139,7 @@ def _explain_packed(
     ends = list(accumulate(lengths))
     segments = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]  # [1, T]
     packed = packing(sentence.labels, segments)
-    loss, parts = loss_fn(sentence.logits, sentence.labels, segments=packed, return_parts=True)
+    loss, parts = loss_fn.with_parts(sentence.logits, sentence.labels, segments=packed)
     blocks = []
     for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
         document = sentence.part(first, end)
@@ -160,24 +155,23 @@ def _term_blocks(
     """The lines of each term."""
     blocks = []
     for term in loss_fn.terms:
-        if term.reads == "candidates" and candidates is not None:
-            shown = _CANDIDATE_BLOCKS.get(term.name, _plain_candidates)(sentence, term, candidates)
-        else:
-            shown = _BLOCKS.get(term.name, _plain)(sentence, term)
-        for part, rows in zip(term.parts, shown, strict=True):
-            value = _figure(parts[part.name].item())
-            tables = [*_columns(rows.table), *(_columns(list(rows.sums)) if rows.sums else [])]
-            blocks.append([f"{part.name} = {rows.title}", *tables, f"  value {value}"])
+        for part, n in zip(term.parts, term.n if len(term.n) == len(term.parts) else [1], strict=True):
+            if term.reads == "candidates" and candidates is not None:
+                block = _candidate_block(sentence, term, candidates)
+            else:
+                block = _token_block(sentence, term, n)
+            tables = [*_columns(block.table), *(_columns(list(block.sums)) if block.sums else [])]
+            blocks.append([f"{part.name} = {block.title}", *tables, f"  value {_decimal(parts[part.name].item())}"])
     return blocks
 
 
 def _total(loss_fn: JointLoss, loss: Tensor, parts: Mapping[str, Tensor]) -> str:
     """The joint loss as the sum of its terms."""
     weighted = " + ".join(
-        _figure(value.item()) if part.weight == 1 else f"{part.weight:g}·{_figure(value.item())}"
+        _decimal(value.item()) if part.weight == 1 else f"{part.weight:g}·{_decimal(value.item())}"
         for part, value in zip(loss_fn.parts, parts.values(), strict=True)
     )
-    whole = _figure(loss.item())
+    whole = _decimal(loss.item())
     return f"{loss_fn} = {weighted}" + (f" = {whole}" if weighted != whole else "")
 
 
@@ -241,234 +235,183 @@ class _Block(NamedTuple):
     """A second table, for what the rows of the first add up to."""
 
 
-def _ce(sentence: Sentence, term: Term) -> Iterator[_Block]:
+Columns = Mapping[str, Tensor | Sequence[str]]
+"""Head of a column → its cells, as texts or as numbers, [1, rows]."""
+
+Windows = tuple[str, Literal["candidate", "reference"], Columns]
+"""The title, whose words the windows are, and the columns after them."""
+
+
+def _token_block(sentence: Sentence, term: Term, n: int) -> _Block:
+    """The windows of an objective that reads token statistics, and what each of them earns or costs."""
+    if term.name in _SUMMARIES:
+        return _SUMMARIES[term.name](sentence, term)
+    shown = _windows(sentence, term, n)
+    if shown is None:
+        return _Block("your own objective", [["its windows are not shown"]])
+    title, side, columns = shown
+    words = sentence.candidate if side == "candidate" else sentence.reference
+    windows = [" ".join(words[t : t + n]) for t in range(len(words) - n + 1)]
+    return _Block(title, _table("at", side, windows, columns))
+
+
+def _table(first: str, second: str, names: Sequence[str], columns: Columns) -> list[list[str]]:
+    """A head, and a row for each name with its number before it."""
+    cells = [
+        [_decimal(value) for value in column[0].tolist()] if isinstance(column, Tensor) else column
+        for column in columns.values()
+    ]
+    rows = zip(names, *cells, strict=True)
+    return [[first, second, *columns], *([str(number), *row] for number, row in enumerate(rows, 1))]
+
+
+def _windows(sentence: Sentence, term: Term, n: int) -> Windows | None:
+    stats, labels, released = sentence.stats, sentence.labels, term.variant == "released"
+    T, S = len(sentence.reference), max(len(sentence.reference) - n + 1, 1)
+    probability, best = (ngrams.sums(logp, n).exp() for logp in (stats.label_logp, stats.best_logp))  # [1, S] each
+    columns: dict[str, Tensor | Sequence[str]]
+    match term.name:
+        case "ce":
+            title = "mean of −log p over the words of the reference"
+            smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
+            return title + smoothed, "reference", {"probability": probability, "costs": _token_costs(sentence, term)}
+        case "eaft":
+            entropy = stats.top_entropy if released else stats.entropy  # [1, T]
+            assert entropy is not None
+            title = "mean of −log p over the words of the reference, weighted by the entropy"
+            costs = _token_costs(sentence, term)  # [1, T]
+            return title, "reference", {"probability": probability, "entropy": entropy, "costs": costs}
+        case "dft" | "tailr" | "mixce":  # a token's weight is its cost as a share of its cross-entropy
+            logp, costs = stats.label_logp, _token_costs(sentence, term)  # [1, T] each
+            weight = _where(costs.isfinite() & (logp > -1e9) & (logp < 0), -costs * T / logp)
+            title = "mean of −weight · log p over the words of the reference"
+            return title, "reference", {"probability": probability, "weight": weight, "costs": costs}
+        case "unlikelihood":
+            used = unlikelihood.negatives(labels)[0].tolist()  # [T, T]
+            words = [" ".join(compress(sentence.reference, row)) or "–" for row in used]
+            costs = unlikelihood.penalties(stats, labels).sum(-1) / T  # [1, T]
+            title = "mean over the words of the reference of −log(1 − p), summed over other words before"
+            return title, "reference", {"penalised words": words, "costs": costs}
+        case "matches":
+            earned = matches.matched(stats, labels, n=n, most=matches.most_counted(n) if released else None)
+            columns = {"in reference": _occurrences(sentence, n), "copies": _whole(earned.copies), "probability": best}
+            return _CANDIDATE_EARNS, "candidate", columns | {"earns": _where(earned.hit, earned.amount)}
+        case "rewards":
+            earned = rewards.placed(stats, labels, n=n)
+            copies = [count if hit else "–" for count, hit in zip(_whole(earned.copies), earned.hit[0], strict=True)]
+            columns = {"same place": _yes(earned.hit), "copies": copies, "probability": best}
+            return _CANDIDATE_EARNS, "candidate", columns | {"earns": _where(earned.hit, earned.amount)}
+        case "gated":
+            earned = gated.correct(stats, labels, n=n)
+            columns = {"same place": _yes(earned.hit), "probability": best}
+            return _CANDIDATE_EARNS, "candidate", columns | {"earns": _where(earned.hit, earned.amount)}
+        case "precision":
+            share = (precision.covered_released if released else precision.covered)(stats, labels, n=n)  # [1, S]
+            columns = {"in reference": _occurrences(sentence, n), "probability": best, "adds": share}
+            return "− what the windows of the candidate add to the precision", "candidate", columns
+        case "bag":
+            (reference,) = ngrams.ids(labels, n=n)  # [1, S]
+            copies = _whole(ngrams.count(reference, among=reference, where=torch.ones_like(reference).bool()))
+            expected, found = bag.expected(stats, labels, n=n), bag.found(stats, labels, n=n)  # [1, S] each
+            earns = expected.clamp_max(1) / S if released else found if term.variant == "original" else found / 2
+            title = f"{'' if released else '1 '}− what the n-grams of the reference earn"
+            return title, "reference", {"copies": copies, "expected": expected, "earns": earns}
+        case "eisl":
+            fit = eisl.preferred(stats, labels, n=n)  # [1, S]
+            title = "mean of −log p of the reference's n-grams, each where the model prefers it"
+            return title, "reference", {"log p where it fits": fit, "costs": -fit / S}
+        case "soft":
+            earns = soft.powers(stats, labels, n=n, **term.options)  # [1, S]
+            return _REFERENCE_EARNS, "reference", {"probability": probability, "earns": earns}
+        case "near":
+            probability, near_weight = near.nearness(stats, labels, n=n, **term.options)  # [1, S] each
+            earns = near_weight * probability / S  # [1, S]
+            return _REFERENCE_EARNS, "reference", {"probability": probability, "weight": near_weight, "earns": earns}
+    return None
+
+
+def _token_costs(sentence: Sentence, term: Term) -> Tensor:
+    """What each token adds to the mean of a sum over tokens: the sum if only this label counts."""
     (part,) = term.parts
-    table = [["at", "reference", "probability", "costs"]]
-    for t, word in enumerate(sentence.reference):
-        cost = _cost_alone(sentence, part.function, t) / len(sentence.reference)
-        table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", f"{cost:.4f}"])
-    smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
-    yield _Block(f"mean of −log p over the words of the reference{smoothed}", table)
+    costs = []
+    for t, label in enumerate(sentence.labels[0]):
+        one_label = torch.full_like(sentence.labels, -100)  # [1, T]
+        one_label[0, t] = label
+        costs.append(part.function(sentence.stats, one_label))
+    return torch.stack(costs, -1) / len(costs)  # [1, T]
 
 
-def _cost_alone(sentence: Sentence, function: Callable[..., Tensor], t: int) -> float:
-    """What a sum over tokens is if only the label of position t counts."""
-    one_label = torch.full_like(sentence.labels, -100)  # [1, T]
-    one_label[0, t] = sentence.labels[0, t]
-    return function(sentence.stats, one_label).item()
+def _occurrences(sentence: Sentence, n: int) -> list[str]:
+    """How often each window of the candidate is in the reference."""
+    candidate, reference = ngrams.ids(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
+    counts = ngrams.count(candidate, among=reference, where=torch.ones_like(candidate).bool())  # [1, S]
+    return [f"×{count}" if count else "–" for count in counts[0].tolist()]
 
 
-def _eaft(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    (part,) = term.parts
-    entropy = sentence.stats.top_entropy if term.variant == "released" else sentence.stats.entropy  # [1, T]
-    assert entropy is not None
-    table = [["at", "reference", "probability", "entropy", "costs"]]
-    for t, word in enumerate(sentence.reference):
-        cost = _cost_alone(sentence, part.function, t) / len(sentence.reference)
-        probability = f"{sentence.stats.label_logp[0, t].exp():.4f}"
-        table.append([str(t + 1), word, probability, f"{entropy[0, t]:.4f}", _figure(cost)])
-    yield _Block("mean of −log p over the words of the reference, weighted by the entropy", table)
+def _where(known: Tensor, values: Tensor) -> list[str]:
+    return [_decimal(value) if yes else "–" for value, yes in zip(values[0].tolist(), known[0], strict=True)]
 
 
-def _earning(sentence: Sentence, n: int, earned: matches.Earned, how: str) -> _Block:
-    candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
-    anywhere = torch.ones_like(candidate, dtype=torch.bool)  # [1, S]
-    occurs = ngrams.count(candidate, among=reference, where=anywhere)  # [1, S]
-    probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
-    table = [["at", "candidate", how, "copies", "probability", "earns"]]
-    for t in range(candidate.shape[1]):
-        hit = bool(earned.hit[0, t])
-        seen = (f"×{occurs[0, t]}" if occurs[0, t] else "–") if how == "in reference" else ("yes" if hit else "–")
-        amount = f"{earned.amount[0, t]:.4f}" if hit else "–"
-        copies = "–" if how == "same place" and not hit else str(int(earned.copies[0, t]))
-        table.append([str(t + 1), sentence.candidate_window(t, n), seen, copies, f"{probability[0, t]:.4f}", amount])
-    return _Block("1 − what the windows of the candidate earn", table)
+def _whole(counts: Tensor) -> list[str]:
+    return [str(int(count)) for count in counts[0]]
 
 
-def _matches(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for n in term.n:
-        most = matches.most_counted(n) if term.variant == "released" else None
-        earned = matches.matched(sentence.stats, sentence.labels, n=n, most=most)
-        yield _earning(sentence, n, earned, "in reference")
+def _yes(hit: Tensor) -> list[str]:
+    return ["yes" if match else "–" for match in hit[0]]
 
 
-def _rewards(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for n in term.n:
-        yield _earning(sentence, n, rewards.placed(sentence.stats, sentence.labels, n=n), "same place")
-
-
-def _precision(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    clipping = precision.covered_released if term.variant == "released" else precision.covered
-    for n in term.n:
-        share = clipping(sentence.stats, sentence.labels, n=n)  # [1, S]
-        probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
-        candidate, reference = ngrams.kinds(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
-        anywhere = torch.ones_like(candidate, dtype=torch.bool)  # [1, S]
-        occurs = ngrams.count(candidate, among=reference, where=anywhere)  # [1, S]
-        table = [["at", "candidate", "in reference", "probability", "adds"]]
-        for t in range(candidate.shape[1]):
-            seen = f"×{occurs[0, t]}" if occurs[0, t] else "–"
-            window = sentence.candidate_window(t, n)
-            table.append([str(t + 1), window, seen, f"{probability[0, t]:.4f}", f"{share[0, t]:.4f}"])
-        yield _Block("− what the windows of the candidate add to the precision", table)
-
-
-def _bag(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for n in term.n:
-        expected = bag.expected(sentence.stats, sentence.labels, n=n)  # [1, S]
-        (reference,) = ngrams.kinds(sentence.labels, n=n)  # [1, S]
-        copies = ngrams.count(reference, among=reference, where=torch.ones_like(reference, dtype=torch.bool))  # [1, S]
-        W = max(reference.shape[1], 1)
-        amount, title = {
-            None: (bag.found(sentence.stats, sentence.labels, n=n) / 2, "1 − what the n-grams of the reference earn"),
-            "original": (bag.found(sentence.stats, sentence.labels, n=n), "1 − what the n-grams of the reference earn"),
-            "released": (expected.clamp_max(1) / W, "− what the n-grams of the reference earn"),
-        }[term.variant]  # [1, S]
-        table = [["at", "reference", "copies", "expected", "earns"]]
-        for u in range(reference.shape[1]):
-            window, many = sentence.reference_window(u, n), str(int(copies[0, u]))
-            table.append([str(u + 1), window, many, f"{expected[0, u]:.4f}", f"{amount[0, u]:.4f}"])
-        yield _Block(title, table)
-
-
-def _bleu(sentence: Sentence, term: Term) -> Iterator[_Block]:
+def _bleu(sentence: Sentence, term: Term) -> _Block:
     table = [["n", "windows", "clipped share"]]
     for n in term.n:
         windows = int(ngrams.real(sentence.labels, n).sum())
         share = bleu.clipped_share(sentence.stats, sentence.labels, n=n).item()
         table.append([str(n), str(windows), f"{share:.4f}" if windows else "–"])
-    yield _Block("− geometric mean of the clipped shares", table)
+    return _Block("− geometric mean of the clipped shares", table)
 
 
-def _eisl(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for n in term.n:
-        fit = eisl.preferred(sentence.stats, sentence.labels, n=n)  # [1, S]
-        table = [["at", "reference", "log p where it fits", "costs"]]
-        for u in range(fit.shape[1]):
-            cost = -fit[0, u] / fit.shape[1]
-            table.append([str(u + 1), sentence.reference_window(u, n), _figure(fit[0, u].item()), _figure(cost.item())])
-        yield _Block("mean of −log p of the reference's n-grams, each where the model prefers it", table)
-
-
-def _lcs(sentence: Sentence, term: Term) -> Iterator[_Block]:
+def _lcs(sentence: Sentence, term: Term) -> _Block:
     (part,) = term.parts
-    share = part.function(sentence.stats, sentence.labels).neg().exp().item()
-    length = share * len(sentence.reference)
+    length = part.function(sentence.stats, sentence.labels).neg().exp().item() * len(sentence.reference)
     table = [["soft common words", "of"], [f"{length:.4f}", str(len(sentence.reference))]]
-    yield _Block("−log of the longest common subsequence's share of the reference", table)
+    return _Block("−log of the longest common subsequence's share of the reference", table)
 
 
-def _soft(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for n in term.n:
-        amount = soft.powers(sentence.stats, sentence.labels, n=n, **term.options)  # [1, S]
-        probability = ngrams.sums(sentence.stats.label_logp, n).exp()  # [1, S]
-        table = [["at", "reference", "probability", "earns"]]
-        for t in range(amount.shape[1]):
-            window = sentence.reference_window(t, n)
-            table.append([str(t + 1), window, f"{probability[0, t]:.4f}", f"{amount[0, t]:.4f}"])
-        yield _Block("1 − what the windows of the reference earn", table)
-
-
-def _gated(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for n in term.n:
-        earned = gated.correct(sentence.stats, sentence.labels, n=n)
-        probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
-        table = [["at", "candidate", "same place", "probability", "earns"]]
-        for t in range(probability.shape[1]):
-            hit = bool(earned.hit[0, t])
-            seen, amount = ("yes", f"{earned.amount[0, t]:.4f}") if hit else ("–", "–")
-            table.append([str(t + 1), sentence.candidate_window(t, n), seen, f"{probability[0, t]:.4f}", amount])
-        yield _Block("1 − what the windows of the candidate earn", table)
-
-
-def _near(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for n in term.n:
-        probability, weight = near.nearness(sentence.stats, sentence.labels, n=n, **term.options)  # [1, S] each
-        table = [["at", "reference", "probability", "weight", "earns"]]
-        for t in range(weight.shape[1]):
-            window, amount = sentence.reference_window(t, n), weight[0, t] * probability[0, t] / weight.shape[1]
-            table.append([str(t + 1), window, f"{probability[0, t]:.4f}", f"{weight[0, t]:.4f}", f"{amount:.4f}"])
-        yield _Block("1 − what the windows of the reference earn", table)
-
-
-def _weighted(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    """A token's weight is its cost as a share of its cross-entropy."""
-    (part,) = term.parts
-    table = [["at", "reference", "probability", "weight", "costs"]]
-    for t, word in enumerate(sentence.reference):
-        logp, cost = sentence.stats.label_logp[0, t].item(), _cost_alone(sentence, part.function, t)
-        weight = f"{-cost / logp:.4f}" if math.isfinite(cost) and -1e9 < logp < 0 else "–"
-        costs = _figure(cost / len(sentence.reference))
-        table.append([str(t + 1), word, f"{sentence.stats.label_logp[0, t].exp():.4f}", weight, costs])
-    yield _Block("mean of −weight · log p over the words of the reference", table)
-
-
-def _convex(sentence: Sentence, term: Term) -> Iterator[_Block]:
+def _convex(sentence: Sentence, term: Term) -> _Block:
     mean = sentence.stats.label_logp.mean().exp().item()
-    order = term.options.get("order", 1.0)
-    table = [["mean probability", "order", "words"], [f"{mean:.4f}", f"{order:g}", str(len(sentence.reference))]]
-    yield _Block("− the geometric mean of the words' probabilities, to the power of the order", table)
+    order = f"{_option(term, 'order'):g}"
+    table = [["mean probability", "order", "words"], [f"{mean:.4f}", order, str(len(sentence.reference))]]
+    return _Block("− the geometric mean of the words' probabilities, to the power of the order", table)
 
 
-def _unlikelihood(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    penalty = unlikelihood.penalties(sentence.stats, sentence.labels)[0]  # [T, T]
-    used = unlikelihood.negatives(sentence.labels)[0]  # [T, T]
-    table = [["at", "reference", "penalised words", "costs"]]
-    for t, word in enumerate(sentence.reference):
-        words = " ".join(earlier for earlier, counts in zip(sentence.reference, used[t], strict=True) if counts)
-        table.append([str(t + 1), word, words or "–", f"{penalty[t].sum() / len(sentence.reference):.4f}"])
-    yield _Block("mean over the words of the reference of −log(1 − p), summed over other words before", table)
+_SUMMARIES: dict[str, Callable[[Sentence, Term], _Block]] = {"bleu": _bleu, "lcs": _lcs, "convex": _convex}
+"""Objectives whose value is no sum over windows."""
 
 
-def _ranked_outputs(sentence: Sentence, candidates: CandidateStats, alpha: float) -> list[list[str]]:
+def _candidate_block(sentence: Sentence, term: Term, candidates: CandidateStats) -> _Block:
+    """The outputs of the model in the order of their gains, and what an objective that compares them computes."""
+    alpha = _option(term, "alpha") if term.name in ("rank", "prefer") else 1
     score, order, _ = by_gain.ranked(candidates, alpha=alpha)  # [1, K] each
-    table = [["order", "output", "gain", "log p", "words", "f"]]
-    for place, k in enumerate(order[0].tolist()):
-        words, logp, f = sentence.outputs[k], candidates.logp[0, k].item(), score[0, place].item()
-        table.append(
-            [
-                str(place + 1),
-                " ".join(words),
-                f"{candidates.gain[0, k]:.4f}",
-                _figure(logp),
-                str(len(words)),
-                _figure(f),
-            ]
-        )
-    return table
-
-
-def _rank(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
-    costs = rank.costs(candidates, **term.options)[0]  # [K, K]
-    sums = [["places apart", "pairs", "costs"]]
-    for d in range(1, len(costs)):
-        sums.append([str(d), str(len(costs) - d), _figure(costs.diagonal(d).sum().item())])
-    table = _ranked_outputs(sentence, candidates, _option(term, "alpha"))
-    title = "sum over d of the mean of max(0, f(worse) − f(better) + d·margin), for outputs d places apart"
-    yield _Block(title, table, sums)
-
-
-def _prefer(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
-    table = _ranked_outputs(sentence, candidates, _option(term, "alpha"))
-    yield _Block("−log σ(beta · (f(first) − f(last)) − margin)", table)
-
-
-def _risk(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
-    share = risk.shares(candidates, **term.options)[0]  # [K]
-    table = [["order", "output", "gain", "log p", "share", "costs"]]
-    for place, k in enumerate(by_gain.ranked(candidates, alpha=0).order[0].tolist()):
-        gain = candidates.gain[0, k].item()
-        table.append(
-            [
-                str(place + 1),
-                " ".join(sentence.outputs[k]),
-                f"{gain:.4f}",
-                _figure(candidates.logp[0, k].item()),
-                f"{share[k]:.4f}",
-                f"{share[k] * (1 - gain):.4f}",
-            ]
-        )
-    yield _Block("sum over the outputs of their share of the probability^sharpness, times 1 − gain", table)
+    gain, logp = candidates.gain[:, order[0]], candidates.logp[:, order[0]]  # [1, K] each
+    outputs = [sentence.outputs[k] for k in order[0].tolist()]
+    columns: dict[str, Tensor | Sequence[str]] = {"gain": gain, "log p": logp}
+    if term.name == "risk":
+        share = risk.shares(candidates, **term.options)[:, order[0]]  # [1, K]
+        columns |= {"share": share, "costs": share * (1 - gain)}
+    else:
+        columns |= {"words": [str(len(words)) for words in outputs], "f": score}
+    titles = {
+        "rank": "sum over d of the mean of max(0, f(worse) − f(better) + d·margin), for outputs d places apart",
+        "risk": "sum over the outputs of their share of the probability^sharpness, times 1 − gain",
+        "prefer": "−log σ(beta · (f(first) − f(last)) − margin)",
+    }
+    sums = []
+    if term.name == "rank":
+        costs = rank.costs(candidates, **term.options)[0]  # [K, K]
+        distances = range(1, len(costs))
+        sums = [["places apart", "pairs", "costs"]]
+        sums += [[str(d), str(len(costs) - d), _decimal(costs.diagonal(d).sum().item())] for d in distances]
+    table = _table("order", "output", [" ".join(words) for words in outputs], columns)
+    return _Block(titles.get(term.name, "your own objective"), table, sums)
 
 
 def _option(term: Term, name: str) -> float:
@@ -480,46 +423,9 @@ def _f1(words: list[str], reference: list[str]) -> float:
     return 2 * common / (len(words) + len(reference))
 
 
-def _figure(value: float) -> str:
+def _decimal(value: float) -> str:
     """Format with four decimals, or with an exponent for very large numbers; never a negative zero."""
     return f"{value + 0.0:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
-
-
-def _plain(sentence: Sentence, term: Term) -> Iterator[_Block]:
-    for _ in term.parts:
-        yield _Block("your own objective", [["its windows are not shown"]])
-
-
-def _plain_candidates(sentence: Sentence, term: Term, candidates: CandidateStats) -> Iterator[_Block]:
-    yield _Block("your own objective", _ranked_outputs(sentence, candidates, alpha=1))
-
-
-_CANDIDATE_BLOCKS: dict[str, Callable[[Sentence, Term, CandidateStats], Iterator[_Block]]] = {
-    "rank": _rank,
-    "risk": _risk,
-    "prefer": _prefer,
-}
-
-
-_BLOCKS: dict[str, Callable[[Sentence, Term], Iterator[_Block]]] = {
-    "ce": _ce,
-    "matches": _matches,
-    "rewards": _rewards,
-    "precision": _precision,
-    "bag": _bag,
-    "bleu": _bleu,
-    "eisl": _eisl,
-    "lcs": _lcs,
-    "soft": _soft,
-    "gated": _gated,
-    "near": _near,
-    "convex": _convex,
-    "dft": _weighted,
-    "tailr": _weighted,
-    "mixce": _weighted,
-    "unlikelihood": _unlikelihood,
-    "eaft": _eaft,
-}
 
 
 def _header(sentence: Sentence) -> list[str]:

@@ -41,7 +41,7 @@ class Budget:
     padded: int = 0
 
     def allows(self, documents: int, longest: int) -> bool:
-        """Whether a batch may have so many documents, of which the longest has so many tokens."""
+        """Whether a batch may have this number of documents, the longest of this number of tokens."""
         if self.documents:
             return documents <= self.documents
         counted = documents * longest, documents * (longest + self.rest)

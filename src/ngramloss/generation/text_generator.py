@@ -86,7 +86,7 @@ class TextGenerator:
             rows: columns by name, each a list or a NumPy array; or a pandas DataFrame. What is returned is of the same
                 kind.
         """
-        pandas = sys.modules.get("pandas")  # whoever has a DataFrame has imported it
+        pandas = sys.modules.get("pandas")  # a caller with a DataFrame has imported it
         is_frame = pandas is not None and isinstance(rows, pandas.DataFrame)
         if not is_frame and not isinstance(rows, Mapping):
             raise TypeError(
@@ -138,8 +138,8 @@ class TextGenerator:
 def _loaded(work: Job, device: str | None, weights: str | None, process: int) -> Writer:
     """The writer with its model; loaded once in each process.
 
-    A forked process has the objects of its parent but not their threads: whoever waits for one of those waits for ever.
-    So it loads the model anew, and computes with one thread, of which there are enough if there are several processes.
+    A forked process has the objects of its parent but not their threads: waiting for one of those never ends.
+    So it loads the model again, and computes with one thread, of which there are enough if there are several processes.
     """
     import torch
 

@@ -27,7 +27,6 @@ from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.models import loading
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
-from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
 from ngramloss.storage.files import fingerprint
@@ -122,7 +121,7 @@ def load_model(work: Job, *, device: str | None = None) -> tuple[Any, Any]:
     model = loading.load(settings, tokenizer, trust_remote_code=trust)
     set_languages(tokenizer, work.data.source_language, work.data.target_language, model=settings.name)
     if work.is_run or codes(tokenizer):
-        align_start(model, tokenizer, name=settings.name, training=False, say=logger.info)
+        align_start(model, tokenizer, name=settings.name, training=False)
     precision = getattr(torch, PRECISIONS[work.precision])
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), precision)
     return model, tokenizer

@@ -7,15 +7,15 @@ inputs from tensors that stay, and adds gradients into buffers that stay.
 from __future__ import annotations
 
 import gc
-import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
+
+from ngramloss.gpu import graphs
 
 Inputs = dict[str, Tensor]
 MOST_SHAPES = 48
@@ -44,7 +44,7 @@ class CapturedStep:
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Inputs, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.modules = list(self.model.modules())
-        self.seen = _state(self.modules)
+        self.state = _state(self.modules)
         self.stream: Any = None
 
     def begin(self, batches: list[Inputs]) -> None:
@@ -53,9 +53,9 @@ class CapturedStep:
         Raises:
             CannotCapture: the reason. Gradients and random numbers are as before.
         """
-        if self.seen != _state(self.modules):
+        if self.state != _state(self.modules):
             self.model.train()
-            if self.seen != _state(self.modules):   # weights moved or frozen, or modules replaced
+            if self.state != _state(self.modules):   # weights moved or frozen, or modules replaced
                 self._reset()
         largest_first = sorted(batches, key=lambda batch: -sum(x.numel() for x in batch.values()))
         tries = 0
@@ -85,36 +85,29 @@ class CapturedStep:
             raise CannotCapture(f"micro-batches have more than {MOST_SHAPES} shapes")
         device = next(self.model.parameters()).device
         held = {name: value.to(device, copy=True) for name, value in batch.items()}
-        before, drawn = torch.cuda.get_rng_state(device), _host_random_state()   # BART draws there without need
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        try:
-            graph, result = self._record(held, device)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as reason:
-            torch.cuda.synchronize(device)
-            raise CannotCapture(" ".join(str(reason).split())[:200]) from reason
-        finally:
-            torch.cuda.set_rng_state(before, device)
-            _restore_host_random_state(drawn)
-            with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
+        with graphs.restored(self.model.buffers()), graphs.restored_random_numbers(device):   # BART draws on the host
+            try:
+                graph, result = self._record(held, device)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as reason:
+                torch.cuda.synchronize(device)
+                raise CannotCapture(" ".join(str(reason).split())[:200]) from reason
         self.graphs[key] = graph, held, result
 
     def _record(self, held: Inputs, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        side = self.stream = self.stream or torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with ExitStack() as kept:
-            before = torch.cuda.memory_allocated(device)
-            with torch.cuda.stream(side), _memory_of(self.pool, device, kept):   # the graph reuses the warm-up's memory
-                self._warm_up(held)
+        self.stream = self.stream or torch.cuda.Stream(device)
+        before = torch.cuda.memory_allocated(device)
+        with ExitStack() as recorded:
+
+            def run() -> None:
+                with graphs.memory_from(self.pool, device, until=recorded):   # the graph reuses the warm-up's memory
+                    self._warm_up(held)
+
+            graphs.warm_up(run, stream=self.stream)
             if self.graphs and _grown(before, device):   # the model kept a tensor, where an earlier graph may write
                 self.graphs.clear()
-            torch.cuda.current_stream(device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
-                return graph, self.function(held)
+            return graphs.record(lambda: self.function(held), pool=self.pool, stream=self.stream)
 
     def _warm_up(self, held: Inputs) -> None:
         """Run once outside a graph, for what libraries set up at the first use of a shape."""
@@ -134,14 +127,14 @@ class Gradients:
 
     def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters
-        places: dict[torch.dtype, int] = {}
+        sizes: dict[torch.dtype, int] = {}
         starts = []
         for parameter in parameters:
-            place = places.get(parameter.dtype, 0)
-            starts.append(place)
-            places[parameter.dtype] = place + -(-parameter.numel() // 64) * 64   # aligned for wide loads
+            start = sizes.get(parameter.dtype, 0)
+            starts.append(start)
+            sizes[parameter.dtype] = start + -(-parameter.numel() // 64) * 64   # aligned for wide loads
         device = parameters[0].device
-        self.buffers = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in places.items()}
+        self.buffers = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
         self.views = [
             self.buffers[p.dtype][start : start + p.numel()].view(p.shape)
             for p, start in zip(parameters, starts, strict=True)
@@ -162,27 +155,6 @@ class Gradients:
         for buffer in self.buffers.values():
             buffer *= factor
         return norm
-
-
-@contextmanager
-def _memory_of(pool: Any, device: torch.device, kept: ExitStack) -> Iterator[None]:
-    """Take memory on the current stream from the graphs' pool. It stays in the pool until ``kept`` is closed.
-
-    Otherwise a warm-up would need as much memory again as the graphs have. PyTorch's own graphs do the same; its public
-    function for it covers one thread, but a backward pass runs in another.
-    """
-    names = ("_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
-    begin, end, release = (getattr(torch._C, name, None) for name in names)
-    if begin is None or end is None or release is None:   # another version of PyTorch: more memory, the same results
-        yield
-        return
-    index = torch.cuda.current_device() if device.index is None else device.index
-    begin(index, pool)
-    kept.callback(release, index, pool)
-    try:
-        yield
-    finally:
-        end(index, pool)
 
 
 def _grown(before: int, device: torch.device) -> bool:
@@ -207,13 +179,3 @@ def _state(modules: Iterable[Module]) -> list[Any]:
          [(p.data_ptr(), p.requires_grad) for p in module._parameters.values() if p is not None])
         for module in modules
     ]
-
-
-def _host_random_state() -> Any:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-
-def _restore_host_random_state(state: Any) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])

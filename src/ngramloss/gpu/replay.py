@@ -2,7 +2,7 @@
 
 The n-gram part is about a hundred tiny operations on [B, T] tensors, so launches take nearly all of the time. Formulas
 that have a kernel use it (:mod:`kernels`). From the third batch of a shape on, the whole part, value and gradient
-together, is replayed as a CUDA graph. The graph captures :meth:`JointLoss.values` itself.
+together, is replayed as a CUDA graph. The graph captures :meth:`JointLoss.part_values` itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ngramloss.gpu import graphs
 from ngramloss.stats import Packing, TokenStats, triton_is_installed
 
 if TYPE_CHECKING:
@@ -65,14 +66,13 @@ def _kernel(path: str) -> Any:
 
 def replayed(
     loss_fn: JointLoss, stats: TokenStats, labels: Tensor, counts: dict[str, Tensor | None], packed: Packing | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and its parts, as :meth:`JointLoss.from_stats` returns them."""
+) -> tuple[Tensor, Tensor]:
+    """The loss, [], and the values of its parts, [parts]. Counts are the denominators that were passed."""
     floats = {name: value for name, value in stats._asdict().items() if value is not None and name != "best_token"}
     given = {"best_token": stats.best_token, "labels": labels}
     given |= {name: count for name, count in counts.items() if count is not None}
     given |= {} if packed is None else {f"packed.{name}": value for name, value in packed._asdict().items()}
-    loss, values = _Replayed.apply(loss_fn, given, tuple(floats), *floats.values())  # type: ignore[no-untyped-call]
-    return loss, {part.name: value for part, value in zip(loss_fn.parts, values.unbind(), strict=True)}
+    return _Replayed.apply(loss_fn, given, tuple(floats), *floats.values())  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Replayed(torch.autograd.Function):
@@ -98,7 +98,7 @@ class _Program:
     """
 
     def __init__(self) -> None:
-        self.seen: dict[Hashable, int] = {}
+        self.calls: dict[Hashable, int] = {}
         self.graphs: dict[Hashable, Callable[[Inputs], Results]] = {}
 
     def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
@@ -109,9 +109,9 @@ class _Program:
 
     def _results(self, key: Hashable, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         if key not in self.graphs:
-            self.seen[key] = self.seen.get(key, 0) + 1
+            self.calls[key] = self.calls.get(key, 0) + 1
             large = sum(x.numel() for x in inputs.values()) > MOST_NUMBERS
-            if large or self.seen[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
+            if large or self.calls[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
                 return self._run(loss_fn, inputs, names)
             self.graphs[key] = self._captured(loss_fn, inputs, names)
         return self.graphs[key](inputs)
@@ -122,24 +122,17 @@ class _Program:
             floats = {name: inputs[name].detach().requires_grad_() for name in names}
             stats = TokenStats(best_token=inputs["best_token"], **floats)
             packed = {name.removeprefix("packed."): x for name, x in inputs.items() if name.startswith("packed.")}
-            values = loss_fn.values(
+            values = loss_fn.part_values(
                 stats, inputs["labels"], num_tokens=inputs.get("num_tokens"), num_sequences=inputs.get("num_sequences"),
                 packed=Packing(**packed) if packed else None,
             )                                                            # [parts]
-            loss = loss_fn.weighted(values)                              # []
+            loss = loss_fn.weighted_sum(values)                          # []
             slopes = torch.autograd.grad(loss, list(floats.values()), materialize_grads=True)
         return [loss.detach(), values.detach(), *slopes]
 
     def _captured(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
         static = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._run(loss_fn, static, names)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):   # other threads may continue
-            results = self._run(loss_fn, static, names)
+        graph, results = graphs.capture(lambda: self._run(loss_fn, static, names), pool=_pool())
         integers = [name for name, x in static.items() if not x.is_floating_point()]
         floats = [name for name in static if name not in integers]
 

@@ -32,10 +32,20 @@ from ngramloss.hf.candidates import (
     without_candidates,
 )
 from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
-from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
+from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, CandidateStats, Packing, token_stats, token_stats_from_hidden
+from ngramloss.stats import (
+    IGNORE_INDEX,
+    CandidateStats,
+    Labelled,
+    Packing,
+    at_positions,
+    labelled,
+    packing,
+    token_stats,
+    token_stats_from_hidden,
+)
 from ngramloss.terms import Term
 from ngramloss.version import warn_if_untested
 
@@ -64,8 +74,13 @@ def attach(
     ``packed_seq_lengths``, or an ``attention_mask`` with numbers of documents. Finding them reads three numbers on the
     host for each batch.
 
-    An objective with a term that compares candidates, such as ``rank``, needs an encoder-decoder and two more inputs in
-    training: ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
+    For a decoder-only model, only positions with a label go through the head. Finding them reads four numbers on the
+    host for each batch. If the inputs have ``label_positions`` [S, T], nothing is read: then ``labels`` [S, T] are one
+    text a row, already aligned, and these are the indices, among all positions of the batch, of those that predict
+    them. Candidates of a decoder-only model are further rows of the batch, with ``candidate_positions`` [B, K, T].
+
+    An objective with a term that compares candidates, such as ``rank``, needs two more inputs in training:
+    ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
     labels is absent. All tokens of a candidate count in its log-probability and its length, special ones too. The
     encoder runs once for a source. Candidates are further rows of the decoder, which is what other outputs of the
     decoder show; their logits are computed in blocks, and not kept. Inside ``torch.compile`` of the whole model they
@@ -96,7 +111,8 @@ def attach(
     _refuse_decoder_that_looks_ahead(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
-    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates else None
+    causal = not getattr(inner.config, "is_encoder_decoder", False)
+    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and not causal else None
     check_unit(segments)
     state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
     if not hasattr(type(inner), "_ngramloss_base"):
@@ -152,23 +168,28 @@ def last_call(model: Module) -> LastCall:
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
     """The labels of a batch, aligned with the positions that predict them, [B, T]."""
+    if inputs.get(POSITIONS) is not None:
+        labels: Tensor = inputs["labels"]  # [S, T]
+        return labels
     given: Tensor | None = inputs.get("shift_labels")  # [B, T]
     return _known_state(model).aligned(inputs["labels"]) if given is None else given
 
 
 def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
     """Where the texts of a batch with packed rows are; None if every row is one text."""
-    return _known_state(model).packing(bare(model), inputs, aligned_labels(model, inputs))
+    if inputs.get(POSITIONS) is not None:
+        return None
+    return _known_state(model).labelled(bare(model), inputs, aligned_labels(model, inputs)).packed
 
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
     inputs = {name: value for name, value in without_candidates(inputs).items() if name not in ("shift_labels", KEY)}
-    labels = inputs.pop("labels")  # [B, T]
+    labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
     if getattr(bare(model).config, "is_encoder_decoder", False):
         _add_decoder_inputs(bare(model), inputs, labels)
     logits: Tensor = model(**inputs, return_dict=True).logits  # [B, T, V]
-    return logits
+    return logits if positions is None else at_positions(logits, positions)
 
 
 class _State:
@@ -190,12 +211,24 @@ class _State:
         """The labels, aligned with the positions that predict them, [B, T]."""
         return shifted(labels) if self.shift else labels
 
-    def packing(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Packing | None:
-        """Where the texts of packed rows are. Labels are aligned with the positions that predict them, [B, T]."""
-        if all(part.by_position for part in self.loss.loss_fn.parts):
-            return None  # it would not matter
+    def labelled(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Labelled:
+        """Which positions have labels, and the texts that these form.
+
+        Prompts have no labels, so for a decoder-only model only positions with a label go through the head. Finding
+        them reads four numbers on the host, which compiled or captured code cannot do.
+
+        Args:
+            model: the bare model.
+            inputs: the arguments of its forward.
+            labels: aligned with the positions that predict them, [B, T].
+        """
         causal = not getattr(model.config, "is_encoder_decoder", False)
-        return packing_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
+        segments = None  # [B, T]
+        if not all(part.by_position for part in self.loss.loss_fn.parts):  # otherwise texts would not matter
+            segments = segments_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
+        if causal and labels.numel() and not _is_traced(labels):
+            return labelled(labels, segments)
+        return Labelled(None, None if segments is None else packing(labels, segments))
 
     def watch(self, head: Module | None) -> None:
         """Hook this head instead of the previous one. Our hook runs last, so it captures what the head really gets."""
@@ -240,11 +273,15 @@ class _State:
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
         loss_fn = self.objective(model, inputs)
+        places = inputs.pop(POSITIONS, None)  # [S, T]
         candidates = candidate_rows(model, inputs, labels, decoder_inputs)
         _refuse_router_loss(model, inputs)
-        if aligned is None:
-            aligned = self.aligned(labels)  # [B, T]
-        packed = self.packing(model, inputs, aligned)
+        asks_for_router_loss = _asks_for_router_loss(model, inputs)
+        if places is not None:
+            positions, packed, aligned = None, None, labels  # [S, T]
+        else:
+            aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
+            positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
         if getattr(model.config, "is_encoder_decoder", False):
             _add_decoder_inputs(model, inputs, labels, candidates)
@@ -256,16 +293,28 @@ class _State:
             fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
         compared: CandidateStats | None = None
         if candidates is not None:
-            made, others = candidates.split(made, labels.shape[-1])  # [B, T, …], [B·K, T', …]
+            made, others = candidates.split(made, labels.shape[-1], places)  # [B, T, …], [B·K, T', …]
             compared = candidates.stats(_label_logp(loss_fn, others, candidates.labels.flatten(0, 1), head))
+        elif places is not None:
+            made = at_positions(made, places)  # [S, T, …]
         if head is None:
             fields["logits"] = made
-            score: Any = functools.partial(loss_fn, made, candidates=compared)
+            score = functools.partial(loss_fn.with_parts, made, candidates=compared)
         else:
-            score = functools.partial(loss_fn.from_hidden, made, **head._asdict(), candidates=compared)
+            if positions is not None:
+                positions = positions.to(made.device)  # [N]
+            score = functools.partial(
+                loss_fn.from_hidden_with_parts, made, **head._asdict(), candidates=compared, positions=positions
+            )
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
-        loss = self.loss(score, aligned.to(made.device), packed, **counts)
+        aligned = aligned.to(made.device)  # [B, T]
+        loss = self.loss(score, aligned, packed, **counts)  # []
+        if asks_for_router_loss:
+            given = next(
+                (counts[name] for name in ("num_tokens", "num_items_in_batch") if counts[name] is not None), None
+            )
+            loss = loss + _router_loss(model, outputs, aligned, given)
         self.ran.note(loss)
         replaced = type(outputs)(**{**fields, "loss": loss})
         if wants_dict is None:
@@ -303,6 +352,11 @@ class _State:
                 raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
                 self.checked = hooks
         return outputs, hidden.to(head.weight.device), head
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether this code is compiled or captured, so that nothing can be read on the host."""
+    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _known_state(model: Module) -> _State:
@@ -419,12 +473,36 @@ def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
 
 
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
-    asked = inputs.get("output_router_logits")
-    if getattr(model.config, "output_router_logits", False) if asked is None else asked:
+    """Refuse a router's loss if the model does not return it, as encoder-decoders of experts do not."""
+    if _asks_for_router_loss(model, inputs) and _router_weight(model) is None:
         raise UserError(
             f"{type(model).__name__} adds the loss of its router if `output_router_logits` is on, and attach would "
             "drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
         )
+
+
+def _asks_for_router_loss(model: Any, inputs: Mapping[str, Any]) -> bool:
+    asked = inputs.get("output_router_logits")
+    return bool(getattr(model.config, "output_router_logits", False) if asked is None else asked)
+
+
+def _router_weight(model: Any) -> float | None:
+    """The weight of the ``aux_loss`` of a decoder-only mixture of experts."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return None
+    weights = (getattr(model, name, None) for name in ("router_aux_loss_coef", "aux_loss_coef"))
+    return next((float(weight) for weight in weights if weight is not None), None)
+
+
+def _router_loss(model: Any, outputs: Outputs, labels: Tensor, num_tokens: Any) -> Tensor | float:
+    """What a router adds to the loss: in a step of several micro-batches, weighted by its share of the labels."""
+    loss: Tensor | None = outputs.get("aux_loss")  # []
+    if loss is None:
+        return 0.0
+    if num_tokens is not None:
+        counted = (labels != IGNORE_INDEX).sum()  # []
+        loss = loss * (counted / num_tokens).to(loss.device)
+    return loss * float(_router_weight(model) or 0.0)
 
 
 def _label_logp(loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
-from ngramloss.stats import IGNORE_INDEX, CandidateStats
+from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions
 
-KEYS = ("candidates", "candidate_inputs", "gains")
+KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains")
 """What a batch with candidates has besides the inputs of a model."""
 FOR_ONE_TEXT = ("decoder_attention_mask", "decoder_inputs_embeds", "decoder_position_ids")
 """Inputs of a decoder that are not known for the candidates."""
@@ -26,15 +26,18 @@ NOT_CAUSAL = ("prophetnet",)
 class CandidateRows(NamedTuple):
     """The candidates of a batch: K texts for each source, of which some may be absent.
 
-    In the decoder, row b·(1 + K) is the reference of source b, and the K rows after it are its candidates.
+    In the decoder of an encoder-decoder, row b·(1 + K) is the reference of source b, and the K rows after it are its
+    candidates. The rows of a decoder-only model have prompts and texts already, in any order.
     """
 
     labels: Tensor
     """Ids, −100 where they do not count. A candidate without ids is absent, [B, K, T']."""
-    inputs: Tensor
-    """What the decoder reads to predict them, [B, K, T']."""
+    inputs: Tensor | None
+    """What the decoder of an encoder-decoder reads to predict them, [B, K, T']."""
     gains: Tensor
     """What each candidate scores against the reference, [B, K]."""
+    positions: Tensor | None
+    """Indices of the positions of a decoder-only model that predict them, [B, K, T']."""
 
     def beside(self, references: Tensor, pad: int) -> Tensor:
         """The decoder's input with a row for each text; ``references`` are the rows of the references, [B, T].
@@ -42,21 +45,25 @@ class CandidateRows(NamedTuple):
         Returns:
             [B·(1 + K), T''], of which T'' is the longer one of T and T'.
         """
+        assert self.inputs is not None
         length = max(references.shape[-1], self.inputs.shape[-1])
         texts = (references.unsqueeze(1), self.inputs)  # [B, 1, T], [B, K, T']
         filled = [F.pad(ids, (0, length - ids.shape[-1]), value=pad) for ids in texts]
         return torch.cat(filled, 1).flatten(0, 1)  # [B·(1 + K), T'']
 
-    def split(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def split(self, rows: Tensor, length: int, references: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What the model computed for each row, hidden states or logits, [B·(1 + K), T'', …].
 
         Args:
             rows: of all texts.
             length: T, the length of the references.
+            references: indices of the positions of a decoder-only model that predict the references, [B, T].
 
         Returns:
             Those of the references, [B, T, …], and of the candidates, [B·K, T', …].
         """
+        if references is not None and self.positions is not None:
+            return at_positions(rows, references), at_positions(rows, self.positions).flatten(0, 1)
         texts = rows.unflatten(0, (-1, 1 + self.labels.shape[1]))  # [B, 1 + K, T'', …]
         return texts[:, 0, :length], texts[:, 1:, : self.labels.shape[-1]].flatten(0, 1)
 
@@ -80,15 +87,15 @@ def candidate_rows(
     """Take the candidates out of a model's inputs; None if it has none.
 
     Args:
-        model: an encoder-decoder.
+        model: the bare model.
         inputs: of its forward. The keys of candidates are removed.
         references: labels, [B, T].
         decoder_inputs: (model, labels [N, T]) → the decoder's input, [N, T]. Called if the inputs have none.
     """
-    labels, ready, gains = (inputs.pop(name, None) for name in KEYS)  # [B, K, T'], [B, K, T'], [B, K]
+    labels, ready, positions, gains = (inputs.pop(name, None) for name in KEYS)  # [B, K, T'] each, [B, K]
     if labels is None:
-        if ready is not None or gains is not None:
-            raise UserError("`gains` and `candidate_inputs` belong to `candidates`, which are missing.")
+        if any(value is not None for value in (ready, positions, gains)):
+            raise UserError("the inputs have `gains` or other inputs of candidates, but `candidates` are missing.")
         return None
     if labels.ndim != 3 or len(labels) != len(references):
         raise UserError(
@@ -101,11 +108,19 @@ def candidate_rows(
             f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
             f"reference, got {actual}."
         )
-    if given := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
+    if refused := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
         raise UserError(
-            f"{given[0]} is not known for the candidates, which become rows of the decoder like the "
+            f"{refused[0]} is not known for the candidates, which become rows of the decoder like the "
             "reference. Leave it out: padding at the end needs none."
         )
+    if not getattr(model.config, "is_encoder_decoder", False):
+        if positions is None or positions.shape != labels.shape:
+            raise UserError(
+                "candidates of a decoder-only model are further rows of the batch, so it needs `label_positions`, and "
+                f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "
+                "ng.train make such batches."
+            )
+        return CandidateRows(labels, None, gains, positions)
     own = inputs.get("decoder_input_ids")  # [B, T]
     if own is not None and own.shape != references.shape:
         raise UserError(
@@ -113,7 +128,7 @@ def candidate_rows(
         )
     if ready is None:
         ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)  # [B, K, T']
-    return CandidateRows(labels, ready, gains)
+    return CandidateRows(labels, ready, gains, None)
 
 
 def without_candidates(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,11 +139,6 @@ def without_candidates(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def decoder_that_repeats(model: Any) -> Module:
     """The decoder of a model, which can get several rows for each source. Raises if the model has none."""
     name = type(model).__name__
-    if not getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(
-            f"candidates need an encoder-decoder, which reads a source once for all of them; {name} is "
-            "not one. Leave out the terms that compare candidates."
-        )
     if model.config.model_type in NOT_CAUSAL:
         raise UserError(
             f"{name} gives a text another probability if padding follows it, so candidates of different "
@@ -150,5 +160,5 @@ def repeat_sources(decoder: Module, args: Any, kwargs: dict[str, Any]) -> tuple[
         return None
     times = ids.shape[0] // hidden.shape[0]
     names = ("encoder_hidden_states", "encoder_attention_mask")
-    given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
-    return args, {**kwargs, **{name: value.repeat_interleave(times, 0) for name, value in given.items()}}
+    encoded = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+    return args, {**kwargs, **{name: value.repeat_interleave(times, 0) for name, value in encoded.items()}}

@@ -33,10 +33,10 @@ def diagnostics(
     try:
         with torch.no_grad(), autocast():
             labels, packed = aligned_labels(model, rows), aligned_packing(model, rows)
-            found = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed)
+            values = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed)
     finally:
         model.train(was_training)
-    return {name: value.item() for name, value in found.items()}
+    return {name: value.item() for name, value in values.items()}
 
 
 def _first_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -78,10 +78,10 @@ class LogParts(TrainerCallback):
         loss_fn = attached_loss(model)
         if call.parts.keys() != {part.name for part in loss_fn.parts}:
             loss_fn = loss_fn.without_candidates()
-        counts = loss_fn.counts(call.labels, call.packed).float()  # [parts]
-        given = {"token": call.num_tokens, "sequence": call.num_sequences}
+        counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
+        denominators = {"token": call.num_tokens, "sequence": call.num_sequences}
         for part, count in zip(loss_fn.parts, counts.unbind(), strict=True):
-            divisor = count if given[part.per] is None else given[part.per]
+            divisor = count if denominators[part.per] is None else denominators[part.per]
             value = torch.stack([call.parts[part.name] * divisor, count])  # [2]
             self._evaluated[part.name] = self._evaluated.get(part.name, 0) + value
 

@@ -13,22 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.stats import Packing, check_segments, packing
+from ngramloss.stats import check_segments
 from ngramloss.stats.segments import boundaries, number_of_texts, turns
 
 Unit = Literal["documents", "turns"]
 """What is a text of its own."""
 KEY = "segments"
 """The name of segments in a batch. A model does not take it."""
+POSITIONS = "label_positions"
+"""The name of the positions that predict the labels, if a batch knows them. A model does not take it."""
 
 
-def packing_of_batch(
+def segments_of_batch(
     inputs: Mapping[str, Any], labels: Tensor, *, causal: bool, shift: bool, texts: Unit = "documents"
-) -> Packing | None:
-    """Where the texts of a batch are; None if every row is one text.
+) -> Tensor | None:
+    """The text of each label of a batch, [B, T]; None if every row is one text.
 
-    ``segments`` in the batch belong to the labels as passed. Whatever else tells documents apart belongs to the input
-    tokens, and is read for decoder-only models only. The first token of a document is predicted from another document,
+    ``segments`` in the batch belong to the labels as passed. All other keys that mark documents belong to the input
+    tokens, and are read for decoder-only models only. The first token of a document is predicted from another document,
     so its label belongs to no text, unless the document is the first of its row.
 
     Args:
@@ -49,9 +51,7 @@ def packing_of_batch(
         segments = None if documents is None else predicted(documents)
     if texts == "turns":
         segments = turns(labels, segments)  # [B, T]
-    if segments is None or not labels.numel():
-        return None
-    return packing(labels, segments)
+    return segments if labels.numel() else None
 
 
 def check_unit(texts: object) -> None:
@@ -132,7 +132,7 @@ READERS: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "position_ids": _from_positions,
     "attention_mask": _from_mask,
 }
-"""Key of a batch → the documents that it tells apart, if it can."""
+"""Key of a batch → where it marks documents, if it does."""
 
 
 def _rows(name: str, numbers: Tensor, labels: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _rows(name: str, numbers: Tensor, labels: Tensor) -> Tensor:
     if numbers.ndim != 2 or numbers.shape[1] != labels.shape[1] or len(numbers) not in (1, len(labels)):
         raise UserError(
             f"`{name}` of shape {list(numbers.shape)} does not fit labels of shape {list(labels.shape)}, so the "
-            f"documents of a packed row cannot be told apart. Pass `{name}` with one number for each token, or "
+            f"documents of a packed row cannot be found. Pass `{name}` with one number for each token, or "
             "`segments` in the shape of the labels."
         )
     return numbers.expand(labels.shape)  # [B, T]

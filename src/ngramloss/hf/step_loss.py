@@ -16,9 +16,9 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
 from ngramloss.hf.heads import bare
-from ngramloss.hf.segments import KEY, Unit, check_unit, packing_of_batch
-from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, Packing
+from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
+from ngramloss.loss import JointLoss, Loss
+from ngramloss.stats import IGNORE_INDEX, Packing, packing
 from ngramloss.terms import Term
 
 Outputs = Any
@@ -37,7 +37,7 @@ def compute_loss_func(
 
     Args:
         objective: as in :class:`JointLoss`.
-        model: the model that is trained. A hook on its forward sees how the documents of packed rows are told apart,
+        model: the model that is trained. A hook on its forward sees where the documents of packed rows are,
             which the trainer does not pass on. Without it rows must not be packed.
         shift: whether position t predicts label t + 1. By default it is derived from the type of the outputs: no for
             an encoder-decoder, yes for a causal model.
@@ -151,7 +151,7 @@ class StepLoss:
 
     def __call__(
         self,
-        score: Callable[..., tuple[Tensor, dict[str, Tensor]]],
+        score: Callable[..., Loss],
         labels: Tensor,
         packed: Packing | None = None,
         *,
@@ -174,7 +174,7 @@ class StepLoss:
             num_sequences = real.any(-1).sum() * items / tokens  # []
         num_tokens = num_items_in_batch if num_tokens is None else num_tokens
         counts = {"num_tokens": num_tokens, "num_sequences": num_sequences}
-        loss, parts = score(labels=labels, segments=packed, return_parts=True, **counts)
+        loss, parts = score(labels=labels, segments=packed, **counts)
         self._remember(LastCall(parts, labels, packed, **counts))
         return loss
 
@@ -252,6 +252,7 @@ def _loss_of_outputs(
         loss.warn_of_unseen_packing()
     packed = None
     if any(not part.by_position for part in loss.loss_fn.parts):
-        packed = packing_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)
-    score: Any = functools.partial(loss.loss_fn, logits)
+        segments = segments_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)  # [B, T]
+        packed = None if segments is None else packing(aligned, segments)
+    score = functools.partial(loss.loss_fn.with_parts, logits)
     return loss(score, aligned, packed, num_items_in_batch=num_items_in_batch)

@@ -31,7 +31,7 @@ class NgramTrainer(Seq2SeqTrainer):
     returns ``eval_loss`` (the objective), ``eval_ce`` and every other term as exact means over the data set.
 
     For terms that compare candidates, such as ``rank``, training rows have ``candidates``, lists of ids, and ``gains``;
-    :class:`Padder` makes batches of them. Rows for evaluation may be without; then all of this is of the other terms.
+    :class:`Padder` makes batches of them. Rows for evaluation may have none; then only the other terms are evaluated.
 
     Args:
         model: a Hugging Face model. The objective is attached to it.

@@ -96,17 +96,17 @@ def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None) 
         lines: as in :class:`Gain`.
 
     Raises:
-        UserError: there is no such metric or score, it lacks something, or its values are no gains.
+        UserError: there is no such metric or score, it lacks something, or its values are not gains.
     """
     metric = metric_of(name)
     scores = MEANS.get(name) or (name,)
     if metric == name and not set(scores) <= set(scores_of(metric)):
         better = [score for score, about in scores_of(metric).items() if about.better == "higher"]
         which = f"Choose one of its scores: {', '.join(better)}." if better else _OTHER
-        raise UserError(f"--metric {name} is no single score. {which}")
+        raise UserError(f"--metric {name} is not a single score. {which}")
     for score in scores:
         if scores_of(metric)[score].better != "higher":
-            raise UserError(f"--metric {name}: higher values of {score} are not better, so it is no gain. {_OTHER}")
+            raise UserError(f"--metric {name}: higher values of {score} are not better, so it is not a gain. {_OTHER}")
     if needed := METRICS[metric].packages_needed:
         raise UserError(f"--metric {name} {needed}.")
     checked = checked_options(metric, options)
@@ -140,7 +140,7 @@ def gains_of(
 ) -> list[list[float]]:
     """The gain of each candidate of each example, 0 to 1.
 
-    Several references are the metric's own affair: ROUGE takes the best of them, BLEU and chrF count n-grams of all.
+    Several references are used as the metric does: ROUGE takes the best of them, BLEU and chrF count n-grams of all.
 
     Args:
         gain: the metric.

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ngramloss.data import Example
-from ngramloss.metrics.registry import METRICS, scores_of
-from ngramloss.metrics.scores import Scores, check_scores
-from ngramloss.plugins import call
+from ngramloss.metrics.registry import METRICS, compute_scores
+from ngramloss.metrics.scores import Scores
 
 
 def scores_on(name: str, examples: Sequence[Example], texts: Sequence[str], options: Mapping[str, Any]) -> Scores:
@@ -18,12 +17,7 @@ def scores_on(name: str, examples: Sequence[Example], texts: Sequence[str], opti
         Absent: the metric lacks something.
         UserError: it returned something else than its scores.
     """
-    metric, given = METRICS[name], _read(examples, texts)
-    unwatched = {"progress": lambda _: None} if metric.shows_progress else {}
-    columns = (given[column] for column in metric.reads)
-    scores: Scores = call("metric", name, metric.load(), *columns, **options, **unwatched)
-    check_scores(name, scores, list(scores_of(name)), len(examples))
-    return scores
+    return compute_scores(name, _read(examples, texts), options, documents=len(examples))
 
 
 def notes_on_references(name: str, examples: Sequence[Example], options: Mapping[str, Any]) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.scores import Scores
-from ngramloss.plugins import Registry, first_doc_line, load_function
+from ngramloss.metrics.scores import Scores, check_scores
+from ngramloss.plugins import Registry, call, first_doc_line, load_function
 from ngramloss.settings import Setting, nearest
 from ngramloss.version import installed
 
@@ -83,11 +83,6 @@ class Metric:
             return ""
         wanted = f"'ngramloss[{self.extra}]'" if self.extra else " ".join(missing)
         return f"needs the package {', '.join(missing)}: pip install {wanted}"
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether the function takes ``progress``."""
-        return "progress" in signature(self.load()).parameters
 
 
 VITC = "tals/albert-xlarge-vitaminc-mnli"
@@ -279,6 +274,35 @@ METRICS: Registry[Metric] = Registry("metric", Metric, _BUILTIN)
 def scores_of(name: str) -> Mapping[str, Score]:
     """The scores that a metric may return."""
     return METRICS.entry(name).scores or {name: Score(name)}
+
+
+def compute_scores(
+    name: str,
+    texts: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    documents: int,
+    progress: Callable[[int], object] = bool,
+) -> Scores:
+    """Call a metric, and check what it returns.
+
+    Args:
+        name: of the metric.
+        texts: those that metrics may read; it gets those that it does.
+        options: of the metric.
+        documents: how many there are.
+        progress: called with the number of documents done since the last call, if the metric reports it.
+
+    Raises:
+        Absent: the metric lacks something.
+        UserError: it returned something else than its scores.
+    """
+    metric = METRICS[name]
+    function = metric.load()
+    more = {"progress": progress} if "progress" in signature(function).parameters else {}
+    scores: Scores = call("metric", name, function, *(texts[text] for text in metric.reads), **options, **more)
+    check_scores(name, scores, list(scores_of(name)), documents)
+    return scores
 
 
 def score_owners(metrics: Iterable[str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +10,13 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.hf.heads import bare
 from ngramloss.models.languages import codes
+from ngramloss.output.console import logger
 
 EOS_STARTS = ("m2m_100", "nllb-moe")
 """Models whose decoder starts with the token that ends a text, even if their configuration does not say so."""
 
 
-def align_start(model: Any, tokenizer: Any, *, name: str, training: bool, say: Callable[[str], None]) -> None:
+def align_start(model: Any, tokenizer: Any, *, name: str, training: bool) -> None:
     """Set the tokens that generation begins with to those that training begins with.
 
     Training derives the decoder's first input from the labels, and each family of models does it in its own way: mBART
@@ -28,7 +28,6 @@ def align_start(model: Any, tokenizer: Any, *, name: str, training: bool, say: C
         tokenizer: its tokenizer, set to its languages if it has any.
         name: the model's name, for messages.
         training: whether the model is trained here; then labels must tell the decoder the target language.
-        say: called with a line for each token of ``generation_config`` that is changed.
     """
     model = bare(model)
     _complete_config(model, tokenizer, name)
@@ -46,14 +45,14 @@ def align_start(model: Any, tokenizer: Any, *, name: str, training: bool, say: C
     config = model.generation_config
     begun = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
     if begun != start:
-        say(
+        logger.info(
             f"generation will start with {_shown(tokenizer, start)}, as training does, and not with "
             f"{_shown(tokenizer, begun)}, as the settings of {name} say."
         )
     config.decoder_start_token_id = start
     forced = config.forced_bos_token_id
     if forced is not None and forced != first and before is not None:
-        say(
+        logger.info(
             f"the first generated token will be {_shown(tokenizer, first)}, as in training, and not "
             f"{_shown(tokenizer, forced)}, as the settings of {name} say."
         )

@@ -33,10 +33,10 @@ def set_languages(tokenizer: Any, source: str, target: str, *, model: str) -> No
         model: the model's name, for messages.
     """
     known = codes(tokenizer)
-    given = {"data.source_language": source, "data.target_language": target}
+    settings = {"data.source_language": source, "data.target_language": target}
     if not known:
         if source or target:
-            key, code = next((key, code) for key, code in given.items() if code)
+            key, code = next((key, code) for key, code in settings.items() if code)
             raise UserError(
                 f"{key}: the tokenizer of {model} has no languages, so {code!r} means nothing to it. Leave "
                 "the setting out; columns are chosen with data.source and data.target."

@@ -1,4 +1,4 @@
-"""a recipe's model section → a Hugging Face encoder-decoder and its tokenizer, loaded or created from scratch."""
+"""a recipe's model section → a Hugging Face model that writes text, loaded or from scratch, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
 
     Args:
         settings: the model section of a recipe.
-        tokenizer: the model's tokenizer.
+        tokenizer: the model's tokenizer. That of a decoder-only model gets its end token for padding, if it has none.
         trust_remote_code: whether code that comes with the model may run; only the caller decides this, never a file.
     """
     if settings.name == "scratch":
         return from_scratch(settings, tokenizer)
-    from transformers import AutoModelForSeq2SeqLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config = load_config(settings, trust_remote_code=trust_remote_code)
+    kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # or transformers asks the hub to convert a .bin
     with _explained(settings.name, "model"):
         _check_indices(Path(settings.name))
-        model, loaded = AutoModelForSeq2SeqLM.from_pretrained(
+        model, loaded = kind.from_pretrained(
             settings.name,
             config=config,
             dtype=torch.float32,
@@ -52,6 +53,8 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
         )
         if missing := sorted(loaded["missing_keys"]):
             raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
+        if is_causal(config):
+            _pad(model, tokenizer)
         check_settings(model)
         try_out(model)
     return model
@@ -69,34 +72,75 @@ def _check_indices(folder: Path) -> None:
                     raise UserError(f"{path.name} names {name!r}, which is not a {suffix} file in the same folder")
 
 
-INSTEAD = {
-    "train": 'Train a decoder-only model in your own trainer, with ng.attach(model, "ce + matches(2)"): docs/adopt.md.',
-    "generate": "Generate with the program that runs your model, write a line with id and prediction for each "
-    "document, and score that file: ngramloss score FILE --references FILE (docs/score.md).",
-    "candidates": "The terms that compare candidates train only encoder-decoders, too. To train a decoder-only model "
-    "on its references, use ng.attach in your own trainer: docs/adopt.md.",
-}
-"""Command → what to do with a model that is no encoder-decoder."""
+def _pad(model: Any, tokenizer: Any) -> None:
+    """Give a decoder-only model and its tokenizer an id for padding. Which one it is does not matter: padding is masked
+    by its place, never by its id."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise UserError("its tokenizer has neither a padding token nor one for the end of a text; it needs one")
+        tokenizer.pad_token = tokenizer.eos_token
+    for config in (model.config, model.generation_config):
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = tokenizer.pad_token_id
+
+
+def is_causal(config: Any) -> bool:
+    """Whether a configuration is that of a decoder-only model, which reads a prompt and writes on."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING as MASKED
+
+    if getattr(config, "is_encoder_decoder", False):
+        return False
+    if type(config) in CAUSAL:  # BERT is among them: as a decoder, which it is only if it says so
+        return type(config) not in MASKED or bool(getattr(config, "is_decoder", False))
+    return "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+
+
+def stop_ids(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> list[int]:
+    """The ids at which a decoder-only model stops: those of its generation settings, or its tokenizer's end token."""
+    found = None
+    if settings.name != "scratch":
+        from transformers import GenerationConfig
+
+        options = _loading(settings, trust_remote_code)
+        config = load_config(settings, trust_remote_code=trust_remote_code)
+        with _explained(settings.name, "model"):
+            try:
+                generation = GenerationConfig.from_pretrained(
+                    settings.name, revision=options["revision"], local_files_only=options["local_files_only"]
+                )
+            except OSError:  # it has no file of them
+                generation = GenerationConfig.from_model_config(config)
+        found = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    found = tokenizer.eos_token_id if found is None else found
+    if found is None:
+        raise UserError(
+            f"{settings.name} has no token that ends a text. Set eos_token_id in its generation_config.json."
+        )
+    return list(found) if isinstance(found, list | tuple) else [int(found)]
 
 
 def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str = "train") -> Any:
-    """Load the configuration of a model that is not created from scratch. It must be an encoder-decoder.
+    """Load the configuration of a model, which must write text; of one from scratch, that of its family.
 
     Args:
         settings: the model section of a recipe.
         trust_remote_code: as in :func:`load`.
-        verb: the command that needs it, one of ``INSTEAD``.
+        verb: the command that needs it, for the message.
     """
     from transformers import AutoConfig
 
+    if settings.name == "scratch":
+        return AutoConfig.for_model(_family(settings))
     with _explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **_loading(settings, trust_remote_code))
         if not trust_remote_code:
             _refuse_foreign_kernels(config)
-    if not getattr(config, "is_encoder_decoder", False):
+    if not getattr(config, "is_encoder_decoder", False) and not is_causal(config):
         raise UserError(
-            f"{settings.name} is not an encoder-decoder (its type is {config.model_type}), and ngramloss {verb} runs "
-            f"only those. {INSTEAD[verb]}"
+            f"{settings.name} writes no text (its type is {config.model_type}): ngramloss {verb} needs an "
+            "encoder-decoder, such as facebook/bart-base, or a decoder-only model, such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct."
         )
     return config
 
@@ -133,12 +177,7 @@ def _refuse_foreign_kernels(config: Any) -> None:
 
 
 def load_tokenizer(
-    settings: Model,
-    texts: Callable[[], Iterable[str]],
-    fingerprint: str,
-    *,
-    trust_remote_code: bool = False,
-    say: Callable[[str], None] = print,
+    settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False
 ) -> tuple[Any, Path | None]:
     """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
 
@@ -147,7 +186,6 @@ def load_tokenizer(
         texts: returns the texts to train a tokenizer on.
         fingerprint: of those texts; a tokenizer for the same content and settings is read from the cache.
         trust_remote_code: as in :func:`load`.
-        say: shows a message to the user, if the cache is damaged.
     """
     from transformers import AutoTokenizer
 
@@ -165,7 +203,7 @@ def load_tokenizer(
     def fill(partial: Path) -> None:
         train_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
 
-    cached_folder(folder, fill, what="tokenizer cache", say=say)
+    cached_folder(folder, fill, what="tokenizer cache")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
 
 
@@ -203,21 +241,23 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
 
     With ``copying``, the value and output projections of cross-attention start as the identity. t5 is refused, because
     its inner width may differ. Positions start as sinusoids in bart and mbart; m2m100, pegasus and marian always have
-    fixed sinusoids. ``init_std`` applies to all except t5, which scales each matrix by its size.
+    fixed sinusoids. ``init_std`` applies to all except t5, which scales each matrix by its size. llama is decoder-only:
+    it has ``decoder_layers`` alone, and no dropout.
     """
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     start = tokenizer.pad_token_id if settings.architecture == "t5" else tokenizer.eos_token_id
     ids = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
-        "decoder_start_token_id": start,
         "vocab_size": len(tokenizer),
     }
-    family = {"m2m100": "m2m_100"}.get(settings.architecture, settings.architecture)
-    config = AutoConfig.for_model(family, **ids, **_sizes(settings))
-    model = AutoModelForSeq2SeqLM.from_config(config)  # type: ignore[no-untyped-call]
+    if settings.architecture != "llama":
+        ids["decoder_start_token_id"] = start
+    config = AutoConfig.for_model(_family(settings), **ids, **_sizes(settings))
+    kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
+    model = kind.from_config(config)
     if settings.copying:
         _open_copying_path(model)
         _order_positions(model, settings.init_std)
@@ -243,7 +283,24 @@ def prepare_generation(model: Any, settings: Generation) -> None:
     model.generation_config.update(**generation_changes(settings))
 
 
+def _family(settings: Model) -> str:
+    """The architecture of a model from scratch as transformers spells it."""
+    return {"m2m100": "m2m_100"}.get(settings.architecture, settings.architecture)
+
+
 def _sizes(settings: Model) -> dict[str, Any]:
+    if settings.architecture == "llama":
+        return {
+            "hidden_size": settings.width,
+            "num_hidden_layers": settings.decoder_layers,
+            "num_attention_heads": settings.heads,
+            "num_key_value_heads": settings.heads,
+            "head_dim": settings.width // settings.heads,
+            "intermediate_size": settings.feed_forward,
+            "initializer_range": settings.init_std,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        }
     if settings.architecture == "t5":
         return {
             "d_model": settings.width,

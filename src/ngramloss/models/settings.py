@@ -35,14 +35,14 @@ NUMBERS = {
     "length_penalty": Setting(kind=float, least=-64, most=64),
 }
 """Settings of a generation_config that are numbers, or nothing."""
-LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
+LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
 """Settings of a config that are numbers of layers. A negative one would be a model without layers."""
 
 
 def check_settings(model: Any) -> None:
     """Raise if a token id or a setting of generation is of a wrong type or out of bounds.
 
-    Libraries check few of them when they read the files, and fail later with other words.
+    Libraries check few of them when they read the files, and fail later with messages that do not name the setting.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if getattr(model.config, "pad_token_id", None) is None:
@@ -75,4 +75,5 @@ def try_out(model: Any) -> None:
     """Compute a few logits. A configuration of wrong sizes or types fails here, and not in the middle of a job."""
     if all(weight.device.type == "cpu" and weight.numel() for weight in model.parameters()):  # not meta, nor sharded
         ids = torch.zeros(1, 2, dtype=torch.long)  # [1, 2]
-        model.eval()(input_ids=ids, decoder_input_ids=ids)  # not labels: the start token may depend on the language
+        more = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
+        model.eval()(input_ids=ids, **more)  # not labels: the start token may depend on the language

@@ -52,7 +52,7 @@ def real(labels: Tensor, n: int) -> Tensor:
     return sums((labels != IGNORE_INDEX).long(), n) == n                 # [B, S]
 
 
-def kinds(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
+def ids(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
     """Give each window of several sequences an n-gram id: windows of a row have the same id exactly if they are equal.
 
     The id of a window of a + b tokens is made from the ids of its first a and of its last b tokens, so the length at
@@ -67,61 +67,61 @@ def kinds(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
         One tensor of n-gram ids for each sequence, [B, S].
 
     Example:
-        >>> one, other = kinds(torch.tensor([[7, 8, 7]]), torch.tensor([[8, 7, 8]]), n=2)
+        >>> one, other = ids(torch.tensor([[7, 8, 7]]), torch.tensor([[8, 7, 8]]), n=2)
         >>> one == other
         tensor([[False, False]])
         >>> one == other.flip(-1)
         tensor([[True, True]])
     """
-    ids = torch.stack(sequences, dim=1)                                  # [B, sequences, T]
-    if n > ids.shape[-1]:
-        return ids[..., :0].unbind(1)
+    keys = torch.stack(sequences, dim=1)                                 # [B, sequences, T]
+    if n > keys.shape[-1]:
+        return keys[..., :0].unbind(1)
     length = 1
     if n == 1:
-        return _numbered(ids).unbind(1)
+        return _numbered(keys).unbind(1)
     while length < n:
         step = min(length, n - length)
-        ids = _numbered(ids[..., :-step] * 2**32 + ids[..., step:])      # [B, sequences, T - length - step + 1]
+        keys = _numbered(keys[..., :-step] * 2**32 + keys[..., step:])   # [B, sequences, T - length - step + 1]
         length += step
-    return ids.unbind(1)
+    return keys.unbind(1)
 
 
-def count(kind: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
+def count(ids: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
     """For each window, the number of windows in ``among``, marked by ``where``, with the same n-gram id, [B, S].
 
     Example:
-        >>> (kind,) = kinds(torch.tensor([[5, 6, 5]]), n=1)
-        >>> count(kind, among=kind, where=torch.tensor([[True, True, True]]))
+        >>> (found,) = ids(torch.tensor([[5, 6, 5]]), n=1)
+        >>> count(found, among=found, where=torch.tensor([[True, True, True]]))
         tensor([[2, 1, 2]])
     """
-    if _compares_pairs(kind):
-        return ((kind.unsqueeze(2) == among.unsqueeze(1)) & where.unsqueeze(1)).sum(-1)   # [B, S]
-    return pooled(where.long(), kind=among).gather(-1, kind)             # [B, S]
+    if _compares_pairs(ids):
+        return ((ids.unsqueeze(2) == among.unsqueeze(1)) & where.unsqueeze(1)).sum(-1)   # [B, S]
+    return pooled(where.long(), ids=among).gather(-1, ids)               # [B, S]
 
 
-def pooled(amounts: Tensor, *, kind: Tensor) -> Tensor:
+def pooled(amounts: Tensor, *, ids: Tensor) -> Tensor:
     """Sum of amounts for each n-gram id, [B, 2S], for ids of at most two sequences.
 
     On a GPU floating-point amounts are added with atomics, in no fixed order unless PyTorch is in deterministic mode.
     """
-    empty = amounts.new_zeros(kind.shape[0], 2 * kind.shape[1])          # [B, 2S]
-    return empty.scatter_add(-1, kind, amounts)                          # [B, 2S]
+    empty = amounts.new_zeros(ids.shape[0], 2 * ids.shape[1])            # [B, 2S]
+    return empty.scatter_add(-1, ids, amounts)                           # [B, 2S]
 
 
-def earlier(kind: Tensor, *, where: Tensor) -> Tensor:
+def earlier(ids: Tensor, *, where: Tensor) -> Tensor:
     """For each window, the number of earlier windows, marked by ``where``, with the same n-gram id, [B, S].
 
     Example:
-        >>> (kind,) = kinds(torch.tensor([[5, 6, 5, 5]]), n=1)
-        >>> earlier(kind, where=torch.tensor([[True, True, True, True]]))
+        >>> (found,) = ids(torch.tensor([[5, 6, 5, 5]]), n=1)
+        >>> earlier(found, where=torch.tensor([[True, True, True, True]]))
         tensor([[0, 0, 1, 2]])
     """
-    ordered, order = kind.sort(dim=-1, stable=True)                      # [B, S] each
+    ordered, order = ids.sort(dim=-1, stable=True)                       # [B, S] each
     marked = where.long().gather(-1, order)                              # [B, S]
     before = marked.cumsum(-1) - marked                                  # [B, S]
-    first = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)[:, : kind.shape[1]]   # [B, S]
-    base = before.where(first, 0).cummax(-1).values if kind.shape[1] else before   # [B, S]
-    return torch.zeros_like(kind).scatter(-1, order, before - base)      # [B, S]
+    first = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)[:, : ids.shape[1]]   # [B, S]
+    base = before.where(first, 0).cummax(-1).values if ids.shape[1] else before   # [B, S]
+    return torch.zeros_like(ids).scatter(-1, order, before - base)       # [B, S]
 
 
 def _numbered(keys: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def _compares_pairs(keys: Tensor) -> bool:
     """Whether comparing all pairs of a row is faster than sorting it.
 
     On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512). On a CPU it never gained more
-    than a tenth of a millisecond (docs/log.md has the measurements).
+    than a tenth of a millisecond (docs/dev/log.md has the measurements).
     """
     return keys.device.type != "cpu" and 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS
 

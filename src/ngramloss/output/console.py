@@ -1,7 +1,8 @@
 """results and messages → the terminal, with control characters escaped.
 
-The library reports through ``logging.getLogger("ngramloss")``. The command line calls ``show_messages``, which writes
-these messages to standard error. Names from untrusted files cannot control the terminal.
+The library reports through ``logging.getLogger("ngramloss")``, and nothing is printed unless its user configures
+logging. The command line does so with ``show_messages``, which writes the messages to standard error. Names from
+untrusted files cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from ngramloss.output import escape
 
 logger = logging.getLogger("ngramloss")
+logger.addHandler(logging.NullHandler())  # without any handler, Python would print warnings
 
 
 def print_result(result: object) -> None:
@@ -51,13 +53,3 @@ class _ToStandardError(logging.Handler):
                 print(text, file=sys.stderr)
         except Exception:
             self.handleError(record)
-
-
-def tell(sentence: object) -> None:
-    """Print a message to standard error."""
-    print(escape.for_terminal(str(sentence)), file=sys.stderr)
-
-
-def show_progress(what: str) -> None:
-    """Replace the terminal's last line by this text."""
-    print(f"\r\033[K{escape.name(what)}", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""work that takes long → a bar in a terminal, a line every thirty seconds anywhere else."""
+"""work that takes long → a bar in a terminal, a line now and then anywhere else."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, shows_messages
 
-SECONDS = 30
-"""Between two lines where standard error is no terminal."""
+SECONDS, BETWEEN_NOTES = 30, 1
+"""The least time between two lines where standard error is no terminal, and with a new note."""
 
 
 class Progress:
     """How much of some work is done. In a terminal it is a bar; in a log file, a line every thirty seconds.
 
-    A bar appears only under the command line, and only in the first process. Nothing is shown of work that takes less
-    than half a second.
+    A bar appears only under the command line, and only in the first process.
 
     Args:
         what: the work, such as "reading train".
         total: how much there is; None if nobody knows.
-        unit: what is counted.
+        unit: what is counted; empty if nothing is.
         done: how much was done before.
 
     Example:
@@ -32,8 +31,8 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None = None, *, unit: str = "documents", done: int = 0) -> None:
-        self.what, self.total, self.unit, self.done = what, total, unit, done
-        self._began = self._told = time.monotonic()
+        self.what, self.total, self.unit, self.done = escape.name(what), total, unit, done
+        self._began = self._logged = time.monotonic()
         self._before, self._note, self._bar = done, "", self._new_bar()
 
     def update(self, count: int = 1) -> None:
@@ -41,21 +40,26 @@ class Progress:
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
-        elif time.monotonic() - self._told >= SECONDS:
-            self._told = time.monotonic()
-            logger.info("%s", self)
+        else:
+            self._log(SECONDS)
 
     def note(self, text: str) -> None:
-        """Show a text beside the bar, such as the loss."""
+        """Show a text beside the bar, such as the loss; in a log file on a line, but not on two lines in a second."""
         self._note = text
         if self._bar is not None:
             self._bar.set_postfix_str(escape.name(text))
+        else:
+            self._log(0 if self.done == self.total else BETWEEN_NOTES)
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self._began
         speed = (self.done - self._before) / max(seconds, 1e-9)
         of = f" of {self.total:,}" if self.total else ""
-        left = f", {_clock((self.total - self.done) / speed)} left" if self.total and speed else ""
+        left = (
+            f", {_clock((self.total - self.done) / speed)} left"
+            if self.total and self.total > self.done and speed
+            else ""
+        )
         note = f" · {self._note}" if self._note else ""
         return f"{self.what}: {self.done:,}{of} {self.unit}{left}{note}"
 
@@ -66,14 +70,26 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
+    def _log(self, least: float) -> None:
+        """Log a line, if the last one is at least so many seconds ago."""
+        now = time.monotonic()
+        if now - self._logged >= least:
+            self._logged = now
+            logger.info(str(self))
+
     def _new_bar(self) -> Any:
         if not (shows_messages() and first_process() and sys.stderr.isatty()):
             return None
         from tqdm import tqdm
 
-        what, unit = escape.name(self.what), f" {self.unit}"
         return tqdm(
-            desc=what, total=self.total, initial=self.done, unit=unit, leave=False, delay=0.5, dynamic_ncols=True
+            desc=self.what,
+            total=self.total,
+            initial=self.done,
+            unit=f" {self.unit}",
+            bar_format=None if self.unit else "{desc}",
+            leave=False,
+            dynamic_ncols=True,
         )
 
 

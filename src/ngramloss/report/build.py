@@ -21,7 +21,6 @@ from ngramloss.scoring import paper, provenance
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
-from ngramloss.scoring.significance import Figure
 from ngramloss.scoring.systems import Aligned
 from ngramloss.scoring.tables import seed_tests, untested
 from ngramloss.storage.files import whole_rows
@@ -68,7 +67,7 @@ def build_record(
         task=_task(result),
         scores=_scores(result),
         systems=systems,
-        seeds=[_seed_group(seeds) for seeds in _shown_seeds(result)],
+        seeds=_shown_seeds(result),
         seed_notes=_seed_notes(result),
         signatures=result.signatures,
         absent=result.absent,
@@ -96,7 +95,7 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
 
 
 def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Rows of a log → name → (step, value). What is no number is left out.
+    """Rows of a log → name → (step, value). Values that are not numbers are left out.
 
     >>> curves([{"step": 1, "ce": 2.0}, {"step": 2, "ce": None, "loss": 1.5}])
     {'ce': [(1, 2.0)], 'loss': [(2, 1.5)]}
@@ -177,7 +176,7 @@ def _in_words(score: Score, task: str) -> Score:
 
 def _scores(result: Result) -> dict[str, Score]:
     described, task = result.described, _task(result)
-    return {name: _in_words(described[name], task) for name in result.figures}
+    return {name: _in_words(described[name], task) for name in result.scores}
 
 
 def _labels(result: Result) -> list[str]:
@@ -197,7 +196,7 @@ def _labels(result: Result) -> list[str]:
 
 def _system(result: Result, index: int, label: str) -> System:
     name, run = result.names[index], result.runs[index]
-    values = {score: _value(figures[index]) for score, figures in result.figures.items()}
+    values = {name: scores[index] for name, scores in result.scores.items()}
     most = result.cut_off[index].most or None
     if run is None:
         return System(name, label, values, most_tokens=most, audit=result.audit[index])
@@ -217,51 +216,20 @@ def _system(result: Result, index: int, label: str) -> System:
     )
 
 
-def _value(figure: Figure) -> record.Value:
-    low, high, difference = number(figure.low), number(figure.high), number(figure.difference)
-    comparison = (
-        None
-        if difference is None
-        else record.Comparison(
-            difference,
-            number(figure.difference_low),
-            number(figure.difference_high),
-            number(figure.p_bootstrap),
-            number(figure.p_randomisation),
-            number(figure.p_holm),
-        )
-    )
-    return record.Value(number(figure.value), low, high, comparison)
-
-
-def _seed_group(seeds: Seeds) -> record.SeedGroup:
-    values = {}
-    for score, spread in seeds.spread.items():
-        comparison = None
-        if score in seeds.against_first and is_number(seeds.against_first[score]["difference"]):
-            test = {name: number(value) for name, value in seeds.against_first[score].items()}
-            comparison = record.SeedComparison(
-                seeds.against_first[score]["difference"], test["low"], test["high"], test["p"], test["p_holm"]
-            )
-        mean, deviation, low, high = (number(spread[name]) for name in ("mean", "spread", "low", "high"))
-        values[score] = record.SeedValue(mean, deviation, low, high, comparison)
-    return record.SeedGroup(seeds.label, seeds.names, values)
-
-
 def _paper(name: str, result: Result, *, whole: bool) -> record.PaperTable:
     trained = _objectives(result)
     rows = []
     for row in paper.TABLE2[name]:
         if whole or row.objective in trained:
-            printed = _printed(result, paper.figures(name), row.scores)
+            printed = _printed(result, paper.score_names(name), row.scores)
             rows.append(record.PaperRow(row.label, printed, row.docs_per_second, row.ratio))
     return record.PaperTable(paper.TITLES[name], rows)
 
 
 def _printed(result: Result, names: Sequence[str], values: Sequence[float | None]) -> dict[str, float | None]:
     """The paper's values by our scores; None for a score that the paper does not have."""
-    known = dict.fromkeys(result.figures) | dict(zip(names, values, strict=True))
-    return {score: known[score] for score in result.figures}
+    known = dict.fromkeys(result.scores) | dict(zip(names, values, strict=True))
+    return {score: known[score] for score in result.scores}
 
 
 def _objectives(result: Result) -> dict[str, list[int]]:
@@ -289,9 +257,9 @@ def _ablations(result: Result, beside: str | None) -> list[record.Ablation]:
     The paper's values and its other rows, which are of CNN/DailyMail, stand beside its own data, or where they are
     asked for.
     """
-    nothing = dict.fromkeys(result.figures)
-    trained, names = _objectives(result), paper.figures("cnn_dailymail")[:3]
-    means: dict[str, dict[str, float | None]] = dict.fromkeys(paper.objectives("table3"), dict.fromkeys(result.figures))
+    nothing = dict.fromkeys(result.scores)
+    trained, names = _objectives(result), paper.score_names("cnn_dailymail")[:3]
+    means: dict[str, dict[str, float | None]] = dict.fromkeys(paper.objectives("table3"), dict.fromkeys(result.scores))
     means |= {objective: _means(result, systems) for objective, systems in trained.items()}
     return [
         record.Ablation(
@@ -313,15 +281,15 @@ def _ablations(result: Result, beside: str | None) -> list[record.Ablation]:
 
 def _means(result: Result, systems: Sequence[int]) -> dict[str, float | None]:
     return {
-        score: number(sum(figures[index].value for index in systems) / len(systems))
-        for score, figures in result.figures.items()
+        name: number(sum(scores[index].value for index in systems) / len(systems))
+        for name, scores in result.scores.items()
     }
 
 
 def _cases(result: Result, texts: Aligned) -> Cases:
     """Cases with every score, and with length and novelty by the same rules where they were not scored."""
     described = _scores(result)
-    columns = {name: [system[name] for system in result.documents] for name in result.figures}
+    columns = {name: [system[name] for system in result.documents] for name in result.scores}
     wanted = [LENGTH] if texts.task.documents is None else [LENGTH, NOVELTY]
     missing = [name for name in wanted if name not in columns]
     if missing:

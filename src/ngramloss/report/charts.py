@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from ngramloss.metrics.registry import Score
+from ngramloss.output.tabular import is_number
 from ngramloss.report.record import Ablation, Report, TrainingLog
 from ngramloss.report.tables import quality_and_description
 from ngramloss.terms.registry import OBJECTIVES
@@ -79,8 +80,9 @@ class Estimate(NamedTuple):
 
     label: str
     value: float
-    low: float | None
-    high: float | None
+    low: float
+    """NaN, like ``high``, if there is no interval."""
+    high: float
     runs: list[float]
 
 
@@ -139,17 +141,16 @@ def draw_results(report: Report) -> dict[str, str]:
 
 def estimates(report: Report, score: str) -> list[Estimate]:
     """The rows that are drawn: means over seeds, then systems on their own. Baselines only if there is nothing else."""
-    rows: list[tuple[str, float | None, float | None, float | None, list[float]]] = []
+    rows: list[tuple[str, float, float, float, list[float]]] = []
     for group in report.seeds:
-        over = group.values[score]
-        known = [system.values[score].value for system in report.systems if system.name in group.runs]
-        rows.append((group.label, over.mean, over.low, over.high, [value for value in known if value is not None]))
-    grouped = {name for group in report.seeds for name in group.runs}
+        spread = group.spread[score]
+        runs = [system.values[score].value for system in report.systems if system.name in group.names]
+        rows.append((group.label, spread["mean"], spread["low"], spread["high"], list(filter(is_number, runs))))
+    grouped = {name for group in report.seeds for name in group.names}
     alone = [system for system in report.systems if system.name not in grouped and not system.is_baseline]
     for system in alone or ([] if rows else report.systems):
-        one = system.values[score]
-        rows.append((system.label, one.value, one.low, one.high, []))
-    return [Estimate(label, value, low, high, runs) for label, value, low, high, runs in rows if value is not None]
+        rows.append((system.label, *system.values[score][:3], []))
+    return [Estimate(*row) for row in rows if is_number(row[1])]
 
 
 def _draw_estimates(rows: Sequence[Estimate], name: str) -> str:
@@ -160,7 +161,7 @@ def _draw_estimates(rows: Sequence[Estimate], name: str) -> str:
         ax = figure.subplots()
         ax.axvline(rows[0].value, color=_LINE, linewidth=0.8, linestyle="--")
         for place, row in enumerate(rows):
-            if row.low is not None and row.high is not None:
+            if is_number(row.low) and is_number(row.high):
                 ax.plot([row.low, row.high], [place, place], color=_colour(0), linewidth=1.4, solid_capstyle="round")
             ax.scatter(row.runs, [place] * len(row.runs), s=7, color=_INK, alpha=0.55, linewidths=0, zorder=3)
             ax.scatter([row.value], [place], s=22, color=_colour(0), linewidths=0, zorder=4)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score
+from ngramloss.output.tabular import is_number
 from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, tables
 from ngramloss.report.record import Cases, Report, System
@@ -94,7 +95,7 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
     quality, description = tables.quality_and_description(report)
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     ablations = [tables.ablation(part, report.scores) for part in report.ablations]
-    tests = [value.against_first for system in report.systems for value in system.values.values()]
+    scores = [score for system in report.systems for score in system.values.values()]
     return {
         "report": report,
         "panels": drawings.training,
@@ -110,7 +111,7 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "comparisons": tables.comparisons(report),
         "settings": tables.settings(report.systems),
         "data": _data(report.systems),
-        "randomised": any(test is not None and test.p_randomisation is not None for test in tests),
+        "randomised": any(is_number(score.p_randomisation) for score in scores),
         "style": (_HERE / "page.css").read_text(encoding="utf-8"),
         "script": script,
         "script_hash": _hash(script),
@@ -176,13 +177,13 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _case_scores(cases: Cases) -> list[tuple[str, Score, Sequence[Sequence[float | None]]]]:
-    """Every score of cases, and last the length of the reference, which is no system's."""
+    """Every score of cases, and last the length of the reference, which belongs to no system."""
     scores = [(name, cases.described[name], values) for name, values in cases.scores.items()]
     return [*scores, ("reference words", Score("words of the reference", better="neither"), [cases.reference_words])]
 
 
 def _pair(systems: Sequence[System]) -> list[int]:
-    """The two systems that are compared at first: the first that are no baselines, of two groups if possible."""
+    """The two systems that are compared at first: the first that are not baselines, of two groups if possible."""
     order = sorted(range(len(systems)), key=lambda index: systems[index].is_baseline)
     kinds = [system.group or system.objective or system.name for system in systems]
     others = sorted(order[1:], key=lambda index: kinds[index] == kinds[order[0]] or systems[index].is_baseline)

@@ -8,37 +8,11 @@ from dataclasses import dataclass, field
 from ngramloss.metrics.registry import Score
 from ngramloss.output.tabular import is_number
 from ngramloss.recipe import TASKS
+from ngramloss.scoring.results import Seeds
+from ngramloss.scoring.significance import CorpusScore
 
 LENGTH, NOVELTY = "words", "novel2"
 """Scores of metrics/shape that cases are sorted by, whatever else was scored."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How a system differs from the first in one score, over documents."""
-
-    difference: float
-    low: float | None = None
-    """Lower end of the difference's 95% interval."""
-    high: float | None = None
-    p_bootstrap: float | None = None
-    p_randomisation: float | None = None
-    """None where this test was not made."""
-    p_holm: float | None = None
-    """The larger p of the tests made, corrected for the systems compared."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """A score of one system over all documents."""
-
-    value: float | None
-    """None where no document has the score."""
-    low: float | None = None
-    """Lower end of the 95% interval."""
-    high: float | None = None
-    against_first: Comparison | None = None
-    """None for the first system, and where there is nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +34,7 @@ class System:
 
     name: str
     label: str
-    values: Mapping[str, Value]
+    values: Mapping[str, CorpusScore]
     """By the names of all scores of the report."""
     is_baseline: bool = False
     objective: str | None = None
@@ -70,7 +44,7 @@ class System:
     docs_per_second: float | None = None
     """In training."""
     most_tokens: int | None = None
-    """The most tokens that a text may have. A text with so many may be cut off."""
+    """The most tokens that a text may have. A text with this many may be cut off."""
     audit: Sequence[str] = ()
     used: Sequence[str] = ()
     """What its training used of its data, in sentences."""
@@ -78,38 +52,6 @@ class System:
     """By dotted name."""
     forced: Mapping[str, TeacherForced] = field(default_factory=dict)
     """By the id of the case."""
-
-
-@dataclass(frozen=True)
-class SeedComparison:
-    """How the mean over seeds differs from the first system's."""
-
-    difference: float
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    """None where the runs do not vary."""
-    p_holm: float | None = None
-
-
-@dataclass(frozen=True)
-class SeedValue:
-    """A score over the seeds of one system."""
-
-    mean: float | None
-    deviation: float | None = None
-    low: float | None = None
-    high: float | None = None
-    against_first: SeedComparison | None = None
-
-
-@dataclass(frozen=True)
-class SeedGroup:
-    """The runs of one system that differ in their seed alone."""
-
-    label: str
-    runs: Sequence[str]
-    values: Mapping[str, SeedValue]
 
 
 @dataclass(frozen=True)
@@ -204,11 +146,11 @@ class Report:
     made: str = ""
     """The date."""
     task: str = TASKS[0]
-    """What the texts are of the documents; the page calls them by its words."""
+    """What the texts are, such as summaries; the page calls them by its words."""
     scores: Mapping[str, Score] = field(default_factory=dict)
     """In the order of the columns."""
     systems: Sequence[System] = ()
-    seeds: Sequence[SeedGroup] = ()
+    seeds: Sequence[Seeds] = ()
     """Systems with several runs."""
     seed_notes: Sequence[str] = ()
     """What the tests over seeds compare, and which systems have none."""
@@ -238,12 +180,9 @@ class Report:
                     raise ValueError(f"{system.name!r} has texts that are cut off and no most_tokens.")
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        rows: list[System | SeedGroup | PaperRow] = [
-            *self.systems,
-            *self.seeds,
-            *(self.paper.rows if self.paper else ()),
-        ]
+        rows: list[System | PaperRow] = [*self.systems, *(self.paper.rows if self.paper else ())]
         yield from ((row.label, row.values) for row in rows)
+        yield from ((row.label, row.spread) for row in self.seeds)
         for row in (row for part in self.ablations for row in part.rows):
             yield from ((row.label, row.here), (row.label, row.paper))
 

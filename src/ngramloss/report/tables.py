@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from ngramloss.metrics.registry import Score
 from ngramloss.output import tabular
-from ngramloss.output.tabular import Cell, Head, Parts, Row, Table, chance, fixed, signed
-from ngramloss.report.record import Ablation, PaperRow, Report, SeedValue, System, Value
+from ngramloss.output.tabular import Cell, Head, Parts, Row, Table, chance, fixed, is_number, signed
+from ngramloss.report.record import Ablation, PaperRow, Report, System
+from ngramloss.scoring.tables import cell, seed_cell
 
 _SPEED = Head(
     "docs_per_second",
     "Docs/s",
     tested=False,
-    help="Documents a second as this training ran. Trainings ran at different times: only ngramloss bench compares",
+    help="Documents per second as this training ran. Trainings ran at different times: only ngramloss bench compares",
 )
 
 
@@ -116,16 +117,16 @@ def comparisons(report: Report) -> list[ComparisonRow]:
     rows = []
     for system in report.systems:
         for name, score in report.scores.items():
-            test = system.values[name].against_first
-            if test is None:
+            test = system.values[name]
+            if not is_number(test.difference):
                 continue
-            low, high = (signed(end, score.decimals) for end in (test.low, test.high))
+            low, high = (signed(end, score.decimals) for end in (test.difference_low, test.difference_high))
             rows.append(
                 ComparisonRow(
                     system.label,
                     score.label,
                     signed(test.difference, score.decimals) + tabular.mark(test.p_holm),
-                    f"{low} to {high}" if test.low is not None else "",
+                    f"{low} to {high}" if is_number(test.difference_low) else "",
                     chance(test.p_bootstrap),
                     chance(test.p_randomisation),
                     chance(test.p_holm),
@@ -153,29 +154,15 @@ def seeds(report: Report, names: Sequence[str]) -> Table:
     """Means over seeds, a row for each system; its name lists the runs. Baselines have one run."""
     scores = {name: report.scores[name] for name in names}
     baselines = [
-        Row(
-            system.name,
-            system.label,
-            [
-                Cell("1", 1),
-                *(_seed_cell(SeedValue(system.values[name].value), score.decimals) for name, score in scores.items()),
-            ],
-            "baseline",
-        )
+        Row(system.name, system.label, [Cell("1", 1), *_plain_cells(values, scores)], "baseline")
         for system in report.systems
         if system.is_baseline and not system.group
+        for values in [{name: score.value for name, score in system.values.items()}]
     ]
-    rows = [
-        Row(
-            ", ".join(group.runs),
-            group.label,
-            [
-                Cell(str(len(group.runs)), len(group.runs)),
-                *(_seed_cell(group.values[name], score.decimals) for name, score in scores.items()),
-            ],
-        )
-        for group in report.seeds
-    ]
+    rows = []
+    for group in report.seeds:
+        cells = [seed_cell(group, name, score) for name, score in scores.items()]
+        rows.append(Row(", ".join(group.names), group.label, [Cell(str(len(group.names)), len(group.names)), *cells]))
     best = _with_best([*baselines, *rows], [Score("Seeds", better="neither"), *scores.values()])
     count = len(baselines)
     return Table([Head("seeds", "Seeds", tested=False), *_heads(scores)], best[count:], best[:count])
@@ -225,57 +212,25 @@ def _head(name: str, score: Score) -> Head:
 
 def _row(system: System, scores: Mapping[str, Score]) -> Row:
     """The scores of a system, and last its speed."""
-    cells = [_cell(system.values[name], score) for name, score in scores.items()]
+    cells = [cell(system.values[name], score) for name, score in scores.items()]
     cells.append(_speed_cell(system.docs_per_second, None))
     return Row(system.name, system.label, cells, "baseline" if system.is_baseline else "system")
 
 
 def _paper_row(row: PaperRow, scores: Mapping[str, Score]) -> Row:
-    cells = [Cell(fixed(row.values[name], score.decimals), row.values[name]) for name, score in scores.items()]
+    cells = _plain_cells(row.values, scores)
     return Row(row.label, row.label, [*cells, _speed_cell(row.docs_per_second, row.ratio)], "paper")
+
+
+def _plain_cells(values: Mapping[str, float | None], scores: Mapping[str, Score]) -> list[Cell]:
+    return [
+        Cell(fixed(values[name], score.decimals), values[name] if is_number(values[name]) else None)
+        for name, score in scores.items()
+    ]
 
 
 def _speed_cell(rate: float | None, ratio: float | None) -> Cell:
     return Cell(fixed(rate, 2), rate, note="" if ratio is None else f"×{ratio:.2f}")
-
-
-def _cell(value: Value, score: Score) -> Cell:
-    digits, test = score.decimals, value.against_first
-    if value.value is None:
-        return Cell("–")
-    title = [f"{score.label} {value.value:.{digits}f}"]
-    if value.low is not None and value.high is not None:
-        title.append(f"95% interval {value.low:.{digits}f} to {value.high:.{digits}f}")
-    if test is not None:
-        title.append(f"against the first {signed(test.difference, digits)}")
-        tests = {"bootstrap": test.p_bootstrap, "randomisation": test.p_randomisation, "Holm": test.p_holm}
-        title += [f"p {chance(p)} ({name})" for name, p in tests.items() if p is not None]
-    return Cell(
-        fixed(value.value, digits),
-        value.value,
-        tabular.mark(test.p_holm) if test else "",
-        tabular.half_width(value.low, value.high, digits),
-        signed(test.difference, digits) if test else "",
-        title="; ".join(title),
-    )
-
-
-def _seed_cell(value: SeedValue, digits: int) -> Cell:
-    test, title = value.against_first, []
-    if value.low is not None and value.high is not None:
-        title.append(f"from {value.low:.{digits}f} to {value.high:.{digits}f}")
-    if test is not None and test.low is not None:
-        title.append(f"difference from {signed(test.low, digits)} to {signed(test.high, digits)}")
-    if test is not None and test.p is not None:
-        title.append(f"p {chance(test.p)}")
-    return Cell(
-        fixed(value.mean, digits),
-        value.mean,
-        tabular.mark(test.p_holm) if test else "",
-        f"±{value.deviation:.{digits}f}" if value.deviation is not None else "",
-        signed(test.difference, digits) if test else "",
-        title="; ".join(title),
-    )
 
 
 def _with_best(rows: Sequence[Row], scores: Iterable[Score]) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ngramloss.errors import UserError
 
 
-class Limits(NamedTuple):
+class LengthLimits(NamedTuple):
     """The fewest and most tokens that a text may have; 0 means no limit."""
 
     least: int = 0
@@ -28,22 +28,24 @@ class CutOff(NamedTuple):
     documents: Sequence[int] = ()
 
 
-def limits(written: str) -> Limits:
+def limits(written: str) -> LengthLimits:
     """Read ``56:142``; either end may be left out.
 
     >>> limits("11:62"), limits(":62")
-    (Limits(least=11, most=62), Limits(least=0, most=62))
+    (LengthLimits(least=11, most=62), LengthLimits(least=0, most=62))
     """
     least, colon, most = written.partition(":")
     if not colon or not all(part == "" or part.isdecimal() for part in (least, most)) or not least + most:
         raise UserError(f"limits must be written MIN:MAX, such as 56:142, got {written!r}.")
-    parsed = Limits(int(least or 0), int(most or 0))
+    parsed = LengthLimits(int(least or 0), int(most or 0))
     if parsed.most and parsed.least > parsed.most:
         raise UserError(f"limits must be written MIN:MAX, but {parsed.least} is above {parsed.most}.")
     return parsed
 
 
-def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed: Limits | None = None) -> list[str]:
+def oddities(
+    texts: Sequence[str], lengths: Sequence[int] | None = None, allowed: LengthLimits | None = None
+) -> list[str]:
     """Count empty texts, the same text for several documents, and texts outside the limits.
 
     Args:
@@ -76,10 +78,10 @@ def oddities(texts: Sequence[str], lengths: Sequence[int] | None = None, allowed
     return notes
 
 
-def cut_off(lengths: Sequence[int] | None, allowed: Limits | None) -> CutOff:
+def cut_off(lengths: Sequence[int] | None, allowed: LengthLimits | None) -> CutOff:
     """The texts whose number of tokens is the limit.
 
-    >>> cut_off([9, 62, 62], Limits(most=62))
+    >>> cut_off([9, 62, 62], LengthLimits(most=62))
     CutOff(most=62, documents=[1, 2])
     """
     if lengths is None or allowed is None or not allowed.most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FIGURES = ("rouge1", "rouge2", "rougeL", "bertscore", "wmd", "factcc", "summac_conv")
+SCORES = ("rouge1", "rouge2", "rougeL", "bertscore", "wmd", "factcc", "summac_conv")
 
 
 class Row(NamedTuple):
@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 def _others(label: str, *scores: float | None) -> Row:
-    return Row(label, "", (*scores, *[None] * (len(FIGURES) - len(scores))))
+    return Row(label, "", (*scores, *[None] * (len(SCORES) - len(scores))))
 
 
 TABLE2 = {
@@ -118,13 +118,13 @@ TABLE3 = {
 """Part of the table → rows of label, objective and (R-1, R-2, R-L)."""
 
 
-def figures(data: str) -> tuple[str, ...]:
+def score_names(data: str) -> tuple[str, ...]:
     """Our names of the columns. The paper's R-L on CNN/DailyMail is Lsum in rouge-score: see docs/results.md.
 
-    >>> figures("xsum")[2], figures("cnn_dailymail")[2]
+    >>> score_names("xsum")[2], score_names("cnn_dailymail")[2]
     ('rougeL', 'rougeLsum')
     """
-    return tuple("rougeLsum" if name == "rougeL" and data == "cnn_dailymail" else name for name in FIGURES)
+    return tuple("rougeLsum" if name == "rougeL" and data == "cnn_dailymail" else name for name in SCORES)
 
 
 def objectives(table: str) -> list[str]:

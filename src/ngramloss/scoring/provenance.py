@@ -49,7 +49,7 @@ class Run(NamedTuple):
         label: the objective, if the model trained in this folder wrote the predictions; otherwise the name of the model
             that wrote them, or of the folder.
         seed: the seed of the training.
-        kind: all settings but the seed, equal for runs that differ only in the seed; empty without a recipe.
+        setup: all settings but the seed, equal for runs that differ only in the seed; empty without a recipe.
         recipe: the training settings of the model that wrote the predictions.
         generation: the settings of ``ngramloss generate``.
         own: false if another model than the one trained in this folder wrote the predictions.
@@ -58,7 +58,7 @@ class Run(NamedTuple):
     folder: Path
     label: str
     seed: int | None
-    kind: str
+    setup: str
     recipe: dict[str, Any]
     generation: dict[str, Any]
     own: bool = True
@@ -70,7 +70,7 @@ class Run(NamedTuple):
 
     @property
     def task(self) -> str:
-        """What the texts are of the documents: one of ``TASKS``."""
+        """What the texts are, such as summaries: one of ``TASKS``."""
         return _task(self.generation)
 
     @property
@@ -90,25 +90,15 @@ def run(folder: Path) -> Run:
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    model = {key: value for key, value in _section(recipe, "model").items() if key != "trust_remote_code"}  # old
-    data = {key: value for key, value in _section(recipe, "data").items() if value}  # earlier versions lack some keys
-    search = {
-        key: value
-        for key, value in _section(recipe, "generation").items()
-        if key != "engine" and (key, value) != ("renormalize", False)
-    }  # as in earlier versions
     trained = {
         **recipe,
         "task": _task(recipe),
-        "data": data,
-        "model": model,
-        "generation": search,
-        # A warm-up of 100 steps is 100 in recipes of earlier versions and 100.0 now.
-        "train": {key: float(value) if type(value) is int else value for key, value in train.items() if key != "seed"},
+        "generation": {key: value for key, value in _section(recipe, "generation").items() if key != "engine"},
+        "train": {key: value for key, value in train.items() if key != "seed"},
     }
-    kind = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates
+    setup = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates
     name = escape.name(str(label))
-    return Run(folder, name, seed if isinstance(seed, int) else None, kind, recipe, generation, own)
+    return Run(folder, name, seed if isinstance(seed, int) else None, setup, recipe, generation, own)
 
 
 def task(folder: Path) -> str:
@@ -127,7 +117,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 
 def used(folder: Path) -> list[str]:
-    """What a training used of its data, in sentences; none if an earlier version trained it."""
+    """What a training used of its data, in sentences; none if the run does not say."""
     try:
         sentences = _json(RunFolder(folder).prepared).get("used")
     except UserError:  # damaged, and not needed for anything else

@@ -7,14 +7,23 @@ from math import isfinite, isnan
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.registry import METRICS, Metric, Score, checked_options, missing_options, score_owners, scores_of
-from ngramloss.metrics.scores import Absent, Pooled, check_scores
-from ngramloss.plugins import call
+from ngramloss.metrics.registry import (
+    METRICS,
+    Metric,
+    Score,
+    checked_options,
+    compute_scores,
+    missing_options,
+    score_owners,
+    scores_of,
+)
+from ngramloss.metrics.scores import Absent, Pooled
+from ngramloss.output.progress import Progress
 from ngramloss.scoring import provenance, score_cache, significance
-from ngramloss.scoring.audit import CutOff, Limits, cut_off, oddities
+from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.score_cache import Keyed, Saved
-from ngramloss.scoring.significance import Figure
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.scoring.systems import Aligned
 from ngramloss.storage.run_folder import Busy
 from ngramloss.version import __version__
@@ -49,7 +58,7 @@ class Result(NamedTuple):
     Attributes:
         names: the systems; the others are compared with the first.
         ids: the documents.
-        figures: name of a score → the corpus score of each system.
+        scores: name of a score → the corpus score of each system.
         documents: for each system, name of a score → the scores of its documents.
         signatures: metric → everything that can change its scores, in one line.
         absent: metric → why it could not run.
@@ -66,7 +75,7 @@ class Result(NamedTuple):
 
     names: list[str]
     ids: list[str]
-    figures: dict[str, list[Figure]]
+    scores: dict[str, list[CorpusScore]]
     documents: list[dict[str, list[float]]]
     signatures: dict[str, str]
     absent: dict[str, str]
@@ -94,9 +103,8 @@ def score_systems(
     samples: int = significance.SAMPLES,
     shuffles: int = significance.SHUFFLES,
     seed: int = significance.SEED,
-    limits: Limits | None = None,
+    limits: LengthLimits | None = None,
     count: Callable[[Sequence[str]], list[int]] | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Score every system with every metric, and compare each with the first.
 
@@ -111,14 +119,12 @@ def score_systems(
         seed: random seed of both.
         limits: the fewest and most tokens of a text; by default those of the run.
         count: texts → number of tokens of each, for systems that did not record it.
-        progress: called with a description of the next step.
     """
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
     score_owners(metrics)  # raises if two metrics use the same name
     chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
-    tell = progress or (lambda _: None)
     saved = [
         score_cache.read(folder, texts.task.ids, predictions) if folder else Saved({}, {})
         for folder, predictions in zip(texts.folders, texts.texts, strict=True)
@@ -145,7 +151,7 @@ def score_systems(
         if reason := _why_absent(name, metric, given, chosen[name]):
             absent[name] = reason
             continue
-        known, source = list(scores_of(name)), METRICS.source(name)
+        source = METRICS.source(name)
         own_hashes = {text: digest for text, digest in hashes.items() if text in metric.reads}
         for index, system in enumerate(texts.names):
             of_system = given | {"predictions": texts.texts[index]}
@@ -155,22 +161,22 @@ def score_systems(
             if before is not None and before.key == key and not before.pooled:
                 scores[index][name] = before
                 continue
-            tell(f"{name} of {system}")
             try:
-                watched = _progress(metric, f"{name} of {system}", len(texts.task.ids), tell)
-                found = call("metric", name, metric.load(), *taken.values(), **chosen[name], **watched)
+                with Progress(f"{name} of {system}", total=len(texts.task.ids)) as progress:
+                    found = compute_scores(
+                        name, taken, chosen[name], documents=len(texts.task.ids), progress=progress.update
+                    )
             except Absent as missing:
                 absent[name] = str(missing)
                 break
-            check_scores(name, found, known, len(texts.task.ids))
             scores[index][name] = Keyed(key, found, own_hashes)
         if name not in absent and (sentences := metric.notes_on(everyone, chosen[name])):
             notes[name] = sentences
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
-    tell("intervals and tests")
-    result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
+    with Progress("intervals and tests", unit=""):
+        result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
     lengths = [_lengths(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
     audit = [oddities(texts.texts[index], *known) for index, known in enumerate(lengths)]
     result = result._replace(
@@ -193,7 +199,7 @@ def _write_caches(
     for index, folder in enumerate(texts.folders):
         if folder is None or not scores[index]:
             continue
-        corpus = {name: scores_of_all[index].value for name, scores_of_all in result.figures.items()}
+        corpus = {name: corpus_scores[index].value for name, corpus_scores in result.scores.items()}
         if provenance.run(folder) != result.runs[index]:
             warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue
@@ -251,9 +257,9 @@ def _lengths(
     texts: Aligned,
     system: int,
     run: Run | None,
-    limits: Limits | None,
+    limits: LengthLimits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
-) -> tuple[list[int] | None, Limits | None]:
+) -> tuple[list[int] | None, LengthLimits | None]:
     """The number of tokens of each text of a system, and their limits. A run's folder has both."""
     counts = provenance.token_counts(run.folder) if run else {}
     lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
@@ -261,7 +267,7 @@ def _lengths(
         lengths = count(texts.texts[system])
     if limits is None and run is not None and lengths is not None:
         least, most = (run.search.get(name) for name in ("min_length", "max_length"))
-        limits = Limits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
+        limits = LengthLimits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
     return lengths, limits
 
 
@@ -271,10 +277,10 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
     Without groups, runs that differ only in the seed are a group, and other systems are left out. With groups, each
     other system is a row of its own.
     """
-    members = _groups(result, groups) if groups else _kinds(result)
+    members = _groups(result, groups) if groups else _same_setup(result)
     rows: list[Seeds] = []
     for label, systems in members:
-        runs = {name: [scores[system].value for system in systems] for name, scores in result.figures.items()}
+        runs = {name: [scores[system].value for system in systems] for name, scores in result.scores.items()}
         spread = {name: significance.over_seeds(values) for name, values in runs.items()}
         names = [result.names[system] for system in systems]
         if not rows:
@@ -285,12 +291,12 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
         against = {
             name: significance.between_seeds(
                 dict(zip(keys, values, strict=True)),
-                dict(zip(first_keys, (result.figures[name][system].value for system in first), strict=True)),
+                dict(zip(first_keys, (result.scores[name][system].value for system in first), strict=True)),
             )
             for name, values in runs.items()
         }
         rows.append(Seeds(label, names, spread, against, test))
-    for name in result.figures:
+    for name in result.scores:
         # Scores that do not vary over seeds have no p, and count as a comparison; rows without a test do not.
         chances = [
             1.0 if row.test and isnan(row.against_first[name]["p"]) else row.against_first[name]["p"]
@@ -309,17 +315,17 @@ def _groups(result: Result, groups: Sequence[str]) -> list[tuple[str, list[int]]
     return list(members.items())
 
 
-def _kinds(result: Result) -> list[tuple[str, list[int]]]:
+def _same_setup(result: Result) -> list[tuple[str, list[int]]]:
     """The label and the systems of all settings that several runs share, each with another seed."""
-    kinds: dict[str, list[int]] = {}
+    setups: dict[str, list[int]] = {}
     labels: dict[str, str] = {}
     for system, run in enumerate(result.runs):
-        if run is not None and run.kind:
-            kinds.setdefault(run.kind, []).append(system)
-            labels.setdefault(run.kind, run.label)
+        if run is not None and run.setup:
+            setups.setdefault(run.setup, []).append(system)
+            labels.setdefault(run.setup, run.label)
     return [
-        (labels[kind], systems)
-        for kind, systems in kinds.items()
+        (labels[setup], systems)
+        for setup, systems in setups.items()
         if len(systems) > 1 and len({_seed(result, system) for system in systems}) == len(systems)
     ]
 
@@ -350,17 +356,3 @@ def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Ma
             return f"needs the {text}. Give them with --{text} FILE."
     lacking = ", ".join(f"--set {name}.{option}=…" for option in missing_options(name, options))
     return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""
-
-
-def _progress(metric: Metric, what: str, total: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """The argument ``progress`` for a metric that takes it: it reports how many documents are done."""
-    if not metric.shows_progress:
-        return {}
-    done = 0
-
-    def count(documents: int) -> None:
-        nonlocal done
-        done += documents
-        tell(f"{what}: {done:,} of {total:,} documents")
-
-    return {"progress": count}

@@ -25,7 +25,7 @@ _SLACK = 1e-9
 """Differences smaller than this are rounding errors and count as ties."""
 
 
-class Figure(NamedTuple):
+class CorpusScore(NamedTuple):
     """A corpus score of one system with its interval, and its difference to the first system with p-values.
 
     Attributes:
@@ -57,7 +57,7 @@ def compare(
     samples: int = SAMPLES,
     shuffles: int = SHUFFLES,
     seed: int = SEED,
-) -> dict[str, list[Figure]]:
+) -> dict[str, list[CorpusScore]]:
     """Compare systems in every score that all of them have: name of a score → the corpus score of each system.
 
     The *paired bootstrap* (Koehn 2004) draws documents with replacement, the same ones for all systems and scores. Its
@@ -112,7 +112,7 @@ def check(*, samples: int, shuffles: int, seed: int) -> None:
             raise UserError(f"{name} must be {least} or more, got {value}.")
 
 
-def _with_holm(scores: Sequence[Figure]) -> list[Figure]:
+def _with_holm(scores: Sequence[CorpusScore]) -> list[CorpusScore]:
     """The scores with p-values corrected for several comparisons; the first system has none."""
     first, *others = scores
     larger = [
@@ -123,7 +123,7 @@ def _with_holm(scores: Sequence[Figure]) -> list[Figure]:
 
 def _corpus_scores(
     table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequence[Numbers | None]
-) -> list[Figure]:
+) -> list[CorpusScore]:
     """One score of all systems.
 
     Args:
@@ -141,7 +141,7 @@ def _corpus_scores(
     sums = [pooled.statistics.sum(0) for pooled in table]  # each [k]
     values = [float(combine(system_sums)) for system_sums in sums]
     resampled = [combine(system_sums) for system_sums in sampled]  # each [samples]
-    scores = [Figure(values[0], *_interval(resampled[0]))]
+    scores = [CorpusScore(values[0], *_interval(resampled[0]))]
     for system in range(1, len(table)):
         gap, gaps = values[system] - values[0], resampled[system] - resampled[0]
         gaps = gaps[np.isfinite(gaps)]
@@ -150,7 +150,7 @@ def _corpus_scores(
         if moved is not None:
             total = sums[0] + sums[system]  # [k]
             swapped = _chance(combine((total + moved) / 2) - combine((total - moved) / 2), gap)
-        scores.append(Figure(values[system], *_interval(resampled[system]), gap, *_interval(gaps), drawn, swapped))
+        scores.append(CorpusScore(values[system], *_interval(resampled[system]), gap, *_interval(gaps), drawn, swapped))
     return scores
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ngramloss.metrics.registry import Score
 from ngramloss.output import escape, tabular
-from ngramloss.output.tabular import Cell, Head, Row, Table
+from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, is_number, mark, signed
 from ngramloss.scoring import provenance
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
-from ngramloss.scoring.significance import Figure
+from ngramloss.scoring.significance import CorpusScore
 from ngramloss.storage.files import write_whole
 
 
@@ -33,19 +35,19 @@ def record(result: Result) -> dict[str, Any]:
     """
     systems = []
     for index, name in enumerate(result.names):
-        scores = {score: figures[index] for score, figures in result.figures.items()}
+        scores = {score: values[index] for score, values in result.scores.items()}
         run = result.runs[index]
         system: dict[str, Any] = {
             "name": name,
-            "scores": {score: number(figure.value) for score, figure in scores.items()},
-            "intervals": {score: [number(figure.low), number(figure.high)] for score, figure in scores.items()},
+            "scores": {score: number(value.value) for score, value in scores.items()},
+            "intervals": {score: [number(value.low), number(value.high)] for score, value in scores.items()},
             "signature": result.signatures,
             "audit": result.audit[index],
         }
         if run is not None:
             system |= {"label": run.label, "generation": provenance.written_by(run)}
         if index:
-            system["against_first"] = {score: _against(figure) for score, figure in scores.items()}
+            system["against_first"] = {score: _against(value) for score, value in scores.items()}
         systems.append(system)
     return {
         "systems": systems,
@@ -72,7 +74,7 @@ def table(result: Result) -> Table:
         Row(
             name,
             name,
-            [cell(figures[index], described[score].decimals) for score, figures in result.figures.items()],
+            [cell(scores[index], described[score]) for score, scores in result.scores.items()],
             _kind(result, index),
         )
         for index, name in enumerate(result.names)
@@ -83,16 +85,48 @@ def table(result: Result) -> Table:
 def heads(result: Result) -> list[Head]:
     """A head for each score, by its name."""
     described = result.described
-    return [Head(score, lower=described[score].better == "lower") for score in result.figures]
+    return [Head(score, lower=described[score].better == "lower") for score in result.scores]
 
 
-def cell(figure: Figure, decimals: int) -> Cell:
-    """A score of one system, half of its interval, and its mark."""
-    text = tabular.fixed(figure.value, decimals)
-    if not tabular.is_number(figure.value):
-        return Cell(text)
-    interval = tabular.half_width(figure.low, figure.high, decimals)
-    return Cell(text, figure.value, tabular.mark(figure.p_holm), interval)
+def cell(value: CorpusScore, score: Score) -> Cell:
+    """A score of one system with its interval, mark and difference to the first system."""
+    if not is_number(value.value):
+        return Cell("–")
+    digits, difference = score.decimals, ""
+    title = [f"{score.label} {value.value:.{digits}f}"]
+    if is_number(value.low) and is_number(value.high):
+        title.append(f"95% interval {value.low:.{digits}f} to {value.high:.{digits}f}")
+    if is_number(value.difference):
+        difference = signed(value.difference, digits)
+        tests = {"bootstrap": value.p_bootstrap, "randomisation": value.p_randomisation, "Holm": value.p_holm}
+        title.append(f"against the first {difference}")
+        title += [f"p {chance(p)} ({name})" for name, p in tests.items() if is_number(p)]
+    interval = tabular.half_width(value.low, value.high, digits)
+    return Cell(
+        fixed(value.value, digits), value.value, mark(value.p_holm), interval, difference, title="; ".join(title)
+    )
+
+
+def seed_cell(seeds: Seeds, name: str, score: Score) -> Cell:
+    """The mean of a score over seeds with its standard deviation, mark and difference to the first system's."""
+    digits, spread, test = score.decimals, seeds.spread[name], seeds.against_first.get(name, {})
+    if not is_number(spread["mean"]):
+        return Cell("–")
+    title = []
+    if is_number(spread["low"]) and is_number(spread["high"]):
+        title.append(f"from {spread['low']:.{digits}f} to {spread['high']:.{digits}f}")
+    if is_number(test.get("low")):
+        title.append(f"difference from {signed(test['low'], digits)} to {signed(test['high'], digits)}")
+    if is_number(test.get("p")):
+        title.append(f"p {chance(test['p'])}")
+    return Cell(
+        fixed(spread["mean"], digits),
+        spread["mean"],
+        mark(test.get("p_holm")),
+        f"±{spread['spread']:.{digits}f}" if is_number(spread["spread"]) else "",
+        signed(test["difference"], digits) if is_number(test.get("difference")) else "",
+        title="; ".join(title),
+    )
 
 
 def as_text(result: Result) -> str:
@@ -101,7 +135,7 @@ def as_text(result: Result) -> str:
     lines += _seed_legend(result) if result.groups else ["± half of the 95% interval over documents (bootstrap)."]
     if len(result.names) > 1 and not result.groups:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
-        swapped = any(figures[1].p_randomisation is not None for figures in result.figures.values())
+        swapped = any(scores[1].p_randomisation is not None for scores in result.scores.values())
         tests = "the paired bootstrap and in the paired randomisation" if swapped else "the paired bootstrap alone"
         lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}."]
     if _lower(result):
@@ -136,22 +170,21 @@ def as_csv(result: Result) -> str:
 
 def _lower(result: Result) -> list[str]:
     described = result.described
-    return [name for name in result.figures if described[name].better == "lower"]
+    return [name for name in result.scores if described[name].better == "lower"]
 
 
-def _against(figure: Figure) -> dict[str, Any]:
+def _against(score: CorpusScore) -> dict[str, Any]:
+    names = ("p_bootstrap", "p_randomisation", "p_holm")
     return {
-        "difference": number(figure.difference),
-        "interval": [number(figure.difference_low), number(figure.difference_high)],
-        "p_bootstrap": number(figure.p_bootstrap),
-        "p_randomisation": number(figure.p_randomisation),
-        "p_holm": number(figure.p_holm),
+        "difference": number(score.difference),
+        "interval": [number(score.difference_low), number(score.difference_high)],
+        **{name: number(getattr(score, name)) for name in names},
     }
 
 
 def _seeds(seeds: Seeds) -> dict[str, Any]:
-    def plain(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-        return {name: {key: number(value) for key, value in values.items()} for name, values in figures.items()}
+    def plain(scores: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
+        return {name: {key: number(value) for key, value in values.items()} for name, values in scores.items()}
 
     return {
         "label": seeds.label,
@@ -196,25 +229,18 @@ def _seed_table(result: Result, *, corner: str) -> Table:
     described = result.described
     rows = []
     for seeds in result.seeds:
-        cells = [
-            _seed_cell(spread, seeds.against_first.get(score), described[score].decimals)
-            for score, spread in seeds.spread.items()
-        ]
-        runs = len(seeds.names)
+        runs, cells = len(seeds.names), []
+        for name in seeds.spread:
+            shown = seed_cell(seeds, name, described[name])
+            if name in seeds.against_first and shown.value is not None:
+                test = seeds.against_first[name]
+                difference, low, high = (
+                    signed(test[part], described[name].decimals) for part in ("difference", "low", "high")
+                )
+                shown = replace(shown, note=f"{difference}, {low} to {high}" if is_number(test["low"]) else difference)
+            cells.append(shown)
         rows.append(Row(seeds.label, seeds.label, [Cell(str(runs), runs), *cells]))
     return Table([Head("runs", tested=False), *heads(result)], rows, corner=corner, intervals=True)
-
-
-def _seed_cell(spread: dict[str, float], test: dict[str, float] | None, decimals: int) -> Cell:
-    text = tabular.fixed(spread["mean"], decimals)
-    if not tabular.is_number(spread["mean"]):
-        return Cell(text)
-    interval = f"±{spread['spread']:.{decimals}f}" if tabular.is_number(spread["spread"]) else ""
-    if test is None:
-        return Cell(text, spread["mean"], interval=interval)
-    difference, low, high = (tabular.signed(test[name], decimals) for name in ("difference", "low", "high"))
-    note = f"{difference}, {low} to {high}" if tabular.is_number(test["low"]) else difference
-    return Cell(text, spread["mean"], tabular.mark(test["p_holm"]), interval, note=note)
 
 
 def _kind(result: Result, system: int) -> Literal["baseline", "system"]:

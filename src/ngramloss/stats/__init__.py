@@ -9,8 +9,11 @@ from ngramloss.stats.candidate_stats import CandidateStats as CandidateStats
 from ngramloss.stats.candidate_stats import checked_candidates as checked_candidates
 from ngramloss.stats.labels import IGNORE_INDEX as IGNORE_INDEX
 from ngramloss.stats.labels import legal_labels as legal_labels
+from ngramloss.stats.segments import Labelled as Labelled
 from ngramloss.stats.segments import Packing as Packing
+from ngramloss.stats.segments import at_positions as at_positions
 from ngramloss.stats.segments import check_segments as check_segments
+from ngramloss.stats.segments import labelled as labelled
 from ngramloss.stats.segments import packing as packing
 from ngramloss.stats.segments import unpack as unpack
 from ngramloss.stats.token_stats import LOGITS_ONLY as LOGITS_ONLY

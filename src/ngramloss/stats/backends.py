@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ngramloss.stats import head
-from ngramloss.stats.labels import legal_labels
-from ngramloss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, token_stats
+from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
+from ngramloss.stats.segments import at_positions
+from ngramloss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, rows_as_texts, token_stats
 
 BACKENDS = {
     "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
@@ -47,6 +48,7 @@ def token_stats_from_hidden(
     backend: str = "auto",
     memory: str = "fast",
     texts: Texts | None = None,
+    positions: Tensor | None = None,
 ) -> TokenStats:
     """Summarise the logits of a head: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
@@ -64,6 +66,8 @@ def token_stats_from_hidden(
         backend: ``"plain"``, ``"chunked"``, ``"fused"``, or ``"auto"`` for :func:`chosen_backend`.
         memory: ``"fast"`` or ``"lean"``; plain ignores it.
         texts: as in :func:`token_stats`.
+        positions: indices into the B·T positions, −1 where there is none, [N]: only these are computed, and all others
+            must have no label. See :func:`ngramloss.stats.labelled`.
 
     Example:
         >>> hidden, weight, labels = torch.eye(2).unsqueeze(0), torch.eye(3, 2), torch.tensor([[0, 1]])
@@ -81,13 +85,38 @@ def token_stats_from_hidden(
     labels = legal_labels(labels, hidden, weight.shape[0], check=check, guarded=guarded)
     if memory not in MEMORY:
         raise ValueError(f"memory must be one of {', '.join(MEMORY)}, got {memory!r}.")
+    if positions is not None:
+        texts = texts or rows_as_texts(labels)
+        shape = labels.shape
+        hidden, labels, texts = _gather(positions, hidden, labels, texts)   # [1, N, D], [1, N]
     if name == "plain":
         logits = head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap)   # [B, T, V]
-        return token_stats(logits, labels, needs=needs, texts=texts)
-    return head.sweep(
-        hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
-        kernels=_kernels(name), lean=memory == "lean", texts=texts,
-    )
+        stats = token_stats(logits, labels, needs=needs, texts=texts)
+    else:
+        stats = head.sweep(
+            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
+            kernels=_kernels(name), lean=memory == "lean", texts=texts,
+        )
+    return stats if positions is None else _spread(positions, stats, shape)
+
+
+def _gather(positions: Tensor, hidden: Tensor, labels: Tensor, texts: Texts) -> tuple[Tensor, Tensor, Texts]:
+    """Hidden states, labels and texts of these positions alone, [1, N, …]."""
+    index, none = positions.clamp_min(0), positions < 0                  # [N]
+    own = labels.flatten()[index].masked_fill(none, IGNORE_INDEX)        # [N]
+    owner = texts.owner.flatten()[index].masked_fill(none, -1)           # [N]
+    return at_positions(hidden, index).unsqueeze(0), own.unsqueeze(0), Texts(texts.labels, owner.unsqueeze(0))
+
+
+def _spread(positions: Tensor, stats: TokenStats, shape: torch.Size) -> TokenStats:
+    """Statistics of these positions, [1, N], where they belong, [B, T]; 0 elsewhere."""
+    place = positions.where(positions >= 0, shape.numel())               # [N], the last one is thrown away
+
+    def spread(statistic: Tensor) -> Tensor:
+        empty = statistic.new_zeros(shape.numel() + 1, *statistic.shape[2:])   # [B·T + 1, …]
+        return empty.index_copy(0, place, statistic[0])[:-1].view(*shape, *statistic.shape[2:])   # [B, T, …]
+
+    return TokenStats(**{name: spread(value) for name, value in stats._asdict().items() if value is not None})
 
 
 def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "auto") -> Choice:
@@ -142,7 +171,8 @@ def _kernels(name: str) -> head.Kernels:
 
 def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> None:
     if hidden.ndim != 3:
-        raise ValueError(f"hidden must be [B, T, D], got {list(hidden.shape)}.")
+        hint = NOT_FLATTENED.format("hidden") if hidden.ndim == 2 else ""
+        raise ValueError(f"hidden must be [B, T, D], got {list(hidden.shape)}.{hint}")
     if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(
             f"weight must be [V, D] with D = {hidden.shape[-1]} as in hidden, got {list(weight.shape)}. "

@@ -33,7 +33,8 @@ class CandidateStats(NamedTuple):
 def checked_candidates(stats: CandidateStats) -> CandidateStats:
     """The same candidates with ``logp`` in fp32 or better and the rest in its precision; 0 where there is none.
 
-    ``gain`` keeps its own precision if that is a floating-point one, because rounding could make ties.
+    The joint loss does this once, and objectives read the result. ``gain`` keeps its own precision if that is a
+    floating-point one, because rounding could make ties.
 
     Raises if a shape or dtype is wrong. Values are not checked, which would have to wait for the device.
 

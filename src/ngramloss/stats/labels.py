@@ -8,6 +8,12 @@ from torch import Tensor
 IGNORE_INDEX = -100
 """The label of a position that does not count: padding, or a masked prompt."""
 
+NOT_FLATTENED = (
+    " N-grams are read along rows, so do not flatten them: pass {0} and labels [B, T] without .view(-1, ...) or "
+    ".flatten(0, 1). For a single row, pass {0}[None] and labels[None]."
+)
+"""What to write instead of rows that are flattened, as ``F.cross_entropy`` wants them."""
+
 
 def legal_labels(
     labels: Tensor, predictions: Tensor, vocabulary: int, *, check: bool = False, guarded: bool = False
@@ -34,10 +40,13 @@ def legal_labels(
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
         raise TypeError(f"labels must be integer ids, got {labels.dtype}. Convert them with labels.long().")
     if labels.shape != predictions.shape[:2]:
+        hint = ""
+        if labels.shape == (predictions.shape[0], predictions.shape[2]):
+            hint = " F.cross_entropy takes logits [B, V, T]; pass logits.transpose(1, 2) here."
         raise ValueError(
             f"labels must have shape [B, T] = {list(predictions.shape[:2])} to match predictions of shape "
             f"{list(predictions.shape)}, got {list(labels.shape)}. Give one label for each position: "
-            "pad labels with -100, and for a decoder-only model shift them first."
+            f"pad labels with -100, and for a decoder-only model shift them first.{hint}"
         )
     labels = labels.long()                                               # [B, T]
     if guarded and not check:

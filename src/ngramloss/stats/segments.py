@@ -1,4 +1,4 @@
-"""labels and segments of packed rows → where the tokens of each text are, and statistics with one text a row."""
+"""labels, and segments of packed rows → which positions have labels, and statistics with one text a row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torch import Tensor
 from ngramloss.stats.labels import IGNORE_INDEX
 from ngramloss.stats.token_stats import Texts, TokenStats
 
-TEXTS, LENGTH = 8, 32
-"""The number of texts and the longest length are rounded up to multiples of these, so that few shapes occur."""
+TEXTS, LENGTH, POSITIONS = 8, 32, 64
+"""The number of texts, the longest length and the number of labels are rounded up to multiples of these, so that few
+shapes occur."""
+MOST_LABELLED = 0.9
+"""If a larger share of the positions has a label, gathering those that have one saves nothing."""
 
 
 class Packing(NamedTuple):
@@ -36,6 +39,33 @@ class Packing(NamedTuple):
         return self.position[:, 0] // self.owner.shape[1]                # [S]
 
 
+class Labelled(NamedTuple):
+    """The positions of a batch that have a label, and the texts that they form."""
+
+    positions: Tensor | None
+    """Indices into the B·T positions of the batch, −1 where there is none, [N]; None if nearly all have a label."""
+    packed: Packing | None
+    """None if every row is one text, with labels at most of its positions."""
+
+
+def labelled(labels: Tensor, segments: Tensor | None = None) -> Labelled:
+    """Find the labels and the texts of a batch. Shapes depend on them, so the host reads four numbers, at once.
+
+    In fine-tuning a decoder-only model, prompts have no labels. Only the positions that have one need the head, and
+    objectives are faster on short rows.
+
+    Args:
+        labels: as in :func:`packing`.
+        segments: as in :func:`packing`; without them every row is one text.
+
+    Example:
+        >>> positions, packed = labelled(torch.tensor([[-100] * 98 + [5, 6]]))
+        >>> positions[:3], packed.labels[0, :3]
+        (tensor([98, 99, -1]), tensor([   5,    6, -100]))
+    """
+    return _find(labels, torch.zeros_like(labels) if segments is None else segments, compact=True)
+
+
 def packing(labels: Tensor, segments: Tensor) -> Packing | None:
     """Find the texts of packed rows; None if every row is one text. Shapes depend on it, so the host reads it, once.
 
@@ -54,21 +84,49 @@ def packing(labels: Tensor, segments: Tensor) -> Packing | None:
         tensor([[   5,    6, -100, -100],
                 [   7, -100,    8, -100]])
     """
+    return _find(labels, segments, compact=False).packed
+
+
+def _find(labels: Tensor, segments: Tensor, *, compact: bool) -> Labelled:
+    """With ``compact``, leave out positions without labels even where every row is one text."""
     check_segments(segments, labels)
     segments = segments.to(labels.device)                                # [B, T]
     text, slot = _places(labels, segments)                               # [B·T] each
-    packed = (boundaries(segments).sum() > len(labels)) | (segments < 0).any()   # []
-    read = torch.stack([packed.long(), text.max() + 1, slot.max() + 1]).tolist()   # [3]
-    if not read[0]:
-        return None
-    S, U = (-(-max(size, 1) // step) * step for size, step in zip(read[1:], (TEXTS, LENGTH), strict=True))
-    place = (text * U + slot).where(text >= 0, S * U)                    # [B·T], the last one is thrown away
-    flat = torch.arange(len(place), device=labels.device)                # [B·T]
-    position = flat.new_full((S * U + 1,), -1).scatter(0, place, flat)[:-1].view(S, U)   # [S, U]
-    filled = position >= 0                                               # [S, U]
-    position = position.clamp_min(0)                                     # [S, U]
-    own = labels.long().flatten()[position].where(filled, IGNORE_INDEX)  # [S, U]
-    return Packing(position, own, text.view_as(labels))
+    several = (boundaries(segments).sum() > len(labels)) | (segments < 0).any()   # []
+    label = (labels != IGNORE_INDEX).flatten()                           # [B·T]
+    is_packed, S, U, N = torch.stack([several.long(), text.max() + 1, slot.max() + 1, label.sum()]).tolist()
+    S, U, N = _up(S, TEXTS), _up(U, LENGTH), _up(N, POSITIONS)
+    positions = packed = None
+    if compact and MOST_LABELLED * labels.numel() > N:
+        positions = _indices((label.long().cumsum(0) - 1).where(label, N), N)   # [N]
+    if is_packed or (compact and labels.shape[1] > U):
+        position = _indices((text * U + slot).where(text >= 0, S * U), S * U).view(S, U)   # [S, U]
+        filled = position >= 0                                           # [S, U]
+        position = position.clamp_min(0)                                 # [S, U]
+        own = labels.long().flatten()[position].where(filled, IGNORE_INDEX)   # [S, U]
+        packed = Packing(position, own, text.view_as(labels))
+    return Labelled(positions, packed)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-max(size, 1) // multiple) * multiple
+
+
+def _indices(place: Tensor, size: int) -> Tensor:
+    """Which position has each place; −1 where none has. Positions with a place of ``size`` have none, [size]."""
+    flat = torch.arange(len(place), device=place.device)                 # [B·T]
+    return flat.new_full((size + 1,), -1).scatter(0, place, flat)[:-1]   # [size]
+
+
+def at_positions(rows: Tensor, positions: Tensor) -> Tensor:
+    """What was computed at some positions of a batch. Its gradient is added up, not sorted as by indexing.
+
+    Args:
+        rows: hidden states, logits or anything else, [B, T, …].
+        positions: indices among the B·T positions, in any shape.
+    """
+    chosen = rows.flatten(0, 1).index_select(0, positions.to(rows.device).flatten())   # [N, …]
+    return chosen.view(*positions.shape, *rows.shape[2:])
 
 
 def number_of_texts(labels: Tensor, segments: Tensor) -> Tensor:

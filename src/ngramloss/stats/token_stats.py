@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ngramloss.stats.labels import IGNORE_INDEX, legal_labels
+from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
 
 LARGEST_VOCABULARY = 2**31
 """Two ids are packed into one int64 where n-grams are compared."""
@@ -82,7 +82,8 @@ def token_stats(
         tensor([[-1.]])
     """
     if logits.ndim != 3 or logits.shape[-1] == 0:
-        raise ValueError(f"logits must be [B, T, V] with V of at least 1, got {list(logits.shape)}.")
+        hint = NOT_FLATTENED.format("logits") if logits.ndim == 2 else ""
+        raise ValueError(f"logits must be [B, T, V] with V of at least 1, got {list(logits.shape)}.{hint}")
     if not logits.dtype.is_floating_point:
         raise TypeError(f"logits must be floating point, got {logits.dtype}. They are scores before the softmax.")
     if logits.shape[-1] > LARGEST_VOCABULARY:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ngramloss.steps.padding import Batch, Padder
+from ngramloss.steps.padding import Batch, Pad
 from ngramloss.steps.plan import Grid, Size
 
 SHARE = 0.8
@@ -16,7 +16,7 @@ SHARE = 0.8
 
 
 def fitting_tokens(
-    model: Any, loss: Callable[[Batch], Tensor], grid: Grid, rows: int, padder: Padder, device: torch.device
+    model: Any, loss: Callable[[Batch], Tensor], grid: Grid, rows: int, padder: Pad, device: torch.device
 ) -> int:
     """The most tokens of a micro-batch, found by running one and three rows of the longest examples.
 
@@ -28,7 +28,7 @@ def fitting_tokens(
         padder: makes batches.
         device: a GPU.
     """
-    longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts)
+    longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts, grid.copies)
     try:
         peaks = [_peak(model, loss, padder([], longest._replace(rows=count)), device) for count in (1, 1, 3)]
     except torch.cuda.OutOfMemoryError:

@@ -1,11 +1,11 @@
-"""rows of token ids → padded batches, always with decoder inputs; batches made ahead of their use."""
+"""rows of token ids → padded batches of an encoder-decoder; batches made ahead of their use."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,15 @@ from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.plan import Size
 
 Batch = dict[str, Tensor]
+
+
+class Pad(Protocol):
+    """Rows, and the size to fill up to, → a batch. Without a size it is the smallest that holds them."""
+
+    def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
+        """Make the batch."""
+
+
 Item = TypeVar("Item")
 
 
@@ -49,13 +58,13 @@ class Padder:
         ids, mask = padded([row["input_ids"] for row in rows], size.rows, size.source, self.pad)  # [B, S]
         labels, _ = padded([row["labels"] for row in rows], size.rows, size.target, IGNORE_INDEX)  # [B, T]
         mask[len(rows) :, 0] = 1
-        made = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
-        made["decoder_input_ids"] = self.decoder_inputs(made["labels"])  # [B, T]
+        batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        batch["decoder_input_ids"] = self.decoder_inputs(batch["labels"])  # [B, T]
         if size.texts > 1:
-            made |= self._candidates(rows, size)
+            batch |= self._candidates(rows, size)
         if self.always_mask or not mask.all():
-            made["attention_mask"] = torch.from_numpy(mask)  # [B, S]
-        return made
+            batch["attention_mask"] = torch.from_numpy(mask)  # [B, S]
+        return batch
 
     def _smallest(self, rows: Sequence[dict[str, Any]]) -> Size:
         """The smallest size that holds these rows; if they have candidates, with room for one at least."""
@@ -76,9 +85,9 @@ class Padder:
                 raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(scores)} gains.")
             labels[index], _ = padded(texts, K, size.target, IGNORE_INDEX)
             gains[index, : len(texts)] = scores
-        made = torch.from_numpy(labels)  # [B, K, T]
-        inputs = self.decoder_inputs(made.flatten(0, 1)).view(made.shape)  # [B, K, T]
-        return {"candidates": made, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
+        ids = torch.from_numpy(labels)  # [B, K, T]
+        inputs = self.decoder_inputs(ids.flatten(0, 1)).view(ids.shape)  # [B, K, T]
+        return {"candidates": ids, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
 
 
 def padded(rows: Sequence[Any], count: int, length: int, fill: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -105,7 +114,7 @@ class Step(NamedTuple):
     number: int = 0
 
     def ends(self, every: int) -> bool:
-        """Whether something that happens every so many steps happens after this one; never if that is 0."""
+        """Whether this step is the last of ``every`` steps; never if that is 0."""
         return bool(every) and self.number % every == 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -78,19 +78,24 @@ class Size(NamedTuple):
 
     Attributes:
         rows: its sources.
-        source: the length to which sources are padded.
+        source: the length to which sources are padded; in a decoder-only model, sources with their targets.
         target: the length to which targets are padded.
-        texts: targets of each source: the reference, and its candidates.
+        texts: targets of each source: the reference and its candidates, or the turns of an assistant.
+        copies: in a decoder-only model, how often a source stands before a text: once, or before each candidate too.
+            0 is an encoder-decoder.
     """
 
     rows: int
     source: int
     target: int
     texts: int = 1
+    copies: int = 0
 
     @property
     def tokens(self) -> int:
         """All its positions."""
+        if self.copies:
+            return self.rows * self.copies * self.source
         return self.rows * (self.source + self.texts * self.target)
 
 
@@ -103,11 +108,12 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """The lengths to which sources and targets are padded, ascending, and the number of targets of each source."""
+    """The lengths to which sources and targets are padded, ascending; texts and copies of each source."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
     texts: int = 1
+    copies: int = 0
 
     def source(self, length: int) -> int:
         """The smallest that holds a source of this length."""
@@ -123,12 +129,14 @@ class Plan:
     """How the rows of a step become micro-batches.
 
     Attributes:
-        sources: source tokens of each example.
+        sources: source tokens of each example; for a decoder-only model, with those of its longest text.
         targets: target tokens of each example; with candidates, those of its longest text.
         most_rows: the most rows of a micro-batch.
         max_tokens: the most positions of a micro-batch, padding included; None sets no limit. One row may have more.
         grid: None pads micro-batches only as far as their own rows need.
-        texts: the reference and the candidates of each example; None if there are no candidates.
+        texts: texts of each example: the reference and its candidates, or turns; None if each has one.
+        joined: for a decoder-only model, what several texts of a source are, ``"turns"`` in one row or
+            ``"candidates"`` in a row each; empty for an encoder-decoder.
     """
 
     sources: Lengths
@@ -137,6 +145,7 @@ class Plan:
     max_tokens: int | None = None
     grid: Grid | None = None
     texts: Lengths | None = None
+    joined: Literal["", "turns", "candidates"] = ""
 
     def cut(self, rows: Sequence[int]) -> list[MicroBatch]:
         """The micro-batches of these rows: at least one, even without rows, so that no process is without one."""
@@ -146,19 +155,19 @@ class Plan:
             pieces = [list(rows[start : start + self.most_rows]) for start in range(0, len(rows), self.most_rows)]
             return [MicroBatch(piece, None) for piece in pieces]
         ordered = sorted(rows, key=lambda row: -self.sources[row])
-        made: list[MicroBatch] = []
-        while ordered or not made:
+        batches: list[MicroBatch] = []
+        while ordered or not batches:
             longest = int(self.sources[ordered[0]]) if ordered else 1
             taken = self._rows_at(longest, len(rows)) if self.grid else self._fitting(ordered)
             piece, ordered = ordered[:taken], ordered[taken:]
-            made.append(MicroBatch(piece, self._size(piece, longest, taken)))
-        return made
+            batches.append(MicroBatch(piece, self._size(piece, longest, taken)))
+        return batches
 
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
         assert self.grid is not None
         sizes = [
-            Size(self._rows_at(source, step), source, target, self.grid.texts)
+            Size(self._rows_at(source, step), source, target, self.grid.texts, self.grid.copies)
             for source in self.grid.sources
             for target in self.grid.targets
         ]
@@ -169,7 +178,7 @@ class Plan:
         assert self.grid is not None
         fitting = self.most_rows
         if self.max_tokens is not None:
-            largest = Size(1, self.grid.source(length), self.grid.targets[-1], self.grid.texts)
+            largest = Size(1, self.grid.source(length), self.grid.targets[-1], self.grid.texts, self.grid.copies)
             fitting = min(fitting, max(1, self.max_tokens // largest.tokens))
         full = max(self.most_rows, step)
         return -(-full // -(-full // fitting))
@@ -177,10 +186,10 @@ class Plan:
     def _fitting(self, ordered: Sequence[int]) -> int:
         """How many of these rows, longest first, a micro-batch without a grid can hold."""
         assert self.max_tokens is not None
-        size = Size(0, int(self.sources[ordered[0]]), 0)
+        target, texts = 0, 1
         for count, row in enumerate(ordered):
-            texts = max(size.texts, self._texts([row]))
-            size = Size(count + 1, size.source, max(size.target, int(self.targets[row])), texts)
+            target, texts = max(target, int(self.targets[row])), max(texts, self._texts([row]))
+            size = self._joint_size(count + 1, int(self.sources[ordered[0]]), target, texts)
             if count and size.tokens > self.max_tokens:
                 return count
         return len(ordered)
@@ -189,12 +198,12 @@ class Plan:
         if self.grid is None:
             return None
         target = int(self.targets[piece].max()) if piece else 1
-        return Size(rows, self.grid.source(longest), self.grid.target(target), self.grid.texts)
+        return Size(rows, self.grid.source(longest), self.grid.target(target), self.grid.texts, self.grid.copies)
 
     @property
     def _blank(self) -> Size | None:
         """The size of a micro-batch without rows: with candidates, it says that there are some."""
-        return None if self.texts is None else Size(1, 1, 1, 2)
+        return None if self.texts is None else self._joint_size(1, 1, 1, 2)
 
     def _texts(self, rows: Sequence[int]) -> int:
         """The most texts of one of these rows; with candidates, room for one at least."""
@@ -207,11 +216,26 @@ class Plan:
         return 1 - real / sum((batch.size or self._smallest(batch.rows)).tokens for batch in micro)
 
     def _smallest(self, rows: Sequence[int]) -> Size:
-        return Size(len(rows), int(self.sources[rows].max()), int(self.targets[rows].max()), self._texts(rows))
+        longest = int(self.sources[rows].max()), int(self.targets[rows].max())
+        return self._joint_size(len(rows), *longest, self._texts(rows))
+
+    def _joint_size(self, rows: int, source: int, target: int, texts: int) -> Size:
+        return Size(rows, source, target, texts, copies(self.joined, texts))
+
+
+def copies(joined: str, texts: int) -> int:
+    """How often a source stands before a text in the rows of a decoder-only model; 0 for an encoder-decoder."""
+    return {"": 0, "turns": 1, "candidates": texts}[joined]
 
 
 def fitted_grid(
-    sources: Lengths, targets: Lengths, steps: Sequence[Sequence[int]], *, longest: int | None = None, texts: int = 1
+    sources: Lengths,
+    targets: Lengths,
+    steps: Sequence[Sequence[int]],
+    *,
+    longest: int | None = None,
+    texts: int = 1,
+    joined: str = "",
 ) -> Grid:
     """The grid that wastes the fewest positions in these steps and holds every example.
 
@@ -221,18 +245,19 @@ def fitted_grid(
         steps: rows of the steps of an epoch.
         longest: the most positions that the model has, if it has a limit.
         texts: the most targets of a source.
+        joined: as in :class:`Plan`.
     """
     limit = longest or 2**62
-    made = []
+    axes = []
     for lengths, most in ((sources, MOST_SOURCES), (targets, MOST_TARGETS)):
         highest = max(int(lengths.max()), 1)
         tops = np.array([int(lengths[list(rows)].max()) for rows in steps] + [highest])
-        made.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
-    return Grid(made[0], made[1], texts)
+        axes.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
+    return Grid(axes[0], axes[1], texts, copies(joined, texts))
 
 
 def bounds(lengths: Lengths, most: int) -> list[int]:
-    """At most so many multiples of 8, the last of which holds every length, with the least total rounding up.
+    """At most ``most`` multiples of 8, the last of which holds every length, with the least total rounding up.
 
     >>> bounds(np.array([3, 9, 10, 30, 31]), 2)
     [16, 32]
@@ -254,10 +279,10 @@ def bounds(lengths: Lengths, most: int) -> list[int]:
             worth.append(cost[chosen[-1]])
         starts.append(chosen)
         best = np.array(worth)
-    made, end = [], len(rounded) - 1
+    ends, end = [], len(rounded) - 1
     for chosen in reversed(starts):
-        made.append(int(rounded[end]))
+        ends.append(int(rounded[end]))
         end = chosen[end] - 1
         if end < 0:
             break
-    return sorted(made)
+    return sorted(ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.steps.padding import Padder, Step, ahead
+from ngramloss.steps.joined import split_turns
+from ngramloss.steps.padding import Pad, Step, ahead
 from ngramloss.steps.plan import LengthGrouped, Lengths, MicroBatch, Plan
 
 
@@ -19,37 +20,77 @@ class ExampleLengths(NamedTuple):
     """Numbers of each example.
 
     Attributes:
-        sources: source tokens.
-        targets: target tokens; with candidates, those of the longest text.
-        texts: the reference and the candidates; None if no example has candidates.
+        sources: source tokens; for a decoder-only model, with those of the longest text.
+        targets: target tokens; with candidates or turns, those of the longest.
+        texts: the reference and the candidates, or turns; None if each example has one text.
         counted: labels of the reference that count.
+        sequences: texts of the reference that have such labels.
     """
 
     sources: Lengths
     targets: Lengths
     texts: Lengths | None
     counted: Lengths
+    sequences: Lengths
 
 
-def lengths_of(examples: Any) -> ExampleLengths:
-    """The lengths of examples: those that they know themselves, as prepared tokens do, or those of all rows."""
-    if hasattr(examples, "lengths") and hasattr(examples, "target_lengths"):
+def lengths_of(examples: Any, *, joined: bool = False) -> ExampleLengths:
+    """The lengths of examples: those that they know themselves, as prepared tokens do, or those of all rows.
+
+    Args:
+        examples: rows with ``input_ids`` and ``labels``.
+        joined: whether labels follow the source in one row, as in a decoder-only model.
+    """
+    knows = hasattr(examples, "lengths") and hasattr(examples, "target_lengths")
+    if knows and not (joined and getattr(examples, "has_turns", False)):
         counted = getattr(examples, "label_lengths", examples.target_lengths)
-        return ExampleLengths(examples.lengths, examples.target_lengths, getattr(examples, "texts", None), counted)
+        sources = examples.lengths + examples.target_lengths if joined else examples.lengths
+        texts = getattr(examples, "texts", None)
+        return ExampleLengths(sources, examples.target_lengths, texts, counted, (counted > 0).astype(np.int64))
     try:
         rows = [examples[row] for row in range(len(examples))]
         if any("segments" in row for row in rows):
             raise UserError("planned steps have one text in a row, and these rows have `segments`. Leave them out.")
-        sources = [len(row["input_ids"]) for row in rows]
-        targets = [max(len(ids) for ids in (row["labels"], *row.get("candidates", ()))) for row in rows]
-        texts = [1 + len(row.get("candidates", ())) for row in rows]
-        counted = [int((np.asarray(row["labels"]) != IGNORE_INDEX).sum()) for row in rows]
+        if joined and rows and all(_repeats_its_source(row) for row in rows):
+            raise UserError(
+                "the labels of all rows repeat the input_ids. For a decoder-only model, `input_ids` are the prompt "
+                "alone, and `labels` the ids that follow it; an id there that is read but not learnt is written ~id."
+            )
+        numbers = np.array([(_joined_lengths if joined else _lengths)(row) for row in rows]).reshape(-1, 5)
     except (TypeError, KeyError) as reason:
         raise UserError(
             f"planned steps need examples with a length, whose rows have `input_ids` and `labels` ({reason!r})."
         ) from reason
-    several = np.array(texts) if any("candidates" in row for row in rows) else None
-    return ExampleLengths(np.array(sources), np.array(targets), several, np.array(counted))
+    sources, targets, texts, counted, sequences = numbers.T
+    several = any("candidates" in row for row in rows) or bool((texts > 1).any())
+    return ExampleLengths(sources, targets, texts if several else None, counted, sequences)
+
+
+def _lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of :class:`ExampleLengths` for a row of an encoder-decoder."""
+    texts = [row["labels"], *row.get("candidates", ())]
+    counted = int((np.asarray(row["labels"]) != IGNORE_INDEX).sum())
+    return len(row["input_ids"]), max(map(len, texts)), len(texts), counted, int(counted > 0)
+
+
+def _repeats_its_source(row: Mapping[str, Any]) -> bool:
+    """Whether a row is one for Hugging Face's own loss: the whole text, and labels that are the same ids or −100."""
+    ids, labels = np.asarray(row["input_ids"]), np.asarray(row["labels"])
+    return len(ids) == len(labels) and bool(((labels == IGNORE_INDEX) | (ids == labels)).all())
+
+
+def _joined_lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of :class:`ExampleLengths` for a row of a decoder-only model."""
+    turns = split_turns(row["labels"])[1]
+    candidates = [len(ids) for ids in row.get("candidates", ())]
+    if candidates and len(turns) > 1:
+        raise UserError("a row has candidates and several turns. Candidates are compared for a single text.")
+    unpredicted = int(not len(row["input_ids"]) and bool(turns) and turns[0].start == 0)
+    learnt = sum(map(len, turns)) - unpredicted
+    longest = max([len(row["labels"]), *candidates])
+    texts = 1 + len(candidates) if "candidates" in row else max(len(turns), 1)
+    sequences = len(turns) - int(bool(turns) and len(turns[0]) == unpredicted)
+    return len(row["input_ids"]) + longest, max([1, *map(len, turns), *candidates]), texts, learnt, sequences
 
 
 class Epochs:
@@ -73,7 +114,7 @@ class PlannedSteps:
         epochs: the order of the rows.
         plan: cuts a step into micro-batches.
         padder: makes batches.
-        counted: labels that count, of each example.
+        lengths: of the examples.
         total: how many steps there are.
         process: the number of this process.
         processes: how many there are; each takes every n-th row of a step.
@@ -86,16 +127,16 @@ class PlannedSteps:
         examples: Any,
         epochs: Epochs,
         plan: Plan,
-        padder: Padder,
+        padder: Pad,
         *,
-        counted: Lengths,
+        lengths: ExampleLengths,
         total: int,
         process: int = 0,
         processes: int = 1,
         equally_many: bool = False,
         pin: bool = False,
     ) -> None:
-        self.examples, self.epochs, self.plan, self.padder, self.counted = examples, epochs, plan, padder, counted
+        self.examples, self.epochs, self.plan, self.padder, self.lengths = examples, epochs, plan, padder, lengths
         self.total, self.process, self.processes = total, process, processes
         self.equally_many, self.pin = equally_many, pin
 
@@ -115,8 +156,8 @@ class PlannedSteps:
         batches = [self.padder([self.examples[row] for row in piece.rows], piece.size) for piece in self._pieces(rows)]
         if self.pin:
             batches = [{name: value.pin_memory() for name, value in batch.items()} for batch in batches]
-        labels = self.counted[list(rows)]  # [rows]
-        counts = torch.tensor([labels.sum(), (labels > 0).sum()], dtype=torch.float32)  # [2]
+        counted = [each[list(rows)].sum() for each in (self.lengths.counted, self.lengths.sequences)]
+        counts = torch.tensor(counted, dtype=torch.float32)  # [2]
         return Step(batches, counts, number)
 
     def _pieces(self, rows: Sequence[int]) -> list[MicroBatch]:

@@ -13,15 +13,15 @@ from torch import Tensor
 from ngramloss.gpu.captured import Gradients
 
 
-def average_gradients(model: Any, kept: Gradients | None = None) -> None:
+def average_gradients(model: Any, buffered: Gradients | None = None) -> None:
     """Replace every gradient by its mean over the processes, with one operation for each type.
 
     Args:
         model: whose parameters have gradients, the same ones in every process.
-        kept: the buffers that contain the gradients, if there are such.
+        buffered: the buffers that contain the gradients, if steps are captured.
     """
-    if kept is not None:
-        for buffer in kept.buffers.values():
+    if buffered is not None:
+        for buffer in buffered.buffers.values():
             _average(buffer)
         return
     having = [parameter for parameter in model.parameters() if parameter.grad is not None]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.gpu.captured import CannotCapture, CapturedStep, Gradients
+from ngramloss.output.console import logger
 from ngramloss.steps import reduction
 from ngramloss.steps.padding import Batch, Step
 
@@ -29,7 +30,6 @@ class StepRunner:
         device: of the model.
         processes: how many processes share a step; gradients are averaged over them, unless the model is sharded.
         why_not_captured: why steps cannot be CUDA graphs; empty if they can.
-        say: told once why steps are not captured although that was wanted.
         largest: a micro-batch of the largest shape, which is captured first; the others reuse its memory.
     """
 
@@ -42,12 +42,11 @@ class StepRunner:
         processes: int = 1,
         sharded: bool = False,
         why_not_captured: str = "",
-        say: Callable[[str], object] = bool,
         largest: Batch | None = None,
     ) -> None:
         self.model, self.share, self.device = model, share, device
         self.averages = processes > 1 and not sharded
-        self.why_not_captured, self.say, self.largest = why_not_captured, say, largest
+        self.why_not_captured, self.largest = why_not_captured, largest
         self.captured: CapturedStep | None = None
         self.last_batch: Batch = {}
 
@@ -90,7 +89,7 @@ class StepRunner:
         return self.share({name: value for name, value in inputs.items() if name != "counts"}, inputs["counts"])
 
     def _begin_captured(self, batches: list[Batch]) -> CapturedStep | None:
-        """Begin a step that runs as graphs; None if it cannot. The reason is told once."""
+        """Begin a step that runs as graphs; None if it cannot. The reason is logged once."""
         if self.why_not_captured:
             return None
         try:
@@ -102,5 +101,5 @@ class StepRunner:
         except CannotCapture as reason:
             self.why_not_captured, self.captured = str(reason), None
             self.model.zero_grad()
-            self.say(NOT_CAPTURED.format(reason))
+            logger.warning(NOT_CAPTURED.format(reason))
         return self.captured

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ngramloss.output.console import logger
 from ngramloss.storage.files import lock_folder, read_json, remove, whole_folder, write_whole, writing
 
 SEAL = "whole.json"
@@ -50,8 +51,7 @@ def damage(folder: Path, *, exact: bool = False) -> str:
     try:
         described = facts(folder)
         files = [(name, size, checksum) for name, (size, checksum) in described["files"].items()]
-        earlier = next(iter(described)) == "files"  # written by an earlier version, without its own checksum
-        if not earlier and described.get(OWN) != _own_checksum(described):
+        if described.get(OWN) != _own_checksum(described):
             return f"its {SEAL} was changed"
     except FileNotFoundError:
         return "writing it did not finish"
@@ -76,16 +76,15 @@ def damage(folder: Path, *, exact: bool = False) -> str:
     )
 
 
-def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str, say: Callable[[str], None]) -> Path:
+def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str) -> Path:
     """A folder in the cache: the one that is there, if its checksums are right; otherwise it is made.
 
     Args:
         folder: its path.
         fill: writes the content into a new folder.
         what: the folder's content, for the message.
-        say: shows a message to the user.
     """
-    _remove_damaged(folder, what=what, say=say)
+    _remove_damaged(folder, what)
     if not folder.exists():
         with whole_folder(folder) as new:
             fill(new)
@@ -101,7 +100,6 @@ def cached_in_parts(
     *,
     made: Callable[[str], None],
     what: str,
-    say: Callable[[str], None],
 ) -> Path:
     """As :func:`cached_folder`, for content that takes long to make: after a kill, finished parts are not made again.
 
@@ -115,17 +113,16 @@ def cached_in_parts(
         join: writes the content into a new folder, from the folders of all parts, in order.
         made: called with the name of each part that is finished, in order.
         what: the folder's content, for messages.
-        say: shows a message to the user.
     """
-    _remove_damaged(folder, what=what, say=say)
+    _remove_damaged(folder, what)
     beside = folder.with_name(f"{folder.name}.parts")
     if not folder.exists() or beside.exists():  # after a kill, both may exist
         beside.mkdir(parents=True, exist_ok=True)
-        with _locked(beside, what=what, say=say):
+        with _locked(beside, what):
             if not folder.exists():  # otherwise another process has made it
                 try:
                     # In a folder of their own: the one around a damaged part is locked, too.
-                    _parts_joined(beside / "made", parts, fill, join, made=made, what=what, say=say).rename(folder)
+                    _parts_joined(beside / "made", parts, fill, join, made=made, what=what).rename(folder)
                 except OSError:
                     if not folder.is_dir():  # otherwise another process has made it, where folders cannot be locked
                         raise
@@ -141,32 +138,31 @@ def _parts_joined(
     *,
     made: Callable[[str], None],
     what: str,
-    say: Callable[[str], None],
 ) -> Path:
     """Make the parts that are missing or damaged, and the whole, in a folder."""
     folders = []
     for name in parts:
         own = f"part {name} of the {what}"
-        folders.append(cached_folder(folder / name, partial(fill, name), what=own, say=say))
+        folders.append(cached_folder(folder / name, partial(fill, name), what=own))
         made(name)
-    return cached_folder(folder / "whole", partial(join, folders), what=f"joined {what}", say=say)
+    return cached_folder(folder / "whole", partial(join, folders), what=f"joined {what}")
 
 
 @contextmanager
-def _locked(folder: Path, *, what: str, say: Callable[[str], None]) -> Iterator[None]:
+def _locked(folder: Path, what: str) -> Iterator[None]:
     """Lock a folder; wait if another process has locked it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(folder, wait=False))
         except BlockingIOError:
-            say(f"another process is making the {what} {folder.with_suffix('')}; waiting for it.")
+            logger.info(f"another process is making the {what} {folder.with_suffix('')}; waiting for it.")
             stack.enter_context(lock_folder(folder, wait=True))
         yield
 
 
-def _remove_damaged(folder: Path, *, what: str, say: Callable[[str], None]) -> None:
+def _remove_damaged(folder: Path, what: str) -> None:
     if folder.exists() and (reason := damage(folder, exact=True)):
-        say(f"the {what} {folder} is damaged ({reason}); rebuilding it.")
+        logger.warning(f"the {what} {folder} is damaged ({reason}); rebuilding it.")
         with lock_folder(folder.parent, wait=True):
             if damage(folder, exact=True):  # otherwise another process has rebuilt it
                 remove(folder)

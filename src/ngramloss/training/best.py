@@ -60,7 +60,7 @@ def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
     return (
         f"{len(tied)} of {len(values)} validations have the best {best.name}, {top:.4f} (steps "
         f"{', '.join(map(str, tied))}): the model has the weights of the first of them. Validate on more examples, or "
-        "choose another train.best, to tell them apart."
+        "choose another train.best, to see a difference."
     )
 
 

@@ -115,7 +115,7 @@ def _direction(settings: Recipe) -> str:
 def deviations(settings: Recipe, precision: str) -> list[str]:
     """Every setting that differs from the paper, and every choice that the paper does not specify."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
-    silent = (
+    not_reported = (
         "objective",
         "task",
         "model",
@@ -125,29 +125,29 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         "train.report_to",
         "train.eval_batch_size",
     )
-    lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(silent)]
-    given = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
+    lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(not_reported)]
+    differences = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
     model = settings.model
     if model.name != paper.model.name:
-        given.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
+        differences.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
     if model.name == "scratch":
-        given.insert(
+        differences.insert(
             1,
             f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
             f"{model.decoder_layers} layers, {model.vocabulary:,} tokens, init_std {model.init_std:g}.",
         )
         if model.copying:
-            given.insert(
+            differences.insert(
                 2,
                 "The model is initialised to copy: the value and output projections of cross-attention "
                 "start as the identity, positions as sinusoids.",
             )
     if settings.task != paper.task:
-        given.insert(0, f"The task is {settings.task}; the paper's is {paper.task}.")
+        differences.insert(0, f"The task is {settings.task}; the paper's is {paper.task}.")
     if precision == "fp32":
-        given.append("Trained in fp32; the paper trains in mixed precision.")
+        differences.append("Trained in fp32; the paper trains in mixed precision.")
     return [
-        *given,
+        *differences,
         *ALWAYS,
         f"Gradients are clipped at norm {settings.train.clip:g}; the paper does not say, and its authors' code uses 1.",
     ]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ngramloss.training.processes import Processes
 
 STATE, OPTIMISER = "state.json", "optimizer.pt"
-EARLIER_STATE = "trainer_state.json"
-"""What Hugging Face's trainer saved in place of ``state.json`` in earlier versions."""
+FOREIGN_STATE = "trainer_state.json"
+"""What Hugging Face's trainer saves in place of ``state.json``."""
 
 _NOT_MODEL = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state)(\.|_\d)"
@@ -105,9 +105,9 @@ def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> d
     for path in sorted(checkpoint.glob("*.safetensors")):
         weights |= load_file(path)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    given = {id(parameters[name]) for name in weights if name in parameters}  # tied weights are saved once
+    saved_ids = {id(parameters[name]) for name in weights if name in parameters}  # tied weights are saved once
     for name, parameter in parameters.items():
-        if parameter.requires_grad and id(parameter) not in given:
+        if parameter.requires_grad and id(parameter) not in saved_ids:
             raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} is missing.")
     if sharded:
         restore_whole(model, optimiser, weights, moments)
@@ -146,7 +146,7 @@ def fault(checkpoint: Path) -> str:
 
 
 def facts(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint's seal says of it; what it does not say is unknown, and the training not finished."""
+    """What a checkpoint's seal says of it. By default the training is not finished and has no best step."""
     return {"step": step(checkpoint), "best_step": None, "best": None, "finished": False, **checksums.facts(checkpoint)}
 
 

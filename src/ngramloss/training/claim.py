@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ngramloss import recipe
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints
-
-Say = Callable[[str], None]
 
 
 @contextmanager
@@ -29,25 +28,23 @@ def locked(run: RunFolder, rank: int) -> Iterator[None]:
         yield
 
 
-def claim(settings: Recipe, run: RunFolder, *, fresh: bool, say: Say) -> Path | None:
+def claim(settings: Recipe, run: RunFolder, *, fresh: bool) -> Path | None:
     """Check that the folder can be used for this run and write ``recipe.toml``. Returns the newest complete checkpoint.
 
     ``recipe.toml`` is the first file that is written, so a folder with files but without it is not a run folder.
     """
     _raise_unless_run_folder(run)
     if fresh and run.recipe.exists():
-        say(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
+        logger.info(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
         run.clear()
     saved = checkpoints.find(run.checkpoints)
-    if saved.newest and not run.finished:
-        _raise_if_earlier(run, saved.newest)
     if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):  # else nothing can be lost
         _raise_unless_same_settings(settings, run)
     if run.finished:
         return saved.newest
     run.tidy()
     for checkpoint, why in saved.broken.items():
-        say(f"skipping {checkpoint.name}, which is incomplete ({why}).")
+        logger.info(f"skipping {checkpoint.name}, which is incomplete ({why}).")
         checkpoints.delete(checkpoint)
     write_whole(run.recipe, recipe.dump(settings))
     run.checkpoints.mkdir(exist_ok=True)
@@ -60,20 +57,6 @@ def _raise_unless_run_folder(run: RunFolder) -> None:
         what = "has predictions but no run" if run.has_predictions else "is not a run folder"
         raise UserError(
             f"{run.path} {what} (it contains {', '.join(content[:3])}); nothing was changed. Choose another --run."
-        )
-
-
-def _raise_if_earlier(run: RunFolder, newest: Path) -> None:
-    """Raise if an earlier version, which trained with Hugging Face's trainer, saved the checkpoint in mid-training.
-
-    If the training had ended there, only its weights are needed, and they have not changed their form.
-    """
-    earlier, ours = newest / checkpoints.EARLIER_STATE, newest / checkpoints.STATE
-    if earlier.exists() and not ours.exists() and not checkpoints.facts(newest)["finished"]:
-        raise UserError(
-            f"{run.path} was begun with an earlier version of ngramloss, and this version cannot continue it: its "
-            f"checkpoint {newest.name} has {earlier.name} and no {ours.name}. Finish it with the version that began "
-            "it, or start over with --fresh."
         )
 
 

@@ -41,7 +41,7 @@ def _raise_unless_same_data(folder: Path, saved: Mapping[str, Any], prepared: Pr
 def _raise_unless_same_model(folder: Path, saved: Mapping[str, Any], prepared: Prepared) -> None:
     """Raise if the model has another configuration or tokenizer than when the run was started.
 
-    Its weights may be others: they are read from the checkpoint. Checkpoints of earlier versions do not say it.
+    Its weights may have changed: they are read from the checkpoint. Checkpoints of earlier versions lack the hashes.
     """
     if names := _changed(saved.get("model_files"), prepared.model_files):
         raise UserError(
@@ -65,8 +65,8 @@ def _changed(before: Any, now: Mapping[str, str]) -> str:
 
 def _raise_unless_same_code(folder: Path, saved: Mapping[str, Any], prepared: Prepared) -> None:
     """Raise if an objective or a metric of a plugin is not the one that the run was started with."""
-    for kind, noun, code in (("plugins", "objective", prepared.plugins), ("metrics", "metric", prepared.metrics)):
-        before = saved.get(kind)
+    for key, noun, code in (("plugins", "objective", prepared.plugins), ("metrics", "metric", prepared.metrics)):
+        before = saved.get(key)
         before = before if isinstance(before, dict) else {}
         for name, source in code.items():
             if before.get(name, source) != source:

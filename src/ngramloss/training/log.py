@@ -1,10 +1,9 @@
-"""the terms of each step → lines of the log: means since the last line, diagnostics, documents a second, memory."""
+"""the terms of each step → lines of the log: means since the last line, diagnostics, documents per second, memory."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,10 +11,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ngramloss.hf.diagnosing import peak_memory
 from ngramloss.loss import JointLoss
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
 from ngramloss.steps.padding import Step
 from ngramloss.steps.planned import PlannedSteps
 from ngramloss.storage.files import appended, whole_rows, write_whole
@@ -69,9 +69,9 @@ class Log:
         self._count_from(step)
         return line
 
-    def write_validation(self, step: int, found: Mapping[str, float]) -> None:
-        """Write a line with what a validation found."""
-        self._write({**found, "epoch": step / self.steps.epochs.steps}, step)
+    def write_validation(self, step: int, values: Mapping[str, float]) -> None:
+        """Write a line with the terms and scores of a validation."""
+        self._write({**values, "epoch": step / self.steps.epochs.steps}, step)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -82,11 +82,6 @@ class Log:
         yield
         self._paused += time.perf_counter() - max(self._pause, self._began)
         self._pause = None
-
-    def close(self) -> None:
-        """End all logs that need it."""
-        for writer in self.writers:
-            getattr(writer, "close", bool)()
 
     def _write(self, line: Mapping[str, float], step: int) -> None:
         for writer in self.writers:
@@ -116,36 +111,25 @@ class LogFile:
             file.write(json.dumps({"step": step} | plain) + "\n")
 
 
-class ProgressBar:
-    """A line on the terminal with the step, the remaining time, the terms and the speed.
+def show_lines(progress: Progress, parts: Sequence[str], *, score: str = "") -> Write:
+    """What shows lines of the log to the user: terms and speed beside the progress, validations as messages.
 
     Args:
+        progress: counts steps.
         parts: the names of the terms.
-        total: all steps.
-        since: the step that the training continues from.
         score: the score of generated texts that validation computes; empty if it computes none.
     """
 
-    def __init__(self, parts: Sequence[str], *, total: int, since: int, score: str = "") -> None:
-        self.parts, self.score = list(parts), f"eval_{score}"
-        self.bar = tqdm(total=total, initial=since, unit="step", desc="training", dynamic_ncols=True)
-
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Move on."""
-        self.bar.update(step - self.bar.n)
-
-    def __call__(self, line: Mapping[str, float], step: int) -> None:
-        """Show terms and speed on it, and validations above it."""
+    def show(line: Mapping[str, float], step: int) -> None:
         if "docs_per_second" in line:
-            terms = [f"{name} {line[name]:.3f}" for name in self.parts if name in line]
-            self.bar.set_postfix_str(" · ".join([*terms, f"{line['docs_per_second']:.0f} docs/s"]))
+            terms = [f"{name} {line[name]:.3f}" for name in parts if name in line]
+            progress.update(step - progress.done)
+            progress.note(" · ".join([*terms, f"{line['docs_per_second']:.0f} docs/s"]))
         elif "eval_loss" in line:
-            terms = [f"{name} {line[f'eval_{name}']:.4f}" for name in ["ce", *self.parts] if f"eval_{name}" in line]
-            if self.score in line:
-                name = self.score.removeprefix("eval_")
-                terms.append(f"{name} {line[self.score]:.2f} (generated in {line['eval_generation_runtime']:.0f} s)")
-            self.bar.write(f"step {step}: validation {' · '.join(dict.fromkeys(terms))}", file=sys.stderr)
+            terms = [f"{name} {line[f'eval_{name}']:.4f}" for name in ["ce", *parts] if f"eval_{name}" in line]
+            if f"eval_{score}" in line:
+                seconds = line["eval_generation_runtime"]
+                terms.append(f"{score} {line[f'eval_{score}']:.2f} (generated in {seconds:.0f} s)")
+            logger.info(f"step {step}: validation {' · '.join(dict.fromkeys(terms))}")
 
-    def close(self) -> None:
-        """End it."""
-        self.bar.close()
+    return show

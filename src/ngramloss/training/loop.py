@@ -9,10 +9,9 @@ that was never stopped. Random numbers are drawn from seed, step and process, so
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +22,12 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.loss import JointLoss
+from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
-from ngramloss.steps.padding import Batch, Padder
+from ngramloss.steps.joined import JoinedPadder
+from ngramloss.steps.padding import Batch, Pad, Padder
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
@@ -38,9 +39,6 @@ from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
 from ngramloss.training.stopping import Stopping
 from ngramloss.training.validation import terms_on
-
-LOG = logging.getLogger("ngramloss")
-Say = Callable[[str], object]
 
 
 class Diverged(Exception):
@@ -72,15 +70,18 @@ class Outcome(NamedTuple):
     continued_from: int
     state: State
     steps: PlannedSteps
+    why_not_captured: str
+    """Why steps did not run as CUDA graphs; empty if they did."""
 
 
 class Job(NamedTuple):
     """What is trained, and what happens around it.
 
     Attributes:
-        model: a Hugging Face encoder-decoder, to which the objective is attached.
+        model: a Hugging Face encoder-decoder or decoder-only model, to which the objective is attached.
         tokenizer: saved with each checkpoint.
-        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``.
+        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``. For a decoder-only
+            model, ``input_ids`` are the prompt, and ``labels`` what follows it.
         settings: how to train.
         objective: what to train on.
         validation: rows to validate on, if any.
@@ -91,7 +92,6 @@ class Job(NamedTuple):
         continued_from: a checkpoint.
         logs: get every line of the log, with its step; only in the first process.
         on_step: called after each step with its number and the log's values of it, if it is logged.
-        say: shows a sentence to the user.
     """
 
     model: Any
@@ -107,17 +107,11 @@ class Job(NamedTuple):
     continued_from: Path | None = None
     logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
-    say: Say = LOG.info
 
 
 def run(job: Job, here: Processes) -> Outcome:
     """Train. Every process calls this."""
     settings = job.settings
-    if not getattr(job.model.config, "is_encoder_decoder", False):
-        raise UserError(
-            f"this loop trains encoder-decoders, and {type(job.model).__name__} is none. Train a decoder-only model in "
-            'your own trainer, with ng.attach(model, "ce + matches(2)"): docs/adopt.md.'
-        )
     check_settings(settings, here.count, here.device)
     precision = precision_of(settings, here.device)
 
@@ -132,7 +126,7 @@ def run(job: Job, here: Processes) -> Outcome:
     if here.count > 1:
         reduction.share_weights(model)
     if settings.compile:
-        for body in (model.get_encoder(), model.get_decoder()):
+        for body in (model.get_decoder(),) if _joined(model) else (model.get_encoder(), model.get_decoder()):
             body.compile(dynamic=True)
     if settings.fsdp:
         shard(model)
@@ -154,7 +148,7 @@ def run(job: Job, here: Processes) -> Outcome:
     # The steps
     why_not_captured = _why_not_captured(settings, here.device)
     if remark := _capture_remark(settings, here.device):
-        job.say(remark)
+        logger.info(remark)
     steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
     if not steps.total:
         raise UserError("there are no examples to train on.")
@@ -169,7 +163,7 @@ def run(job: Job, here: Processes) -> Outcome:
     began = state.step
     warmup = settings.warmup(steps.total)
     if settings.warmup_steps >= max(steps.total, 1):
-        job.say(
+        logger.info(
             f"a warm-up of {settings.warmup_steps:,.0f} steps does not end within this training of {steps.total:,} "
             f"steps, so it takes a tenth of them, {warmup:,}. A share, such as train.warmup_steps=0.05, fits every "
             "length."
@@ -181,14 +175,13 @@ def run(job: Job, here: Processes) -> Outcome:
         processes=here.count,
         sharded=settings.fsdp,
         why_not_captured=why_not_captured,
-        say=job.say,
         largest=largest,
     )
     log = Log(job.logs if here.first else (), loss_fn, steps, here, since=began)
     padder = _padder(job, model, here)  # of validation
 
     remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
-    with closing(log), Stopping(here) as stop:
+    with Stopping(here) as stop:
         for step in remaining:
             _seed(settings.seed, step.number, here.rank)
             loss_fn.progress = state.step / steps.total
@@ -213,10 +206,10 @@ def run(job: Job, here: Processes) -> Outcome:
             state.step = step.number
             log.add(values, step)
 
-            asked = stop.asked(step.number)
+            stops = stop.asked(step.number)
             last = step.number == steps.total
             evaluates = job.validation is not None and (step.ends(settings.eval_every) or last)
-            saves = step.ends(settings.save_every) or last or asked
+            saves = step.ends(settings.save_every) or last or stops
             line: dict[str, float] = {}
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
@@ -225,19 +218,19 @@ def run(job: Job, here: Processes) -> Outcome:
                     _raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
                 with log.paused(), autocast():
-                    found = terms_on(model, job.validation, settings, here, padder)
+                    validation = terms_on(model, job.validation, settings, here, padder)
                     if job.score is not None:
-                        found |= {f"eval_{name}": value for name, value in job.score(model).items()}
-                    log.write_validation(step.number, found)
-                    _raise_if_diverged(found["eval_loss"], step.number, log, fp16=scaler is not None)
-                value = found.get(f"eval_{job.best.name}", math.nan)
+                        validation |= {f"eval_{name}": value for name, value in job.score(model).items()}
+                    log.write_validation(step.number, validation)
+                    _raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
+                value = validation.get(f"eval_{job.best.name}", math.nan)
                 if is_better(value, state.best, higher=job.best.higher):
                     state.best, state.best_step, saves = value, step.number, True
                 elif settings.early_stopping and (
                     step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
                 ):
                     state.ended_early = saves = True
-                line |= found
+                line |= validation
             if saves and job.folder is not None:
                 with log.paused():
                     if scaler is not None:
@@ -255,9 +248,10 @@ def run(job: Job, here: Processes) -> Outcome:
                         sharded=settings.fsdp,
                     )
             job.on_step(step.number, line)
-            if asked or state.ended_early:
+            if stops or state.ended_early:
                 break
-    return Outcome(state.step, steps.total, state.step >= steps.total or state.ended_early, began, state, steps)
+    finished = state.step >= steps.total or state.ended_early
+    return Outcome(state.step, steps.total, finished, began, state, steps, runner.why_not_captured)
 
 
 def train(
@@ -275,9 +269,11 @@ def train(
     """Train a model in Python with the loop of ``ngramloss train``: planned, and on a GPU captured, steps.
 
     Args:
-        model: a Hugging Face encoder-decoder. The objective is attached to it.
+        model: a Hugging Face encoder-decoder or decoder-only model. The objective is attached to it.
         tokenizer: the model's tokenizer; it pads, and is saved with checkpoints.
-        examples: rows with ``input_ids`` and ``labels``.
+        examples: rows with ``input_ids`` and ``labels``. For a decoder-only model, ``input_ids`` are the prompt alone,
+            and ``labels`` the ids that follow it, with the end token; an id there that is read but not learnt, such as
+            of a question between two answers, is written ``~id``.
         settings: how to train, as in the section ``train`` of a recipe.
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.
@@ -294,11 +290,11 @@ def train(
     terms = ["loss", *(part.name for part in parts)]
     if settings.best not in terms:
         raise UserError(
-            f"best: {settings.best!r} is no term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
+            f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
             "generated texts select checkpoints in ngramloss train."
         )
     here = start_processes()
-    place = None if folder is None else Path(folder)
+    checkpoint_folder = None if folder is None else Path(folder)
     job = Job(
         model,
         tokenizer,
@@ -307,8 +303,8 @@ def train(
         objective,
         validation=validation if settings.eval_every else None,
         best=Best(settings.best),
-        folder=place,
-        continued_from=None if place is None else _newest(place, here),
+        folder=checkpoint_folder,
+        continued_from=None if checkpoint_folder is None else _newest(checkpoint_folder, here),
         on_step=on_step,
     )
     return run(job, here)
@@ -318,7 +314,7 @@ def _newest(folder: Path, here: Processes) -> Path | None:
     """The checkpoint to continue from. Incomplete ones are deleted: they would count among those that are kept."""
     saved = checkpoints.find(folder)
     for checkpoint in saved.broken:
-        if (checkpoint / checkpoints.EARLIER_STATE).exists():
+        if (checkpoint / checkpoints.FOREIGN_STATE).exists():
             raise UserError(f"{checkpoint} was saved by a Hugging Face trainer. Choose another folder.")
     here.wait()
     if here.first:
@@ -333,13 +329,13 @@ def _newest(folder: Path, here: Processes) -> Path | None:
 
 
 def total_steps(settings: Train, examples: int) -> int:
-    """How many steps a training on so many examples has."""
+    """How many steps a training on this number of examples has."""
     epoch = math.ceil(examples / (settings.batch_size * settings.accumulate))
     return (settings.max_steps or math.ceil(settings.epochs * epoch)) if epoch else 0
 
 
 def check_settings(settings: Train, processes: int, device: torch.device) -> None:
-    """Raise if so many processes cannot train like this, or not on this device."""
+    """Raise if this number of processes cannot train like this, or not on this device."""
     sizes = {"train.batch_size": settings.batch_size, "train.eval_batch_size": settings.eval_batch_size}
     for key, rows in sizes.items():
         if rows % processes:
@@ -376,13 +372,20 @@ def _optimiser(model: Any, settings: Train, device: torch.device) -> torch.optim
     )
 
 
-def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False) -> Padder:
+def _joined(model: Any) -> bool:
+    """Whether a text follows its source in one row, as in a decoder-only model."""
+    return not getattr(model.config, "is_encoder_decoder", False)
+
+
+def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False) -> Pad:
     pad = next(
         (x.pad_token_id for x in (job.tokenizer, model.config) if getattr(x, "pad_token_id", None) is not None), None
     )
+    multiple = MULTIPLE if here.device.type == "cuda" else 1
+    if _joined(model):  # padding follows the text, so any id will do
+        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=hasattr(model.config, "output_router_logits"))
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
-    multiple = MULTIPLE if here.device.type == "cuda" else 1
     return Padder(int(pad), lambda labels: decoder_inputs(model, labels), multiple=multiple, always_mask=always_mask)
 
 
@@ -391,7 +394,11 @@ def _plan(
 ) -> tuple[PlannedSteps, Batch | None]:
     """The steps of the training, and a micro-batch of the largest shape on a GPU."""
     settings, cuda = job.settings, here.device.type == "cuda"
-    sources, targets, texts, counted = lengths_of(job.examples)
+    lengths = lengths_of(job.examples, joined=_joined(model))
+    sources, targets, texts = lengths[:3]
+    joined: Any = ""
+    if _joined(model):
+        joined = "candidates" if attached_loss(model).needs_candidates else "turns"
     step = settings.batch_size * settings.accumulate
     epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
     padder = _padder(job, model, here, always_mask=captures and cuda)
@@ -400,39 +407,39 @@ def _plan(
         first = epochs[0]
         most = 1 if texts is None else max(int(texts.max()), 2)
         positions = getattr(model.config, "max_position_embeddings", None)
-        grid = fitted_grid(sources, targets, first, longest=positions, texts=most)
+        grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined)
 
         def loss(batch: Batch) -> Tensor:
             with autocast():
-                found: Tensor = model(**batch).loss  # []
-            return found
+                value: Tensor = model(**batch).loss  # []
+            return value
 
         limit = settings.max_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
-        plan = Plan(sources, targets, rows, limit, grid, texts)
+        plan = Plan(sources, targets, rows, limit, grid, texts, joined)
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
-        job.say(
+        logger.info(
             f"a step of {len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
             f"{sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
         )
     else:
         most_tokens = settings.max_tokens or None
         each = -(-settings.batch_size // here.count)
-        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts)
-    made = PlannedSteps(
+        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts, joined=joined)
+    steps = PlannedSteps(
         job.examples,
         epochs,
         plan,
         padder,
-        counted=counted,
+        lengths=lengths,
         total=total_steps(settings, len(sources)),
         process=here.rank,
         processes=here.count,
         equally_many=settings.fsdp,
         pin=cuda,
     )
-    return made, largest
+    return steps, largest
 
 
 def _why_not_captured(settings: Train, device: torch.device) -> str:

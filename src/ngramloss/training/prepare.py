@@ -1,4 +1,4 @@
-"""a recipe and its data → tokens on disk and ``prepared.json``: made by the first process, awaited by the others."""
+"""a recipe and its data → tokens on disk and ``prepared.json``: written by the first process, awaited by the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, has_split, load
 from ngramloss.data.candidate_tokens import tokenise_candidates
 from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, read_candidates
@@ -21,6 +20,8 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
+from ngramloss.models.prompts import shape_of
+from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import write_whole
@@ -30,7 +31,6 @@ from ngramloss.terms.parser import parse
 from ngramloss.terms.registry import OBJECTIVES
 from ngramloss.terms.term import plugin_sources
 from ngramloss.training.best import best_of
-from ngramloss.training.claim import Say
 from ngramloss.training.identity import raise_unless_same
 from ngramloss.training.loop import precision_of
 from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedSplit
@@ -38,7 +38,7 @@ from ngramloss.training.processes import Processes
 from ngramloss.training.validation import notes_on
 
 
-def resolve_candidates(settings: Recipe, run: RunFolder, say: Say) -> Recipe:
+def resolve_candidates(settings: Recipe, run: RunFolder) -> Recipe:
     """The recipe with the whole path of its candidates. Raises if the objective needs candidates and has none."""
     named, terms = settings.data.candidates, _terms_of_candidates(settings)
     if terms and not named:
@@ -55,7 +55,7 @@ def resolve_candidates(settings: Recipe, run: RunFolder, say: Say) -> Recipe:
             "another --run."
         )
     if not terms:
-        say(f"data.candidates is not used: no term of {settings.objective!r} compares candidates.")
+        logger.info(f"data.candidates is not used: no term of {settings.objective!r} compares candidates.")
     return dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=str(path)))
 
 
@@ -68,7 +68,7 @@ def _terms_of_candidates(settings: Recipe) -> list[str]:
 
 
 def prepare_once(
-    settings: Recipe, run: RunFolder, here: Processes, newest: Path | None, *, say: Say, trust_remote_code: bool
+    settings: Recipe, run: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
 ) -> tuple[Prepared, Sequence[Example]]:
     """Prepare in the first process, and write ``prepared.json`` or the error; wait for it in the others.
 
@@ -79,7 +79,7 @@ def prepare_once(
         return wait_for_prepared(run), ()
     with heartbeat(run.beat(0)) if here.count > 1 else nullcontext():
         try:
-            prepared, judged = prepare(settings, run, here, newest, say=say, trust_remote_code=trust_remote_code)
+            prepared, judged = prepare(settings, run, here, newest, trust_remote_code=trust_remote_code)
         except BaseException as reason:
             if here.count > 1:
                 write_whole(run.prepared, json.dumps({"error": str(reason)}))
@@ -106,7 +106,7 @@ def wait_for_prepared(run: RunFolder) -> Prepared:
 
 
 def prepare(
-    settings: Recipe, run: RunFolder, here: Processes, newest: Path | None, *, say: Say, trust_remote_code: bool
+    settings: Recipe, run: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
 ) -> tuple[Prepared, list[Example]]:
     """Read and tokenise the data, and check that the newest checkpoint was trained on the same.
 
@@ -114,21 +114,28 @@ def prepare(
         What is prepared, and the validation examples for which texts are generated.
     """
     candidates = read_candidates(Path(settings.data.candidates)) if _terms_of_candidates(settings) else None
-    splits = _read_splits(settings, say)
-    judged = _judged(settings, splits.get("validation"), say)
+    splits = _read_splits(settings)
+    judged = _judged(settings, splits.get("validation"))
     train = splits["train"]
     tokenizer, tokenizer_folder = loading.load_tokenizer(
         settings.model,
         lambda: loading.iterate_texts(train.examples),
         train.fingerprint,
         trust_remote_code=trust_remote_code,
-        say=say,
     )
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
-    tokens = _tokenise(settings, splits, tokenizer, say)
-    used = _overview(settings, splits, tokens, say)
-    _recommend_ce(settings, say)
-    compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, say)
+    shape = shape_of(
+        settings.data,
+        settings.task,
+        settings.model,
+        tokenizer,
+        column=train.column,
+        trust_remote_code=trust_remote_code,
+    )
+    tokens = _tokenise(settings, splits, tokenizer, shape)
+    used = _overview(settings, splits, tokens, shape)
+    _recommend_ce(settings)
+    compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
     folders = {name: rows.folder for name, rows in tokens.items()}
     if compared is not None:
         folders["candidates"] = compared.tokens
@@ -153,61 +160,47 @@ def prepare(
 # Reading and tokenising
 
 
-def _progress_bar(settings: Recipe, total: int, what: str) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total or None, desc=what, unit=f" {recipe.WORDS[settings.task].sources}", leave=False)
-
-
 def _read(settings: Recipe, split: str, limit: int, on_bad_row: str) -> Split:
     data = settings.data
-    with _progress_bar(settings, limit, f"reading {split}") as bar:
-        return load(
-            data.name,
-            split,
-            **columns_of(data, settings.task),
-            on_bad_row=on_bad_row,
-            limit=limit,
-            validation_fraction=data.validation_fraction,
-            test_fraction=data.test_fraction,
-            progress=bar.update,
-        )
+    return load(
+        data.name,
+        split,
+        **columns_of(data, settings.task),
+        on_bad_row=on_bad_row,
+        limit=limit,
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+    )
 
 
-def _read_splits(settings: Recipe, say: Say) -> dict[str, Split]:
+def _read_splits(settings: Recipe) -> dict[str, Split]:
     data = settings.data
     splits = {"train": _read(settings, "train", data.limit, data.on_bad_row)}
     if settings.train.eval_every:
         splits["validation"] = _read(settings, "validation", data.validation_limit, data.on_bad_row)
     for split in splits.values():
         for bad in split.skipped:
-            say(f"skipped {bad}")
+            logger.warning(f"skipped {bad}")
     return splits
 
 
-def _judged(settings: Recipe, validation: Split | None, say: Say) -> list[Example]:
+def _judged(settings: Recipe, validation: Split | None) -> list[Example]:
     """The validation examples for which texts are generated. Raises if their score cannot be computed."""
     best = best_of(settings)
     if not best.metric or validation is None:
         return []
     for note in notes_on(best, validation.examples):
-        say(f"{best.name}: {note} In a recipe, train.best_options has such options.")
+        logger.info(f"{best.name}: {note} In a recipe, train.best_options has such options.")
     return validation.examples[: settings.train.best_limit or None]
 
 
-def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, say: Say) -> dict[str, Tokens]:
+def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, shape: Shape) -> dict[str, Tokens]:
     data = settings.data
-    if data.separator != "none":
+    if shape.separator != "none":
         first = [example.source for example in splits["train"].examples[:LOOKED_AT]]
         for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
-            say(note)
-    tokens = {}
-    for name, split in splits.items():
-        with _progress_bar(settings, len(split.examples), f"tokenising {name}") as bar:
-            tokens[name] = tokenise(
-                split.examples, split.fingerprint, tokenizer, Shape.of(data), progress=bar.update, say=say
-            )
-    return tokens
+            logger.info(note)
+    return {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
 
 
 def _described(split: Split, tokens: Tokens) -> PreparedSplit:
@@ -215,45 +208,39 @@ def _described(split: Split, tokens: Tokens) -> PreparedSplit:
     return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve())
 
 
-def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], say: Say) -> list[str]:
+def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape) -> list[str]:
     """What is used of the data, in sentences, which are also shown."""
     test = {}
     if has_split(settings.data, "test"):
         try:
             test["test"] = _read(settings, "test", 0, "skip")
         except (UserError, MissingFileError) as reason:  # generate will need it, training does not
-            say(f"the test split was not compared with the training data: {reason}")
-    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data)
+            logger.info(f"the test split was not compared with the training data: {reason}")
+    nouns = ("source", "target") if shape.prompt is None else ("prompt", "completion")
+    sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data, nouns)
     for sentence in sentences:
-        say(sentence)
+        logger.info(sentence)
     return sentences
 
 
-def _recommend_ce(settings: Recipe, say: Say) -> None:
+def _recommend_ce(settings: Recipe) -> None:
     if not any(OBJECTIVES.entry(term.name).per == "token" for term in parse(settings.objective)):
-        say(
+        logger.info(
             f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
             f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or "
-            f"on 0*ce + {settings.objective}, which is the same as now, without this remark."
+            f"on 0*ce + {settings.objective}, which is the same as now, without this warning."
         )
 
 
-def _compare(settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any, say: Say) -> PreparedCandidates:
+def _compare(
+    settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any, shape: Shape
+) -> PreparedCandidates:
     """Check and tokenise the candidates of the training split."""
     path = Path(settings.data.candidates)
     about = about_candidates(path)
     if doubt := check_candidates(candidates, about, train.examples, path=path):
-        say(doubt)
-    with _progress_bar(settings, len(train.examples), "tokenising candidates") as bar:
-        rows = tokenise_candidates(
-            train.examples,
-            train.fingerprint,
-            candidates,
-            tokenizer,
-            Shape.of(settings.data),
-            progress=bar.update,
-            say=say,
-        )
+        logger.info(doubt)
+    rows = tokenise_candidates(train.examples, train.fingerprint, candidates, tokenizer, shape)
     return PreparedCandidates(
         file=path,
         fingerprint=candidates.fingerprint,

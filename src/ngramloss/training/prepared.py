@@ -64,8 +64,9 @@ class Prepared:
     tokens: Mapping[str, str]
     """Split, or "candidates" → the fingerprint of its tokens."""
     plugins: Mapping[str, str]
-    """Objectives of plugins → a hash of their code; so ``metrics``."""
+    """Objective of a plugin → a hash of its code."""
     metrics: Mapping[str, str]
+    """Metric of a plugin → a hash of its code."""
     tokenizer: str
     continued_from: Path | None
     trust_remote_code: bool
@@ -80,8 +81,8 @@ class Prepared:
     @property
     def identity(self) -> dict[str, Any]:
         """What each checkpoint says of the data, the model and the code that it was trained with."""
-        kinds = ("plugins", "metrics", "model_files", "tokens")
-        return {**self.fingerprints, **{kind: getattr(self, kind) for kind in kinds}}
+        fields = ("plugins", "metrics", "model_files", "tokens")
+        return {**self.fingerprints, **{field: getattr(self, field) for field in fields}}
 
     def to_json(self) -> str:
         """The text of ``prepared.json``."""

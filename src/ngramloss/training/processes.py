@@ -21,7 +21,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that speaks and writes."""
+        """Whether this is the first process, which alone logs and writes files."""
         return self.rank == 0
 
     def wait(self) -> None:

@@ -23,6 +23,8 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.models import loading
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
 from ngramloss.recipe import Recipe
 from ngramloss.storage.files import whole_folder, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
@@ -30,9 +32,9 @@ from ngramloss.terms.parser import parse
 from ngramloss.terms.term import check_names
 from ngramloss.training import card, checkpoints, loop
 from ngramloss.training.best import best_of, tie_note
-from ngramloss.training.claim import Say, claim, locked
+from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import IDENTITY
-from ngramloss.training.log import LogFile, ProgressBar
+from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.prepare import prepare_once, resolve_candidates
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
@@ -49,37 +51,33 @@ class Outcome(NamedTuple):
     continued_from: int
 
 
-def train(
-    settings: Recipe, folder: Path, *, fresh: bool = False, say: Say = print, trust_remote_code: bool = False
-) -> Outcome:
+def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
     """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
 
     Args:
         settings: the resolved recipe.
         folder: the run folder.
         fresh: delete an earlier run in this folder and start over.
-        say: shows a message to the user; called only in the first process.
         trust_remote_code: whether code that comes with the model may run.
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    say = say if rank == 0 else lambda _: None
     run = RunFolder(folder)
-    settings = resolve_candidates(settings, run, say)
+    settings = resolve_candidates(settings, run)
     if rank == 0 and settings.model.name != "scratch" and not run.finished:  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     with locked(run, rank):
-        newest = claim(settings, run, fresh=fresh, say=say) if rank == 0 else None
+        newest = claim(settings, run, fresh=fresh) if rank == 0 else None
         _check(settings, processes)
         here = start_processes()
         here.wait()
         if run.finished:
-            say(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
+            logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
-        prepared, judged = prepare_once(settings, run, here, newest, say=say, trust_remote_code=trust_remote_code)
-        outcome = _run(settings, run, here, prepared, judged, say=say, trust_remote_code=trust_remote_code)
+        prepared, judged = prepare_once(settings, run, here, newest, trust_remote_code=trust_remote_code)
+        outcome = _run(settings, run, here, prepared, judged, trust_remote_code=trust_remote_code)
         if outcome.finished and rank == 0:
-            why = _finish(settings, run, prepared, say)
-            say(f"finished at step {outcome.step}: {run.model}{why}")
+            why = _finish(settings, run, prepared)
+            logger.info(f"finished at step {outcome.step}: {run.model}{why}")
         here.wait()
         return outcome
 
@@ -98,7 +96,6 @@ def _run(
     prepared: Prepared,
     judged: Sequence[Example],
     *,
-    say: Say,
     trust_remote_code: bool,
 ) -> Outcome:
     """Load model and data, and run the loop."""
@@ -106,10 +103,10 @@ def _run(
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:
         return Outcome(run.path, True, began, began)
-    model, tokenizer = _load_model(settings, prepared, say=say, trust_remote_code=trust_remote_code)
+    model, tokenizer = _load_model(settings, prepared, trust_remote_code=trust_remote_code)
     examples, validation = _load_rows(prepared)
     if newest is not None:
-        say(f"continuing {run.path} from step {began}.")
+        logger.info(f"continuing {run.path} from step {began}.")
     with _open_logs(settings, run, here, steps=loop.total_steps(settings.train, len(examples)), since=began) as logs:
         job = loop.Job(
             model,
@@ -123,7 +120,6 @@ def _run(
             folder=run.checkpoints,
             saved_with={IDENTITY: json.dumps(prepared.identity)},
             continued_from=newest,
-            say=say,
             **logs,
         )
         try:
@@ -131,14 +127,14 @@ def _run(
         except checkpoints.CheckpointError as reason:
             raise OSError(f"{reason} {_after_full_disk(run, here)}") from reason
     if not outcome.finished:
-        say(f"stopped at step {outcome.step} of {outcome.total}; the same command continues it.")
+        logger.info(f"stopped at step {outcome.step} of {outcome.total}; the same command continues it.")
     return Outcome(run.path, outcome.finished, outcome.step, began)
 
 
 # What the loop needs
 
 
-def _load_model(settings: Recipe, prepared: Prepared, *, say: Say, trust_remote_code: bool) -> tuple[Any, Any]:
+def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model with its first weights, and its tokenizer."""
     from transformers.utils import logging as hf_logging
 
@@ -157,7 +153,7 @@ def _load_model(settings: Recipe, prepared: Prepared, *, say: Say, trust_remote_
     model = loading.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
     loading.prepare_generation(model, settings.generation)
-    align_start(model, tokenizer, name=settings.model.name, training=True, say=say)
+    align_start(model, tokenizer, name=settings.model.name, training=True)
     return model, tokenizer
 
 
@@ -217,19 +213,20 @@ def _generated_score(
 def _open_logs(
     settings: Recipe, run: RunFolder, here: Processes, *, steps: int, since: int
 ) -> Iterator[dict[str, Any]]:
-    """``logs`` and ``on_step`` of a job: ``log.jsonl``, the progress bar and trackers; only in the first process."""
+    """``logs`` and ``on_step`` of a job: ``log.jsonl``, progress and trackers; only in the first process."""
     if not here.first:
         yield {}
         return
     best, train = best_of(settings), settings.train
     terms = check_names(parse(settings.objective))
-    bar = ProgressBar(terms, total=steps, since=since, score=best.name if best.metric else "")
     trackers = start_trackers(
         train.report_to, run_name=settings.slug, folder=run.tensorboard, settings=dataclasses.asdict(train)
     )
     try:
-        logs = [LogFile(run.log, since), bar, *(tracker.log for tracker in trackers)]
-        yield {"logs": logs, "on_step": bar.on_step}
+        with Progress("training", total=steps, unit="steps", done=since) as progress:
+            show = show_lines(progress, terms, score=best.name if best.metric else "")
+            logs = [LogFile(run.log, since), show, *(tracker.log for tracker in trackers)]
+            yield {"logs": logs, "on_step": lambda step, line: progress.update(step - progress.done)}
     finally:
         for tracker in trackers:
             tracker.end()
@@ -248,17 +245,17 @@ def _after_full_disk(run: RunFolder, here: Processes) -> str:
 # After training
 
 
-def _finish(settings: Recipe, run: RunFolder, prepared: Prepared, say: Say) -> str:
+def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     """Write the card, then the model folder, which marks the run as finished. Returns why it is this model."""
     newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
-    chosen = _best_checkpoint(run, newest, facts["best_step"], say)
+    chosen = _best_checkpoint(run, newest, facts["best_step"])
     is_best = checkpoints.step(chosen) == facts["best_step"]
     best = best_of(settings)
     note = tie_note(best, whole_rows(run.log)) if is_best else ""
     if note:
-        say(note)
+        logger.info(note)
     write_whole(run.card, card.card_text(settings, prepared, facts, chosen, note=note))
     with whole_folder(run.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
@@ -266,12 +263,14 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared, say: Say) -> s
     return f", the weights of step {facts['best_step']} ({best.described(facts['best'])})" if is_best else ""
 
 
-def _best_checkpoint(run: RunFolder, newest: Path, best_step: int | None, say: Say) -> Path:
+def _best_checkpoint(run: RunFolder, newest: Path, best_step: int | None) -> Path:
     """The checkpoint that becomes the model: the newest, if nothing was validated or the best is damaged."""
     if best_step is None:
         return newest
     best = run.checkpoints / f"checkpoint-{best_step}"
     damage = checkpoints.fault(best) if best.exists() else "it is missing"
     if damage:
-        say(f"the best checkpoint, {best.name}, is incomplete ({damage}); using the last weights as the model.")
+        logger.warning(
+            f"the best checkpoint, {best.name}, is incomplete ({damage}); using the last weights as the model."
+        )
     return newest if damage else best

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
-import sys
 from typing import Any
 
-from tqdm.auto import tqdm
-
+from ngramloss.output.console import logger
 from ngramloss.training.processes import Processes
 
 EVERY = 10
-"""On a GPU processes agree only every so many steps, because that waits for the work given to it."""
+"""On a GPU processes agree only every tenth step, because that waits for the work given to it."""
 
 
 class Stopping:
@@ -44,4 +42,4 @@ class Stopping:
             raise KeyboardInterrupt
         self._signalled = True
         if self.here.first:
-            tqdm.write("stopping after this step and saving it. Press Ctrl-C again to stop at once.", file=sys.stderr)
+            logger.info("stopping after this step and saving it. Press Ctrl-C again to stop at once.")

@@ -22,7 +22,7 @@ from ngramloss.hf.attach import aligned_labels, attached_loss, last_parts
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.recipe import Recipe, Train
-from ngramloss.steps.padding import Padder
+from ngramloss.steps.padding import Pad
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes
 
@@ -94,7 +94,7 @@ class GeneratedScore:
         return score[0]
 
 
-def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Padder) -> dict[str, float]:
+def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pad) -> dict[str, float]:
     """The objective and each term as exact means over a split, as ``eval_loss``, ``eval_ce`` and so on.
 
     Every process takes every n-th batch. Those that have one less run a blank one, because sharded weights need that.
@@ -116,7 +116,7 @@ def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pa
             with torch.no_grad():
                 model(**inputs)
             parts = last_parts(model)
-            counts = loss_fn.counts(aligned_labels(model, inputs)).float()  # [parts]
+            counts = loss_fn.denominators(aligned_labels(model, inputs)).float()  # [parts]
             sums += torch.stack([torch.stack([parts[part.name] for part in loss_fn.parts]) * counts, counts])
     finally:
         model.train(was_training)

@@ -52,7 +52,7 @@ FAMILIES = {
     "mt5": None,
     "umt5": None,
 }
-"""The kinds of models that can be converted."""
+"""The types of models that can be converted."""
 
 
 def converted(model: Any) -> Path:
@@ -66,7 +66,7 @@ def converted(model: Any) -> Path:
     """
     folder = cache_folder() / "ctranslate2" / _key(model)
     try:
-        return cached_folder(folder, partial(_convert, model), what="converted model", say=logger.info)
+        return cached_folder(folder, partial(_convert, model), what="converted model")
     except OSError as reason:
         raise UserError(
             f"cannot write the converted model to {folder.parent}: {reason.strerror or reason}. Make room "

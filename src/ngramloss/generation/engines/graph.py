@@ -19,6 +19,7 @@ from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, diff
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.sampling import sampled, text_seeds
 from ngramloss.generation.search import Search
+from ngramloss.gpu import graphs
 from ngramloss.steps.padding import padded
 
 LOOKED = 8
@@ -216,24 +217,15 @@ class Searcher:
     def _capture(self) -> None:
         """Capture one token. The warm-up writes a token, so the state is put back."""
         state = [self.decoder.origin, *(tensor for group in self.groups for tensor in vars(group).values())]
-        before = [tensor.clone() for tensor in state]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._token()
-        torch.cuda.current_stream().wait_stream(side)
-        for tensor, value in zip(state, before, strict=True):
-            tensor.copy_(value)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
-            self._token()
+        with graphs.restored(state):
+            self.graph, _ = graphs.capture(self._token, pool=self.pool)
 
 
 @torch.inference_mode()
 def found(searcher_of: Callable[[int], Searcher], sources: Sequence[Ids]) -> list[list[list[int]]]:
     """The texts of each source, with what fills them up.
 
-    When half of the sources are done, the others go on in a smaller search.
+    When half of the sources are done, the others continue in a smaller search.
 
     Args:
         searcher_of: a number of sources → a search with room for them, of this length.

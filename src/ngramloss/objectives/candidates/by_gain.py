@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ngramloss.stats import CandidateStats, checked_candidates
+from ngramloss.stats import CandidateStats
 
 
 class Ranked(NamedTuple):
@@ -25,12 +25,11 @@ def ranked(stats: CandidateStats, *, alpha: float) -> Ranked:
 
     Example:
         >>> import torch
-        >>> logp, length = torch.tensor([[-4.0, -9.0, -6.0]]), torch.tensor([[2, 3, 0]])
-        >>> ranked(CandidateStats(logp, length, torch.tensor([[0.1, 0.7, 0.9]])), alpha=2)
+        >>> logp, length = torch.tensor([[-4.0, -9.0, 0.0]]), torch.tensor([[2.0, 3.0, 0.0]])
+        >>> ranked(CandidateStats(logp, length, torch.tensor([[0.1, 0.7, 0.0]])), alpha=2)
         Ranked(score=tensor([[-1., -1., 0.]]), order=tensor([[1, 0, 2]]), number=tensor([2]))
     """
-    given = checked_candidates(stats)
-    score = given.logp / given.length.where(given.present, 1.0) ** alpha   # [B, K]
-    gain = given.gain.detach().where(given.present, float("-inf"))       # [B, K]
+    score = stats.logp / stats.length.where(stats.present, 1.0) ** alpha   # [B, K]
+    gain = stats.gain.detach().where(stats.present, float("-inf"))       # [B, K]
     order = gain.sort(dim=-1, descending=True, stable=True).indices      # [B, K]
-    return Ranked(score.gather(-1, order), order, given.present.sum(-1))
+    return Ranked(score.gather(-1, order), order, stats.present.sum(-1))

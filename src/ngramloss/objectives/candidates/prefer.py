@@ -25,7 +25,7 @@ def prefer(stats: CandidateStats, *, beta: float = 0.1, alpha: float = 0.0, marg
     If all candidates have the same gain, the first is still preferred to the last.
 
     Args:
-        stats: candidates, summarised.
+        stats: candidates, summarised, as :func:`checked_candidates` returns them.
         beta: how much a difference of scores counts, above 0.
         alpha: exponent of the length, 0 or more; 0 compares log-probabilities, 1 their means over tokens.
         margin: by how much β times the difference should exceed 0, 0 or more.
@@ -36,7 +36,7 @@ def prefer(stats: CandidateStats, *, beta: float = 0.1, alpha: float = 0.0, marg
 
     Example:
         >>> logp, gain = torch.tensor([[-7.0, -5.0]]), torch.tensor([[0.9, 0.2]])
-        >>> prefer(CandidateStats(logp, torch.tensor([[3, 3]]), gain), beta=0.5).neg().exp()   # the sigmoid of −1
+        >>> prefer(CandidateStats(logp, torch.tensor([[3.0, 3.0]]), gain), beta=0.5).neg().exp()   # the sigmoid of −1
         tensor([0.2689])
     """
     score, _, number = ranked(stats, alpha=alpha)                        # [B, K], [B]

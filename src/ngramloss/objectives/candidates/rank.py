@@ -24,7 +24,7 @@ def rank(stats: CandidateStats, *, margin: float = 0.001, alpha: float = 2.0) ->
     should score higher.
 
     Args:
-        stats: candidates, summarised.
+        stats: candidates, summarised, as :func:`checked_candidates` returns them.
         margin: by how much a candidate should score higher than the next one, 0 or more.
         alpha: exponent of the length, 0 or more; 0 compares log-probabilities, 1 their means over tokens.
 
@@ -33,7 +33,7 @@ def rank(stats: CandidateStats, *, margin: float = 0.001, alpha: float = 2.0) ->
         margin has no gradient, and neither has one that is exactly as far. Time and memory grow with K².
 
     Example:
-        >>> logp, length = torch.tensor([[-4.0, -6.0, -9.0]]), torch.tensor([[2, 2, 3]])
+        >>> logp, length = torch.tensor([[-4.0, -6.0, -9.0]]), torch.tensor([[2.0, 2.0, 3.0]])
         >>> stats = CandidateStats(logp, length, gain=torch.tensor([[0.2, 0.9, 0.5]]))
         >>> rank(stats, margin=0.5, alpha=1)   # f = −3, −3, −2: (0.5 + 1.5) / 2 + 2
         tensor([3.])

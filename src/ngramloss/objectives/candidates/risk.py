@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.stats import CandidateStats, checked_candidates
+from ngramloss.stats import CandidateStats
 
 
 def risk(stats: CandidateStats, *, sharpness: float = 0.005) -> Tensor:
@@ -17,7 +17,7 @@ def risk(stats: CandidateStats, *, sharpness: float = 0.005) -> Tensor:
     probabilities are shared out among the candidates of the row alone.
 
     Args:
-        stats: candidates, summarised.
+        stats: candidates, summarised, as :func:`checked_candidates` returns them.
         sharpness: exponent of the probabilities, 0 or more; 0 gives the mean of 1 − gain, without a gradient.
 
     Returns:
@@ -26,17 +26,16 @@ def risk(stats: CandidateStats, *, sharpness: float = 0.005) -> Tensor:
     Example:
         >>> import torch
         >>> logp, gain = torch.tensor([[0.25, 1.0]]).log(), torch.tensor([[0.2, 0.9]])
-        >>> risk(CandidateStats(logp, torch.tensor([[3, 3]]), gain), sharpness=1)   # 0.2 · 0.8 + 0.8 · 0.1
+        >>> risk(CandidateStats(logp, torch.tensor([[3.0, 3.0]]), gain), sharpness=1)   # 0.2 · 0.8 + 0.8 · 0.1
         tensor([0.2400])
     """
     share = shares(stats, sharpness=sharpness)                           # [B, K]
-    return (share * (1 - checked_candidates(stats).gain).to(share)).sum(-1)   # [B]
+    return (share * (1 - stats.gain).to(share)).sum(-1)                  # [B]
 
 
 def shares(stats: CandidateStats, *, sharpness: float = 0.005) -> Tensor:
     """The share of the probability that each candidate has, 0 where there is none, [B, K]."""
-    given = checked_candidates(stats)
-    some = given.present.any(-1, keepdim=True)                           # [B, 1]
+    some = stats.present.any(-1, keepdim=True)                           # [B, 1]
     # A softmax over a row of −inf alone would be NaN, in its gradient too.
-    among = (sharpness * given.logp).where(given.present, float("-inf")).where(some, 0.0)   # [B, K]
-    return among.softmax(-1).where(given.present, 0.0)                   # [B, K]
+    among = (sharpness * stats.logp).where(stats.present, float("-inf")).where(some, 0.0)   # [B, K]
+    return among.softmax(-1).where(stats.present, 0.0)                   # [B, K]

@@ -57,7 +57,7 @@ def bag_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def found(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Each reference window's contribution to Σ_g min(B, C)/W: its share of its n-gram's, [B, S]."""
     real = ngrams.real(labels, n)                                        # [B, S]
-    (reference,) = ngrams.kinds(labels, n=n)                             # [B, S]
+    (reference,) = ngrams.ids(labels, n=n)                               # [B, S]
     copies = ngrams.count(reference, among=reference, where=real).clamp_min(1)   # [B, S]
     bounded = torch.minimum(expected(stats, labels, n=n), copies.to(stats.lse.dtype))   # [B, S]
     return (bounded / copies).where(real, 0.0) / real.sum(-1, keepdim=True).clamp_min(1)   # [B, S]

@@ -50,7 +50,7 @@ def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:
 def clipped_share(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """O_n / W, [B]."""
     real = ngrams.real(labels, n)                                        # [B, S]
-    (reference,) = ngrams.kinds(labels, n=n)                             # [B, S]
+    (reference,) = ngrams.ids(labels, n=n)                               # [B, S]
     copies = ngrams.count(reference, among=reference, where=real).clamp_min(1).unsqueeze(1)   # [B, 1, S]
     probability = placements(stats, labels, n=n)                         # [B, S, S]
     elsewhere = probability.sum(1, keepdim=True) - probability           # [B, S, S]

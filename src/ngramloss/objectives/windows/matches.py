@@ -66,7 +66,7 @@ def most_counted(n: int) -> int | None:
 def matched(stats: TokenStats, labels: Tensor, *, n: int, most: int | None = None) -> Earned:
     """The windows of :func:`matches`, counting at most the first ``most`` of each n-gram."""
     real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.kinds(stats.best_token, labels, n=n)   # [B, S] each
+    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
     hit = real & (ngrams.count(candidate, among=reference, where=real) > 0)   # [B, S]
     copies = ngrams.count(candidate, among=candidate, where=real)        # [B, S]
     if most is not None:

@@ -52,9 +52,9 @@ def precision_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def covered(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Each window's contribution to :func:`precision`: its share of its n-gram's clipped count, [B, S]."""
     real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.kinds(stats.best_token, labels, n=n)   # [B, S] each
+    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
     probability = ngrams.sums(stats.best_logp, n).exp().where(real, 0.0)   # [B, S]
-    expected = ngrams.pooled(probability, kind=candidate).gather(-1, candidate)   # [B, S]
+    expected = ngrams.pooled(probability, ids=candidate).gather(-1, candidate)   # [B, S]
     actual = ngrams.count(candidate, among=reference, where=real)        # [B, S]
     clipped = torch.minimum(expected, actual.to(expected.dtype)) / _positive(expected)   # [B, S]
     return probability * clipped / _positive(probability.sum(-1, keepdim=True))   # [B, S]
@@ -63,7 +63,7 @@ def covered(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def covered_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Each window's contribution to :func:`precision_released`, [B, S]."""
     real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.kinds(stats.best_token, labels, n=n)   # [B, S] each
+    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
     copies = ngrams.count(candidate, among=candidate, where=real)        # [B, S]
     last = ngrams.earlier(candidate, where=real) == copies - 1           # [B, S]
     known = ngrams.count(candidate, among=reference, where=real) > 0     # [B, S]

@@ -40,7 +40,7 @@ def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def placed(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:
     """The windows of :func:`rewards`."""
     real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.kinds(stats.best_token, labels, n=n)   # [B, S] each
+    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
     hit = real & (candidate == reference)                                # [B, S]
     copies = ngrams.count(reference, among=reference, where=hit)         # [B, S]
     return earned(stats, hit=hit, copies=copies, real=real, n=n)

@@ -1,0 +1,57 @@
+"""a row with a column ``messages`` → a row with the messages before the last answer, and that answer.
+
+Messages are written as TRL and chat templates have them: a list of objects with ``role`` and ``content``, or that list
+as JSON text. An answer is what the role ``assistant`` says. What follows the last answer is left out: nobody learns it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ngramloss.data.columns import TARGETS, reference_columns
+from ngramloss.data.rows import BadRow, Row
+
+MESSAGES, ANSWER = "messages", "completion"
+"""The column that is read, and the one that is added."""
+ASSISTANT = "assistant"
+
+
+def has_messages(present: Sequence[str], source: str | None, target: str | None) -> bool:
+    """Whether the messages of a table are its texts: they are named as the source, or no column looks like a target."""
+    if MESSAGES not in present or target:
+        return False
+    return source == MESSAGES or (not source and not reference_columns(TARGETS, present))
+
+
+def split_messages(row: Row | BadRow) -> Row | BadRow:
+    """The row with two texts: JSON of the messages before the last answer, and the answer."""
+    if isinstance(row, BadRow):
+        return row
+    found = row.values.get(MESSAGES)
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError) as error:
+            return BadRow(row.file, row.line, f"{MESSAGES!r} is not JSON: {error}")
+    if fault := _fault(found):
+        return BadRow(row.file, row.line, f"{MESSAGES!r} {fault}")
+    messages = [{"role": each["role"], "content": each["content"]} for each in found]  # type: ignore[attr-defined]
+    last = max(at for at, each in enumerate(messages) if each["role"] == ASSISTANT)
+    texts = {MESSAGES: json.dumps(messages[:last], ensure_ascii=False), ANSWER: messages[last]["content"]}
+    return row._replace(values={**row.values, **texts})
+
+
+def _fault(messages: object) -> str:
+    """Why these are not messages with an answer, or an empty string."""
+    if not isinstance(messages, list) or not messages:
+        return "should be a list of messages, each with role and content"
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            return f"should be a list of messages: number {number} has no text as its role or its content"
+        if message["role"] == ASSISTANT and not message["content"].strip():
+            return f"has an empty answer: number {number}"
+    roles = [message["role"] for message in messages]
+    if ASSISTANT not in roles:
+        return f"has no answer: no message has the role {ASSISTANT!r}"
+    return "begins with an answer, so there is nothing to answer" if roles[0] == ASSISTANT else ""

@@ -1,0 +1,287 @@
+"""a template or a chat template, and texts → ids of prompts and of completions, for decoder-only models.
+
+Prompt and completion are tokenised apart and joined as ids, so that training and generation read the same prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ngramloss.data.examples import Example
+from ngramloss.data.messages import ASSISTANT, MESSAGES
+from ngramloss.data.rows import needed
+from ngramloss.data.word_ids import bare_ids
+from ngramloss.errors import UserError
+from ngramloss.recipe import CHAT, SOURCE, Data
+
+DEFAULTS = {"summarisation": "{source}\n\nSummary:", "translation": "{source}\n\nTranslation:"}
+"""Task → the template if none is given."""
+_SOURCE, _ANSWER = "⟦source⟧", "⟦answer⟧"
+"""Stand for texts while a chat template is taken apart."""
+Ids = list[int]
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a decoder-only model reads beside a source, and what it ends its text with.
+
+    Attributes:
+        before: text before a source.
+        after: text after it.
+        lead: text between prompt and completion; None is a space, unless white space is there already.
+        ending: ids at the end of every completion; the last is the first of ``stop``.
+        stop: ids at which generation stops.
+        chat_template: what writes messages as one text; empty if there are none.
+        messages: whether sources are messages, as :func:`ngramloss.data.messages.split_messages` writes them.
+    """
+
+    before: str
+    after: str
+    lead: str | None
+    ending: tuple[int, ...]
+    stop: tuple[int, ...]
+    chat_template: str = ""
+    messages: bool = False
+
+
+def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequence[int]) -> Prompt:
+    """The prompt that a recipe asks for.
+
+    Args:
+        data: the settings.
+        task: decides the template if none is given.
+        column: the name of the source column: ``prompt`` is used as it is, the chat template writes ``messages``.
+        tokenizer: a Hugging Face tokenizer.
+        stops: ids at which the model stops, at least one.
+    """
+    if data.prefix or data.separator not in ("auto", "none"):
+        key = "prefix" if data.prefix else "separator"
+        raise UserError(f"data.{key}: a decoder-only model has none. Write the text into data.prompt.")
+    if column == MESSAGES and (data.prompt not in ("", CHAT) or data.instruction):
+        key = "instruction" if data.instruction else "prompt"
+        raise UserError(f"data.{key}: the messages of the data are the prompt. Leave the setting out.")
+    if column == MESSAGES or data.prompt == CHAT:
+        return _chat(data.instruction, tokenizer, stops, messages=column == MESSAGES)
+    template = data.prompt or (SOURCE if column == "prompt" else DEFAULTS[task])
+    before, after = template.split(SOURCE)
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else stops[0]
+    return Prompt(before, after, None, (end,), tuple(dict.fromkeys([end, *stops])))
+
+
+def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: bool) -> Prompt:
+    """Take the chat template apart: it writes a message and an answer, whose places are then known."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        wanted = f"the column {MESSAGES!r} needs" if messages else f'data.prompt = "{CHAT}" needs'
+        raise UserError(
+            f"the tokenizer has no chat template, which {wanted}. Use a model that was trained to chat, or a template "
+            'such as data.prompt = "{source}\\n\\nSummary:".'
+        )
+    asked = {"role": "user", "content": f"{instruction}\n\n{_SOURCE}" if instruction else _SOURCE}
+    prompt = _written(tokenizer, [asked], ask=True)
+    whole = _written(tokenizer, [asked, {"role": ASSISTANT, "content": _ANSWER}])
+    if prompt.count(_SOURCE) != 1 or not whole.startswith(prompt) or whole.count(_ANSWER) != 1:
+        raise UserError(
+            "the chat template of the tokenizer writes a message differently when its answer follows, so a model would "
+            'not learn what it is asked later. Use another chat template, or data.prompt with "{source}".'
+        )
+    lead, rest = whole[len(prompt) :].split(_ANSWER)
+    ending = bare_ids(tokenizer, [rest])[0] if rest else []
+    special = {*stops, *tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+    at = next((at for at, token in enumerate(ending) if token in special), None)
+    if at is None:
+        raise UserError(
+            "the chat template of the tokenizer has no token at the end of an answer, where a model could stop. Use "
+            'another chat template, or data.prompt with "{source}".'
+        )
+    before, after = prompt.split(_SOURCE)
+    stop = tuple(dict.fromkeys([ending[at], *stops]))
+    text = template if isinstance(template, str) else json.dumps(template)
+    return Prompt(before, after, lead, tuple(ending[: at + 1]), stop, text, messages)
+
+
+def _written(tokenizer: Any, messages: Sequence[Message], *, ask: bool = False) -> str:
+    """Messages as one text, by the chat template.
+
+    Args:
+        tokenizer: has the template.
+        messages: what to write.
+        ask: whether an answer is to follow; then the text ends with what begins one.
+    """
+    jinja = needed("jinja2", "a chat template", "hf")
+    try:
+        text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
+    except (jinja.TemplateError, TypeError, ValueError, LookupError) as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise UserError(f"the chat template of the tokenizer refuses messages of {roles}: {error}.") from error
+    return text
+
+
+def prompt_ids(
+    sources: Sequence[str], tokenizer: Any, prompt: Prompt, max_source: int, cut: list[bool] | None = None
+) -> list[Ids]:
+    """The ids of prompts. If one is too long, the source in it loses its end; a prompt without template its beginning.
+
+    Args:
+        sources: texts, or messages.
+        tokenizer: a Hugging Face tokenizer.
+        prompt: what is written around them.
+        max_source: the most ids of a prompt.
+        cut: extended by whether each prompt was too long.
+    """
+    first = [] if prompt.chat_template else _first(tokenizer)
+    made = []
+    for source, ids in zip(
+        sources, bare_ids(tokenizer, [_whole(one, tokenizer, prompt) for one in sources]), strict=True
+    ):
+        ids = ids if ids[: len(first)] == first else [*first, *ids]
+        too_long = len(ids) > max_source
+        made.append(_shortened(source, ids, first, tokenizer, prompt, max_source) if too_long else ids)
+        if cut is not None:
+            cut.append(too_long)
+    return made
+
+
+def _whole(source: str, tokenizer: Any, prompt: Prompt) -> str:
+    """The text of a prompt."""
+    if prompt.messages:
+        return _written(tokenizer, json.loads(source), ask=True)
+    return prompt.before + (source.strip() if prompt.chat_template else source) + prompt.after
+
+
+def _shortened(source: str, ids: Ids, first: Ids, tokenizer: Any, prompt: Prompt, max_source: int) -> Ids:
+    """The ids of a prompt that is too long, without the end of its source; of messages, that of the longest one."""
+    before, text, after = prompt.before, source.strip() if prompt.chat_template else source, prompt.after
+    if not (prompt.messages or before or after):
+        return [*first, *ids[len(first) - max_source :]]
+    if prompt.messages:
+        messages = json.loads(source)
+        read = [each for each in messages if each["role"] != ASSISTANT]
+        longest = max(read, key=lambda message: len(message["content"]))
+        text, longest["content"] = longest["content"], _SOURCE
+        before, _, after = _written(tokenizer, messages, ask=True).partition(_SOURCE)
+    (head, document), (tail,) = bare_ids(tokenizer, [before or "", text]), _following([after], tokenizer)
+    head = head if head[: len(first)] == first else [*first, *head]
+    room = max_source - len(head) - len(tail)
+    if room < 1:
+        raise UserError(
+            f"data.max_source = {max_source} is too small: the prompt takes {len(head) + len(tail)} tokens without the "
+            f"{'longest message' if prompt.messages else 'source'}, which begins {text[:40]!r}. Raise it."
+        )
+    return [*head, *document[:room], *tail]
+
+
+def completion_ids(
+    sources: Sequence[str],
+    targets: Sequence[str],
+    tokenizer: Any,
+    prompt: Prompt,
+    max_target: int,
+    cut: list[bool] | None = None,
+) -> list[Ids]:
+    """The ids of completions, each with its end. One that is too long loses its end.
+
+    Args:
+        sources: what each belongs to: a space is put before a completion, unless its prompt ends in white space.
+        targets: their texts.
+        tokenizer: a Hugging Face tokenizer.
+        prompt: what stands before and after them.
+        max_target: the most ids of a completion.
+        cut: extended by whether each text lost its end.
+    """
+    texts = [_led(source, target, prompt) for source, target in zip(sources, targets, strict=True)]
+    made = [[*ids, *prompt.ending] for ids in _following(texts, tokenizer)]
+    if cut is not None:
+        cut += [len(ids) > max_target for ids in made]
+    return [ids[:max_target] for ids in made]
+
+
+def _led(source: str, target: str, prompt: Prompt) -> str:
+    """The target with what stands between it and the prompt."""
+    if prompt.lead is not None:
+        return prompt.lead + target.strip()
+    joined = (prompt.after or source)[-1:].isspace() or target[:1].isspace()
+    return target if joined else f" {target}"
+
+
+def rows(
+    examples: Sequence[Example],
+    tokenizer: Any,
+    prompt: Prompt,
+    max_source: int,
+    max_target: int,
+    cut: tuple[list[bool], list[bool]],
+) -> tuple[list[Ids], list[Ids]]:
+    """The ids of prompts and of completions. In those of messages, ``~id`` is a token that is read, but not learnt.
+
+    Args:
+        examples: their sources and targets.
+        tokenizer: a Hugging Face tokenizer.
+        prompt: what is written around them.
+        max_source: the most ids of a prompt, for messages of what stands before the first answer.
+        max_target: the most ids of a completion, for messages of all that follows.
+        cut: both extended by whether each prompt, and each completion, was too long.
+    """
+    sources, targets = ([getattr(example, name) for example in examples] for name in ("source", "target"))
+    if not prompt.messages:
+        made = completion_ids(sources, targets, tokenizer, prompt, max_target, cut[1])
+        return prompt_ids(sources, tokenizer, prompt, max_source, cut[0]), made
+    conversations = [_turns(example, tokenizer) for example in examples]
+    pieces = iter(_following([piece for _, texts in conversations for piece in texts], tokenizer))
+    labels = []
+    for _, texts in conversations:
+        row: Ids = []
+        for number in range(len(texts)):
+            row += _learnt(next(pieces), prompt.ending[-1]) if number % 2 == 0 else [~token for token in next(pieces)]
+        row = row[: len(row) - next(at for at, token in enumerate(reversed(row)) if token >= 0)]
+        cut[1].append(len(row) > max_target)
+        labels.append(row[:max_target])
+    return prompt_ids([first for first, _ in conversations], tokenizer, prompt, max_source, cut[0]), labels
+
+
+def _learnt(ids: Ids, end: int) -> Ids:
+    """The ids of an answer: learnt up to its end; white space after that is read."""
+    if end not in ids:
+        raise UserError(
+            "the chat template of the tokenizer does not end every answer in the same way. Use another one."
+        )
+    after = len(ids) - ids[::-1].index(end)
+    return [*ids[:after], *(~token for token in ids[after:])]
+
+
+def _turns(example: Example, tokenizer: Any) -> tuple[str, list[str]]:
+    """The messages before the first answer, and the text after them: an answer, what is read, an answer, …"""
+    messages: list[Message] = [*json.loads(example.source), {"role": ASSISTANT, "content": example.target}]
+    answers = [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]
+    written, pieces = "", []
+    for at in answers:
+        for text in (_written(tokenizer, messages[:at], ask=True), _written(tokenizer, messages[: at + 1])):
+            if not text.startswith(written):
+                raise UserError(
+                    f"the chat template of the tokenizer writes messages differently when others follow (row "
+                    f"{example.id!r}, message {at + 1}), so several answers cannot be learnt in one row. Give each its "
+                    "own row, or use another chat template."
+                )
+            pieces.append(text[len(written) :])
+            written = text
+    return json.dumps(messages[: answers[0]], ensure_ascii=False), pieces[1:]
+
+
+def _first(tokenizer: Any) -> Ids:
+    """The ids that the tokenizer puts before every text by itself: the one that begins a text, or none."""
+    (bare,) = bare_ids(tokenizer, ["a"])
+    framed = list(tokenizer("a")["input_ids"])
+    at = next(at for at in range(len(framed)) if framed[at : at + len(bare)] == bare)
+    return framed[:at]
+
+
+def _following(texts: Sequence[str], tokenizer: Any) -> list[Ids]:
+    """The ids of texts that follow others. Some tokenizers put a space before a text by themselves: not another one."""
+    alone, before, both = bare_ids(tokenizer, ["a", "b", "b a"])
+    if both == [*before, *alone]:
+        texts = [text.removeprefix(" ") for text in texts]
+    return bare_ids(tokenizer, texts)

@@ -1,0 +1,96 @@
+"""a function of tensors that stay where they are → a CUDA graph, which launches all of its kernels at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+
+def capture(function: Callable[[], Result], *, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Warm a function up and record it. Returns the graph, and the result, which each replay overwrites.
+
+    Args:
+        function: must not wait for the device.
+        pool: the memory of the graph. Graphs that never run at the same time share it.
+    """
+    warm_up(function)
+    return record(function, pool=pool)
+
+
+def warm_up(function: Callable[[], object], *, times: int = 1, stream: Any = None) -> None:
+    """Run a function on a side stream, for what libraries set up at the first use of a shape.
+
+    Unlike recording, this changes what the function changes: see :func:`restored`.
+    """
+    side = stream or torch.cuda.Stream()
+    current = torch.cuda.current_stream(side.device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(times):
+            function()
+    current.wait_stream(side)
+
+
+def record(
+    function: Callable[[], Result], *, pool: Any = None, stream: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Record a function that is warmed up; nothing is computed. Other threads may use the device meanwhile."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        result = function()
+    return graph, result
+
+
+@contextmanager
+def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Give the tensors their values back at the end."""
+    before = [(tensor, tensor.clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
+
+
+@contextmanager
+def restored_random_numbers(device: torch.device) -> Iterator[None]:
+    """Give the generators of the device and of the host their states back at the end."""
+    on_device, on_host = torch.cuda.get_rng_state(device), torch.get_rng_state()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state(on_device, device)
+        torch.set_rng_state(on_host)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+@contextmanager
+def memory_from(pool: Any, device: torch.device, *, until: ExitStack) -> Iterator[None]:
+    """Take memory on the current stream from a pool of graphs. It stays in the pool until ``until`` is closed.
+
+    Otherwise a warm-up would need as much memory again as the graphs have. PyTorch's own graphs do the same; its public
+    function for it covers one thread, but a backward pass runs in another.
+    """
+    names = ("_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
+    begin, end, release = (getattr(torch._C, name, None) for name in names)
+    if begin is None or end is None or release is None:   # another version of PyTorch: more memory, the same results
+        yield
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    begin(index, pool)
+    until.callback(release, index, pool)
+    try:
+        yield
+    finally:
+        end(index, pool)

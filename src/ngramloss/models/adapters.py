@@ -1,0 +1,74 @@
+"""a model and the LoRA settings of a recipe → the model with adapters; later the plain model with merged weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ngramloss.data.rows import needed
+from ngramloss.errors import UserError
+from ngramloss.recipe import Model
+
+ADAPTER = "adapter"
+"""The folder of the adapter alone, in that of the merged model."""
+
+
+def add_lora(model: Any, settings: Model) -> Any:
+    """The model with LoRA adapters; only these are trained. The same model if ``settings.lora`` is 0.
+
+    Args:
+        model: a Hugging Face model. It is changed: its linear layers get adapters.
+        settings: the model section of a recipe.
+    """
+    if not settings.lora:
+        return model
+    peft = needed("peft", "model.lora", "lora")
+    targets: Any = "all-linear" if settings.lora_targets == ["all-linear"] else list(settings.lora_targets)
+    config = peft.LoraConfig(
+        r=settings.lora,
+        lora_alpha=settings.lora_alpha or 2 * settings.lora,
+        lora_dropout=settings.lora_dropout,
+        target_modules=targets,
+        task_type="SEQ_2_SEQ_LM" if getattr(model.config, "is_encoder_decoder", False) else "CAUSAL_LM",
+    )
+    linear = sorted(
+        {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    )
+    try:
+        return peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(
+            f"model.lora_targets = {settings.lora_targets}: {' '.join(str(error).split())[:200]} The linear layers of "
+            f"the model are called {', '.join(linear)}."
+        ) from error
+
+
+@torch.no_grad()
+def merged(model: Any) -> Any:
+    """A new model without adapters that computes the same. The given one is not changed; a plain one is returned."""
+    if not hasattr(model, "get_base_model"):
+        return model
+    lora = needed("peft.tuners.lora", "model.lora", "lora")
+    base = model.get_base_model()
+    state = {
+        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
+    }
+    for name, layer in base.named_modules():
+        if isinstance(layer, lora.LoraLayer):
+            weight = layer.get_base_layer().weight
+            delta = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
+            state[f"{name}.weight"] = (weight + delta).to(weight.dtype)
+    plain = type(base)._from_config(deepcopy(base.config), dtype=base.dtype).to(base.device)
+    plain.load_state_dict(state)
+    plain.generation_config = deepcopy(base.generation_config)
+    return plain.eval()
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write the merged model into a folder, as ``from_pretrained`` reads it, and its adapter alone into ``adapter``."""
+    merged(model).save_pretrained(folder)
+    if hasattr(model, "get_base_model"):
+        model.save_pretrained(folder / ADAPTER)

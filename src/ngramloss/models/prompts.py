@@ -1,0 +1,46 @@
+"""a recipe's settings, a tokenizer and the kind of the model → how texts become tokens, and where generation stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ngramloss.data.messages import MESSAGES
+from ngramloss.data.prompts import Prompt, prompt_of
+from ngramloss.data.tokens import Shape
+from ngramloss.errors import UserError
+from ngramloss.hf.heads import bare
+from ngramloss.models import loading
+from ngramloss.recipe import Data, Model
+
+
+def shape_of(
+    data: Data, task: str, model: Model, tokenizer: Any, *, column: str = "", trust_remote_code: bool = False
+) -> Shape:
+    """The settings for turning texts into the tokens of this model. Those of a decoder-only model have a prompt.
+
+    Args:
+        data: the data section of a recipe.
+        task: of the recipe; it decides the template if none is given.
+        model: the model section.
+        tokenizer: the model's tokenizer.
+        column: the name of the source column, :attr:`Split.column`, if it is known.
+        trust_remote_code: as in :func:`loading.load`.
+    """
+    config = loading.load_config(model, trust_remote_code=trust_remote_code)
+    if loading.is_causal(config):
+        stops = loading.stop_ids(model, tokenizer, trust_remote_code=trust_remote_code)
+        return Shape.of(data, prompt_of(data, task, column, tokenizer, stops))
+    if data.prompt:
+        raise UserError(f"data.prompt: {model.name} is an encoder-decoder. Text before its sources is data.prefix.")
+    if column == MESSAGES:
+        raise UserError(
+            f"the column {MESSAGES!r} has conversations, for decoder-only models; {model.name} is an encoder-decoder. "
+            "Set data.source and data.target to columns with texts."
+        )
+    return Shape.of(data)
+
+
+def align_stop(model: Any, prompt: Prompt) -> None:
+    """Let generation stop at the token that ends a completion in training, too, and at those it stopped at before."""
+    stop = list(prompt.stop)
+    bare(model).generation_config.eos_token_id = stop if len(stop) > 1 else stop[0]

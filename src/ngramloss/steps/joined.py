@@ -1,0 +1,120 @@
+"""prompts and what follows them → padded batches of a decoder-only model, with the position that predicts each label.
+
+A row is a prompt and the text behind it, padded on the right: no token sees what comes after it, so no mask is needed.
+Only the labels are predicted, so a batch says where they are, and the head computes nothing else. Their number is known
+before the batch is made, so nothing is read from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ngramloss.errors import UserError
+from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps.padding import Batch
+from ngramloss.steps.plan import Size, copies
+
+Ids = NDArray[np.int64]
+
+
+def split_turns(labels: Any) -> tuple[Ids, list[range]]:
+    """The token ids behind a prompt, and where the texts are among them that are learnt.
+
+    A token that is read but not learnt, such as a question between two answers, is stored as ``~id``: it is negative.
+
+    Example:
+        >>> split_turns([5, 6, ~7, 8])
+        (array([5, 6, 7, 8]), [range(0, 2), range(3, 4)])
+    """
+    stored = np.asarray(labels, np.int64)  # [T]
+    learnt = np.concatenate([[False], stored >= 0, [False]])  # [T + 2]
+    (edges,) = (learnt[1:] != learnt[:-1]).nonzero()
+    return stored ^ (stored >> 63), [range(*pair) for pair in edges.reshape(-1, 2).tolist()]
+
+
+class JoinedPadder:
+    """Collate rows with ``input_ids``, the prompt, and ``labels``, what follows it.
+
+    A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
+    ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
+    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]; their rows follow those
+    of the references.
+
+    Args:
+        pad: padding id.
+        multiple: where no size is given, lengths are rounded up to a multiple of this.
+        always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
+    """
+
+    def __init__(self, pad: int, *, multiple: int = 1, always_mask: bool = False) -> None:
+        self.pad, self.multiple, self.always_mask = pad, multiple, always_mask
+
+    def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
+        """Collate these rows into a batch of this size, or the smallest that holds them."""
+        parts = [split_turns(row["labels"]) for row in rows]
+        size = size or self._smallest(rows, parts)
+        B, L, T, K = size.rows, size.source, size.target, size.texts
+        ids = np.full((B * size.copies, L), self.pad)  # [R, L]
+        mask = np.zeros_like(ids)  # [R, L]
+        mask[:, 0] = 1
+        labels = np.full((B * K, T), IGNORE_INDEX)  # [S, T]
+        places = np.arange(B * K)[:, None] // K * L + np.minimum(np.arange(T), L - 1)  # [S, T], spread over each row
+        compared = size.copies > 1
+        if compared:  # texts after the first are candidates, in rows behind all references
+            own = np.concatenate([np.arange(B)[:, None], B + np.arange(B * (K - 1)).reshape(B, K - 1)], 1)  # [B, K]
+            places = own.reshape(-1, 1) * L + np.minimum(np.arange(T), L - 1)  # [S, T]
+        gains = np.zeros((B, K - 1), np.float32)  # [B, K − 1]
+        for b, (row, (text, turns)) in enumerate(zip(rows, parts, strict=True)):
+            prompt = np.asarray(row["input_ids"], np.int64)
+            texts = [(text, turns)]
+            if compared:
+                candidates = [np.asarray(ids, np.int64) for ids in row.get("candidates", ())]
+                if len(candidates) != len(row.get("gains", ())):
+                    raise UserError(
+                        f"lengths differ: a row has {len(candidates)} candidates and {len(row.get('gains', ()))} gains."
+                    )
+                gains[b, : len(candidates)] = row.get("gains", ())
+                texts += [(ids, [range(len(ids))]) for ids in candidates]
+            for k, (tokens, spans) in enumerate(texts):
+                r = int(own[b, k]) if compared else b
+                joined = np.concatenate([prompt, tokens])  # [prompt + text]
+                ids[r, : len(joined)], mask[r, : len(joined)] = joined, 1
+                for turn, span in enumerate(spans):
+                    first = max(span.start, 1 - len(prompt))  # the first token of a row is predicted by nothing
+                    s, length = b * K + k + turn, span.stop - first
+                    labels[s, :length] = tokens[first : span.stop]
+                    places[s, :length] = r * L + len(prompt) + np.arange(first, span.stop) - 1
+        batch = {"input_ids": torch.from_numpy(ids)}
+        if self.always_mask:
+            batch["attention_mask"] = torch.from_numpy(mask)
+        both = {"labels": torch.from_numpy(labels), "label_positions": torch.from_numpy(places)}  # [S, T] each
+        if not compared:
+            return batch | both
+        of_texts = {name: value.view(B, K, T) for name, value in both.items()}
+        batch |= {name: value[:, 0] for name, value in of_texts.items()}  # [B, T] each
+        return (
+            batch
+            | {
+                "candidates": of_texts["labels"][:, 1:],  # [B, K − 1, T]
+                "candidate_positions": of_texts["label_positions"][:, 1:],  # [B, K − 1, T]
+                "gains": torch.from_numpy(gains),
+            }
+        )
+
+    def _smallest(self, rows: Sequence[dict[str, Any]], parts: Sequence[tuple[Ids, list[range]]]) -> Size:
+        """The smallest size that holds these rows; if they have candidates, with room for one at least."""
+        compared = any("candidates" in row for row in rows)
+        source = target = texts = 1
+        for row, (text, turns) in zip(rows, parts, strict=True):
+            lengths = [len(text), *map(len, row.get("candidates", ()))]
+            source = max(source, len(row["input_ids"]) + max(lengths))
+            target = max(target, *map(len, turns), *lengths[1:], 1)
+            texts = max(texts, len(lengths) if compared else len(turns))
+        source, target = (-(-length // self.multiple) * self.multiple for length in (source, target))
+        texts = max(texts, 2) if compared else texts
+        return Size(max(len(rows), 1), source, target, texts, copies("candidates" if compared else "turns", texts))

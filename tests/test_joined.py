@@ -1,0 +1,182 @@
+"""Steps of decoder-only models: prompts and texts in one row, labels where they are predicted."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import V, tiny
+
+import ngramloss as ng
+from ngramloss import JointLoss, UserError
+from ngramloss.steps.joined import JoinedPadder, split_turns
+from ngramloss.steps.plan import Plan, Size, fitted_grid
+from ngramloss.steps.planned import lengths_of
+
+IDS = st.integers(3, V - 1)
+OBJECTIVE = "ce + matches(1,2) + bag(2)"
+
+
+@st.composite
+def rows(draw, turns=True):
+    made = []
+    for _ in range(draw(st.integers(1, 4))):
+        labels = draw(st.lists(IDS, min_size=1, max_size=5))
+        if turns and draw(st.booleans()):
+            labels = [*labels, *(~token for token in draw(st.lists(IDS, min_size=1, max_size=3)))]
+            labels += draw(st.lists(IDS, max_size=4))
+        made.append({"input_ids": draw(st.lists(IDS, min_size=1, max_size=6)), "labels": labels})
+    return made
+
+
+def loss_in_plain_python(model, row, loss_fn):
+    """Each text of a row by itself: its logits from a forward pass over the whole row. The sums of each part."""
+    tokens, spans = split_turns(row["labels"])
+    ids = torch.tensor([[*row["input_ids"], *tokens]])
+    logits = model(input_ids=ids).logits[0]
+    for span in spans:
+        first, last = len(row["input_ids"]) + span.start, len(row["input_ids"]) + span.stop
+        yield loss_fn(logits[None, first - 1 : last - 1], ids[:, first:last], num_tokens=1, num_sequences=1)
+
+
+@given(rows=rows(), filled=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_a_batch_has_the_loss_of_its_texts(rows, filled):
+    loss_fn = JointLoss(OBJECTIVE)
+    model = tiny("llama", dtype=torch.float64)
+    expected = sum(value for row in rows for value in loss_in_plain_python(model, row, loss_fn))
+    size = Size(len(rows) + 2, 20, 12, 3, 1) if filled else None
+    loss = ng.attach(model, OBJECTIVE)(**JoinedPadder(1)(rows, size), num_tokens=1, num_sequences=1).loss
+    torch.testing.assert_close(loss, expected, atol=1e-10, rtol=1e-10)
+
+
+@given(rows=rows())
+@settings(max_examples=30, deadline=None)
+def test_lengths_are_those_of_the_batch(rows):
+    rows = [*rows, {"input_ids": [3, 3], "labels": [4]}]  # labels of one row at least do not repeat the prompt
+    lengths = lengths_of(rows, joined=True)
+    batch = JoinedPadder(1)(rows)
+    counts = batch["labels"] != -100
+    assert lengths.counted.sum() == counts.sum()
+    assert lengths.sequences.sum() == counts.any(-1).sum()
+    assert lengths.sources.max() == batch["input_ids"].shape[1]
+    assert lengths.targets.max() == batch["labels"].shape[1]
+    texts = 1 if lengths.texts is None else lengths.texts.max()
+    assert len(batch["labels"]) == len(rows) * texts
+
+
+def test_the_first_token_of_a_row_is_predicted_by_nothing():
+    rows = [{"input_ids": [], "labels": [5, 6]}, {"input_ids": [], "labels": [7]}]
+    batch = JoinedPadder(1)(rows)
+    assert batch["labels"].tolist() == [[6, -100], [-100, -100]]
+    lengths = lengths_of(rows, joined=True)
+    assert lengths.counted.tolist() == [1, 0]
+    assert lengths.sequences.tolist() == [1, 0]
+
+
+def test_labels_that_repeat_the_prompt_are_refused():
+    with pytest.raises(UserError, match="`input_ids` are the prompt alone"):
+        lengths_of([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}], joined=True)
+
+
+def test_the_end_is_learnt_where_it_is_also_the_padding():
+    end = 2
+    batch = JoinedPadder(end)([{"input_ids": [5], "labels": [6, end]}, {"input_ids": [5, 5, 5], "labels": [6, 7, end]}])
+    assert (batch["labels"] == end).sum() == 2
+
+
+CANDIDATES = [
+    {"input_ids": [5, 6, 7], "labels": [8, 9, 2], "candidates": [[8, 2], [9, 9, 9, 2]], "gains": [0.7, 0.1]},
+    {"input_ids": [4], "labels": [3, 2], "candidates": [[6, 2]], "gains": [0.4]},
+    {"input_ids": [4, 4], "labels": [3, 2], "candidates": [], "gains": []},
+]
+
+
+@pytest.mark.parametrize("size", [None, Size(4, 12, 6, 4, 4)])
+def test_candidates_are_rows_of_their_own(size):
+    model = tiny("llama", dtype=torch.float64)
+    expected = torch.zeros(3, 2, dtype=torch.float64)
+    for b, row in enumerate(CANDIDATES):
+        for k, text in enumerate(row["candidates"]):
+            logp = model(input_ids=torch.tensor([row["input_ids"] + text])).logits.log_softmax(-1)[0]
+            first = len(row["input_ids"])
+            expected[b, k] = sum(logp[first + t - 1, token] for t, token in enumerate(text))
+    seen = []
+    objective = "ce + rank + risk"
+    ng.attach(model, objective).train()
+    loss_fn = ng.attached_loss(model)
+    compute = loss_fn.from_hidden
+    loss_fn.from_hidden = lambda *args, **more: (seen.append(more["candidates"]), compute(*args, **more))[1]
+    batch = JoinedPadder(1)(CANDIDATES, size)
+    loss = model(**batch).loss
+    (stats,) = seen
+    torch.testing.assert_close(stats.logp[:3, :2], expected)
+    assert stats.length[:3, :2].tolist() == [[2, 4], [2, 0], [0, 0]]
+    loss.backward()
+    model.eval()
+    rest = {name: value for name, value in batch.items() if not name.startswith(("candidate", "gains"))}
+    assert set(ng.last_parts(model)) >= {"ce"}
+    assert torch.isfinite(model(**rest).loss)
+
+
+def test_candidates_without_positions_are_refused():
+    model = ng.attach(tiny("llama"), "ce + rank").train()
+    inputs = {"input_ids": torch.full((2, 5), 4), "labels": torch.full((2, 5), 4)}
+    with pytest.raises(UserError, match="candidate_positions"):
+        model(**inputs, candidates=torch.full((2, 1, 3), 5), gains=torch.ones(2, 1))
+
+
+def test_candidates_of_several_turns_are_refused():
+    with pytest.raises(UserError, match="several turns"):
+        lengths_of([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}], joined=True)
+
+
+@given(rows=rows(), most=st.integers(10, 60))
+@settings(max_examples=20, deadline=None)
+def test_plans_by_tokens_hold_every_row_once(rows, most):
+    rows = [*rows, {"input_ids": [3, 3], "labels": [4]}]
+    lengths = lengths_of(rows * 3, joined=True)
+    texts = 1 if lengths.texts is None else int(lengths.texts.max())
+    grid = fitted_grid(lengths.sources, lengths.targets, [range(len(rows) * 3)], texts=max(texts, 1), joined="turns")
+    for chosen in (grid, None):
+        plan = Plan(lengths.sources, lengths.targets, 12, most, chosen, lengths.texts, "turns")
+        pieces = plan.cut(range(len(rows) * 3))
+        assert sorted(row for piece in pieces for row in piece.rows) == list(range(len(rows) * 3))
+        for piece in pieces:
+            batch = JoinedPadder(1)([(rows * 3)[row] for row in piece.rows], piece.size)
+            assert batch["input_ids"].numel() <= most or len(piece.rows) == 1 or piece.size.rows == 1
+            if piece.size is not None:
+                assert batch["input_ids"].numel() == piece.size.tokens
+
+
+@pytest.mark.parametrize("objective", [OBJECTIVE, "ce + rank"])
+def test_a_model_learns_in_the_loop_however_steps_are_split(objective, tmp_path):
+    examples = [
+        {"input_ids": [3 + i % 5, 4, 9], "labels": [5 + i % 4, 6, 2], "candidates": [[7, 2]], "gains": [0.5]}
+        for i in range(8)
+    ]
+    if "rank" not in objective:
+        examples = [{name: row[name] for name in ("input_ids", "labels")} for row in examples]
+    results = []
+    for split in ({"accumulate": 1, "batch_size": 8}, {"accumulate": 4, "batch_size": 2}, {"max_tokens": 20}):
+        torch.manual_seed(0)
+        model = tiny("llama")
+        lines = []
+        ng.train(
+            model,
+            None,
+            examples,
+            objective=objective,
+            **{"batch_size": 8, "accumulate": 1, **split},
+            max_steps=20,
+            learning_rate=0.01,
+            warmup_steps=0,
+            eval_every=0,
+            log_every=5,
+            validation=examples if "rank" not in objective else None,
+            on_step=lambda number, values, lines=lines: lines.append(values.get("loss")),
+        )
+        results.append([line for line in lines if line is not None])
+    assert results[0][-1] < results[0][0] / 2
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
+    np.testing.assert_allclose(results[2], results[0], rtol=1e-4)

@@ -1,0 +1,477 @@
+"""Prompts and completions of decoder-only models: which ids are read, which are learnt, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import tiny_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ngramloss import recipe
+from ngramloss.data import Example, load, prompts
+from ngramloss.data.candidate_tokens import tokenise_candidates
+from ngramloss.data.candidates import Candidates
+from ngramloss.data.prompts import completion_ids, prompt_ids, prompt_of
+from ngramloss.data.tokens import Shape, tokenise
+from ngramloss.data.tokens import prompt_ids as model_input
+from ngramloss.errors import UserError
+from ngramloss.models import loading
+from ngramloss.models.prompts import align_stop, shape_of
+from ngramloss.recipe import Data, Model
+from ngramloss.training import prepare
+from ngramloss.training.processes import Processes
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+SOURCE = "The cat sat on the mat. It slept there all day!"
+TARGET = "The cat slept."
+
+
+def gpt_like(*, bos=True, template=CHATML):
+    """Byte-level BPE without a padding token; <s> begins a text, nothing ends it."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        tiny_tokenizers.TEXTS,
+        trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIAL, show_progress=False, initial_alphabet=alphabet),
+    )
+    if bos:
+        bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        eos_token="</s>",
+        extra_special_tokens=["<|im_start|>", "<|im_end|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def llama_like():
+    """Unigram that puts a space before every text by itself, as Llama 2 does."""
+    tokenizer = tiny_tokenizers.t5_like()
+    tokenizer.backend_tokenizer.post_processor = None
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return gpt_like()
+
+
+STOPS = [1]
+END, TURN = 1, 3
+
+
+def made(data, tokenizer, column="", task="summarisation", source=SOURCE, target=TARGET, longest=(1000, 1000)):
+    """The prompt, the ids of a row, and what was cut."""
+    prompt, cut = prompt_of(data, task, column, tokenizer, STOPS), ([], [])
+    (inputs,), (labels,) = prompts.rows([Example("1", source, target)], tokenizer, prompt, *longest, cut)
+    return inputs, labels, (cut[0][0], cut[1][0])
+
+
+# A template
+
+
+@pytest.mark.parametrize(
+    ("data", "column", "task", "text"),
+    [
+        (Data(), "document", "summarisation", f"<s>{SOURCE}\n\nSummary:| {TARGET}</s>"),
+        (Data(), "", "translation", f"<s>{SOURCE}\n\nTranslation:| {TARGET}</s>"),
+        (Data(), "prompt", "summarisation", f"<s>{SOURCE}| {TARGET}</s>"),
+        (Data(prompt="Text: {source}\nTL;DR:"), "prompt", "summarisation", f"<s>Text: {SOURCE}\nTL;DR:| {TARGET}</s>"),
+        (Data(prompt="{source}\nIn short:\n"), "", "summarisation", f"<s>{SOURCE}\nIn short:\n|{TARGET}</s>"),
+        (Data(prompt="<s>{source} ="), "", "summarisation", f"<s>{SOURCE} =| {TARGET}</s>"),
+    ],
+)
+def test_prompt_and_completion_are_joined_as_ids(tokenizer, data, column, task, text):
+    inputs, labels, cut = made(data, tokenizer, column, task)
+    assert "|".join(tokenizer.batch_decode([inputs, labels])) == text
+    assert cut == (False, False)
+    before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split("|"))
+    assert inputs == before
+    assert labels == after
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "text"),
+    [
+        ("a =\n", "b", "a =\n|b</s>"),
+        ("a =", " b", "a =| b</s>"),
+        ("a =", "\nb", "a =|\nb</s>"),
+        ("a =", "b", "a =| b</s>"),
+    ],
+)
+def test_a_space_is_added_only_where_there_is_none(source, target, text):
+    inputs, labels, _ = made(Data(), gpt_like(bos=False), "prompt", source=source, target=target)
+    assert "|".join(gpt_like().batch_decode([inputs, labels])) == text
+
+
+def test_a_tokenizer_that_puts_spaces_by_itself_gets_no_second_one():
+    tokenizer = llama_like()
+    whole = tokenizer("The cat\n\nSummary: The dog")["input_ids"]
+    inputs, labels, _ = made(Data(), tokenizer, source="The cat", target="The dog")
+    assert [*inputs, *labels] == [*whole, END]
+    ours = tiny_tokenizers.ours()  # <s> text </s>
+    prompt = prompt_of(Data(), "summarisation", "", ours, [2])
+    (inputs,), (labels,) = (
+        prompt_ids(["The cat"], ours, prompt, 99),
+        completion_ids(["The cat"], ["The dog"], ours, prompt, 99),
+    )
+    assert [*inputs, *labels] == ours("The cat\n\nSummary: The dog")["input_ids"]
+
+
+def test_a_long_source_is_cut_and_never_the_template(tokenizer):
+    data = Data(prompt="Read: {source}\n\nSummary:")
+    whole, _, _ = made(data, tokenizer)
+    inputs, _, cut = made(data, tokenizer, source=SOURCE * 3, longest=(len(whole), 99))
+    assert (len(inputs), cut) == (len(whole), (True, False))
+    text = tokenizer.decode(inputs)
+    assert text.startswith("<s>Read: The cat sat")
+    assert text.endswith("\n\nSummary:")
+    inputs, _, cut = made(data, tokenizer, longest=(len(whole), 99))
+    assert (inputs, cut) == (whole, (False, False)), "one that just fits is not cut"
+
+
+def test_a_prompt_without_template_keeps_its_end(tokenizer):
+    inputs, _, cut = made(Data(), tokenizer, "prompt", source=f"{SOURCE * 3} Summarise:", longest=(12, 99))
+    assert (len(inputs), inputs[0], cut[0]) == (12, 0, True)
+    assert tokenizer.decode(inputs).endswith(" Summarise:")
+
+
+def test_a_long_target_loses_its_end_and_is_counted(tokenizer):
+    _, whole, _ = made(Data(), tokenizer)
+    for longest, cut in ((len(whole), False), (len(whole) - 1, True)):
+        _, labels, found = made(Data(), tokenizer, longest=(99, longest))
+        assert (labels, found) == (whole[:longest], (False, cut))
+
+
+@pytest.mark.parametrize("data", [Data(prompt="Read this text: {source}\n\nSummary:"), Data(prompt="chat")])
+def test_a_template_that_fills_the_prompt_is_refused(tokenizer, data):
+    with pytest.raises(
+        UserError, match=r"data.max_source = 6 is too small: the prompt takes \d+ tokens without the source"
+    ):
+        made(data, tokenizer, longest=(6, 99))
+
+
+def test_the_completion_ends_with_a_token_that_generation_stops_at(tokenizer):
+    assert prompt_of(Data(), "summarisation", "", tokenizer, [7, 1]).stop == (1, 7)
+    assert prompt_of(Data(), "summarisation", "", tokenizer, [7, 9]).ending == (7,)
+
+
+# A chat template
+
+
+def test_a_chat_prompt_is_that_of_the_tokenizer_and_its_end_of_turn_is_learnt(tokenizer):
+    inputs, labels, _ = made(Data(prompt="chat", instruction="Summarise."), tokenizer)
+    asked = [{"role": "user", "content": f"Summarise.\n\n{SOURCE}"}]
+    assert inputs == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    whole = tokenizer.apply_chat_template([*asked, {"role": "assistant", "content": TARGET}])["input_ids"]
+    assert [*inputs, *labels] == whole[:-1], "without the line break after the end"
+    assert labels[-1] == TURN
+    assert prompt_of(Data(prompt="chat"), "summarisation", "", tokenizer, STOPS).stop == (TURN, END)
+
+
+def test_the_source_of_a_chat_prompt_is_cut(tokenizer):
+    inputs, _, cut = made(Data(prompt="chat", instruction="Summarise."), tokenizer, source=SOURCE * 9, longest=(60, 99))
+    text = tokenizer.decode(inputs)
+    assert (len(inputs), cut[0]) == (60, True)
+    assert text.startswith("<|im_start|>user\nSummarise.\n\nThe cat")
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, 'the tokenizer has no chat template, which data.prompt = "chat" needs'),
+        ("{{ messages | length }}{% for m in messages %}{{ m['content'] }}</s>{% endfor %}", "when its answer follows"),
+        ("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", "no token at the end of an answer"),
+        ("{{ raise_exception('no users here') }}", "refuses messages of user: no users here"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_refused(template, message):
+    with pytest.raises(UserError, match=message):
+        prompt_of(Data(prompt="chat"), "summarisation", "", gpt_like(template=template), STOPS)
+
+
+# Messages
+
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "The cat?"},
+    {"role": "assistant", "content": "It slept."},
+    {"role": "user", "content": "The dog?"},
+    {"role": "assistant", "content": "It ran home."},
+]
+
+
+def talk(tokenizer, messages=TALK, longest=(1000, 1000)):
+    source, target = json.dumps(messages[:-1]), messages[-1]["content"]
+    return made(Data(), tokenizer, "messages", source=source, target=target, longest=longest)
+
+
+def test_every_answer_of_messages_is_learnt_and_nothing_else(tokenizer):
+    inputs, labels, _ = talk(tokenizer)
+    assert inputs == tokenizer.apply_chat_template(TALK[:2], add_generation_prompt=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(TALK)["input_ids"]
+    assert [*inputs, *(token if token >= 0 else ~token for token in labels)] == whole[:-1]
+    learnt = "".join(tokenizer.decode(token) if token >= 0 else "·" for token in labels)
+    assert [part for part in learnt.split("·") if part] == ["It slept.<|im_end|>", "It ran home.<|im_end|>"]
+
+
+def test_messages_are_a_prompt_for_their_last_answer(tokenizer):
+    prompt = prompt_of(Data(), "summarisation", "messages", tokenizer, STOPS)
+    (inputs,) = model_input([json.dumps(TALK[:-1])], tokenizer, Shape.of(Data(), prompt))
+    assert inputs == tokenizer.apply_chat_template(TALK[:-1], add_generation_prompt=True)["input_ids"]
+
+
+def test_the_longest_message_is_cut(tokenizer):
+    inputs, labels, cut = talk(tokenizer, [TALK[0], {"role": "user", "content": SOURCE * 9}, TALK[2]], (60, 3))
+    text = tokenizer.decode(inputs)
+    assert (len(inputs), len(labels), cut) == (60, 3, (True, True))
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nThe cat sat")
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    with pytest.raises(UserError, match=r"without the longest message, which begins 'Be brief"):
+        talk(tokenizer, longest=(5, 99))
+
+
+def test_a_chat_template_that_rewrites_earlier_messages_is_refused_for_several_answers():
+    thinking = CHATML.replace(
+        "{{ message['content'] }}",
+        "{% if loop.last and message['role'] == 'assistant' %}<think></think>{% endif %}{{ message['content'] }}",
+    )
+    tokenizer = gpt_like(template=thinking)
+    _, labels, _ = talk(tokenizer, TALK[:3])
+    assert tokenizer.decode(labels) == "<think></think>It slept.<|im_end|>"
+    with pytest.raises(UserError, match=r"writes messages differently when others follow \(row '1', message 5\)"):
+        talk(tokenizer)
+
+
+@pytest.mark.parametrize("data", [Data(prompt="{source} ="), Data(prompt="chat", instruction="Now:")])
+def test_messages_have_no_template(tokenizer, data):
+    with pytest.raises(UserError, match="the messages of the data are the prompt"):
+        prompt_of(data, "summarisation", "messages", tokenizer, STOPS)
+
+
+# Rows of data
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_columns_prompt_and_completion_are_found_together(tmp_path):
+    name = write(tmp_path / "a.jsonl", {"text": "all", "prompt": "a", "completion": "b"})
+    split = load(name, "train")
+    assert (split.examples, split.column) == ([Example("1", "a", "b")], "prompt")
+    name = write(tmp_path / "b.jsonl", {"document": "d", "summary": "s", "prompt": "a", "messages": 3})
+    assert load(name, "train").examples == [Example("1", "d", "s")]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_messages_are_read_up_to_the_last_answer(tmp_path, as_text):
+    messages = [*TALK, {"role": "user", "content": "Thanks."}]
+    name = write(tmp_path / "a.jsonl", {"id": "x", "messages": json.dumps(messages) if as_text else messages})
+    split = load(name, "train")
+    (example,) = split.examples
+    assert (split.column, example.id, json.loads(example.source), example.target) == (
+        "messages",
+        "x",
+        TALK[:4],
+        "It ran home.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("[", "'messages' is not JSON"),
+        ([], "'messages' should be a list of messages, each with role and content"),
+        ([{"role": "user", "content": None}], "number 1 has no text as its role or its content"),
+        ([TALK[1], {"role": "assistant", "content": " "}], "'messages' has an empty answer: number 2"),
+        (TALK[:2], "'messages' has no answer: no message has the role 'assistant'"),
+        (TALK[2:], "'messages' begins with an answer"),
+    ],
+)
+def test_messages_that_cannot_be_used_are_bad_rows(tmp_path, messages, message):
+    name = write(tmp_path / "a.jsonl", {"messages": TALK}, {"messages": messages})
+    with pytest.raises(UserError, match=f"a.jsonl:2: .*{message}"):
+        load(name, "train")
+
+
+def test_an_empty_completion_is_a_bad_row(tmp_path):
+    name = write(tmp_path / "a.jsonl", {"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": " "})
+    with pytest.raises(UserError, match=r"a.jsonl:2: 'completion' is blank"):
+        load(name, "train")
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.prompt=Summary:"], r"data.prompt: must have \{source\} once"),
+        (["data.prompt={source} {source}"], r"data.prompt: must have \{source\} once"),
+        (["data.instruction=Summarise."], 'data.instruction: belongs to data.prompt = "chat"'),
+    ],
+)
+def test_a_wrong_prompt_is_a_mistake_in_the_recipe(settings, message):
+    with pytest.raises(UserError, match=message):
+        recipe.load("sft", settings)
+
+
+@pytest.mark.parametrize("data", [Data(prefix="summarize: "), Data(separator="</s>")])
+def test_settings_of_encoder_decoders_are_refused(tokenizer, data):
+    with pytest.raises(UserError, match="a decoder-only model has none"):
+        prompt_of(data, "summarisation", "", tokenizer, STOPS)
+
+
+BART = Model(name="scratch", architecture="bart")
+LLAMA = replace(BART, architecture="llama", width=16, decoder_layers=1, heads=2, feed_forward=24)
+
+
+def test_an_encoder_decoder_has_no_prompt():
+    assert shape_of(Data(), "summarisation", BART, tiny_tokenizers.ours()) == Shape.of(Data())
+    with pytest.raises(UserError, match=r"Text before its sources is data\.prefix"):
+        shape_of(Data(prompt="{source} ="), "summarisation", BART, tiny_tokenizers.ours())
+    with pytest.raises(UserError, match="has conversations, for decoder-only models"):
+        shape_of(Data(), "summarisation", BART, tiny_tokenizers.ours(), column="messages")
+
+
+# Tokens on disk
+
+
+@pytest.mark.parametrize("column", ["", "messages"])
+def test_tokens_are_cached_by_everything_that_makes_the_prompt(tmp_path, tokenizer, column):
+    source = json.dumps(TALK[:-1]) if column else SOURCE
+    examples = [Example(str(number), source, TARGET) for number in range(3)]
+    prompt = prompt_of(Data(), "summarisation", column, tokenizer, STOPS)
+    shape = Shape.of(Data(max_source=99, max_target=99), prompt)
+    rows = tokenise(examples, "abc", tokenizer, shape, cache=tmp_path)
+    inputs, labels = prompts.rows(examples, tokenizer, prompt, 99, 99, ([], []))
+    assert [row["input_ids"].tolist() for row in rows] == inputs
+    assert [row["labels"].tolist() for row in rows] == labels
+    assert rows.cut == (0, 0)
+    assert any(token < 0 for token in labels[0]) == bool(column)
+    others = [
+        replace(prompt, before="x"),
+        replace(prompt, after="x"),
+        replace(prompt, lead="x"),
+        replace(prompt, ending=(5, 3) if column else (5,)),
+        replace(prompt, stop=(*prompt.stop, 9)),
+        replace(prompt, chat_template="x"),
+    ]
+    made = [tokenise(examples, "abc", tokenizer, replace(shape, prompt=one), cache=tmp_path) for one in others]
+    assert len({rows.folder, *(one.folder for one in made)}) == 7
+
+
+def test_candidates_become_completions(tmp_path, tokenizer):
+    prompt = prompt_of(Data(prompt="{source}\n"), "summarisation", "", tokenizer, STOPS)
+    candidates = Candidates({"1": (("The dog", "Rain"), (1.0, 0.0))}, "abc", {})
+    rows = tokenise_candidates(
+        [Example("1", SOURCE, TARGET)], "abc", candidates, tokenizer, Shape.of(Data(), prompt), cache=tmp_path
+    )
+    assert [tokenizer.decode(ids) for ids in rows[0][0]] == ["The dog</s>", "Rain</s>"]
+
+
+# Models
+
+
+def test_llama_is_made_from_scratch_and_is_causal():
+    tokenizer = tiny_tokenizers.ours()
+    model = loading.load(LLAMA, tokenizer)
+    assert isinstance(model, LlamaForCausalLM)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    config = model.config
+    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size) == (16, 1, 24)
+    assert loading.is_causal(config)
+    assert loading.is_causal(loading.load_config(LLAMA))
+    assert not loading.is_causal(loading.load_config(BART))
+
+
+@pytest.mark.parametrize(("family", "causal"), [("gpt2", True), ("bert", False), ("bart", False), ("vit", False)])
+def test_the_configuration_says_whether_a_model_is_causal(family, causal):
+    from transformers import AutoConfig
+
+    assert loading.is_causal(AutoConfig.for_model(family)) == causal
+    assert loading.is_causal(AutoConfig.for_model("bert", is_decoder=True))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A decoder-only model without an id for padding, and its tokenizer."""
+    tokenizer = gpt_like()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return Model(name=str(tmp_path / "model"))
+
+
+def test_a_causal_model_without_padding_is_padded_with_its_end(saved):
+    tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
+    assert tokenizer.pad_token_id is None
+    model = loading.load(saved, tokenizer)
+    assert isinstance(model, LlamaForCausalLM)
+    assert (tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id) == (1, 1, 1)
+    shape = shape_of(Data(), "summarisation", saved, tokenizer)
+    (labels,) = completion_ids([SOURCE], [TARGET], tokenizer, shape.prompt, 99)
+    assert labels[-1] == tokenizer.pad_token_id, "the end is learnt, though it pads, too"
+
+
+def test_generation_stops_at_the_end_of_a_turn(saved):
+    tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
+    model = loading.load(saved, tokenizer)
+    align_stop(model, shape_of(Data(prompt="chat"), "summarisation", saved, tokenizer).prompt)
+    assert model.generation_config.eos_token_id == [TURN, END]
+    model.save_pretrained(saved.name)
+    assert loading.stop_ids(saved, tokenizer) == [TURN, END]
+    assert shape_of(Data(), "summarisation", saved, tokenizer).prompt.ending == (END,)
+
+
+def test_the_stop_of_a_model_without_generation_settings_is_in_its_config(saved):
+    from pathlib import Path
+
+    (Path(saved.name) / "generation_config.json").unlink()
+    tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
+    assert loading.stop_ids(saved, tokenizer) == [1]
+    assert loading.stop_ids(LLAMA, tokenizer) == [1]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_recipe_is_prepared_for_a_causal_model(saved, tmp_path, monkeypatch):
+    import torch
+
+    from ngramloss.data.tokens import Tokens
+    from ngramloss.storage.run_folder import RunFolder
+
+    monkeypatch.chdir(tmp_path)
+    name = write(tmp_path / "a.jsonl", *({"prompt": f"{SOURCE} {number}", "completion": TARGET} for number in range(4)))
+    settings = recipe.load(
+        "sft", [f"data.name={name}", f"model.name={saved.name}", "train.eval_every=0", "data.max_target=3"]
+    )
+    ready, _ = prepare.prepare(
+        settings, RunFolder(tmp_path / "run"), Processes(0, 1, torch.device("cpu")), None, trust_remote_code=False
+    )
+    assert ready.used[0] == "train: 4 rows; 4 completions cut to 3 tokens (data.max_target)."
+    row = Tokens(ready.splits["train"].tokens)[2]
+    tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
+    assert tokenizer.decode(row["input_ids"]) == f"<s>{SOURCE} 2"
+    assert len(row["labels"]) == 3
