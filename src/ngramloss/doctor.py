@@ -12,7 +12,16 @@ from ngramloss.plugins import Registry
 from ngramloss.terms import OBJECTIVES
 from ngramloss.version import __version__, installed, lacking
 
-PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors", *engine_packages()]
+PACKAGES = [
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "datasets",
+    "safetensors",
+    *engine_packages(),
+]
 
 
 def facts() -> dict[str, Any]:
