@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from math import fsum, isnan
 from multiprocessing import get_context
@@ -16,6 +16,7 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
 from ngramloss.metrics.scores import Absent
+from ngramloss.output.progress import Progress
 from ngramloss.settings import nearest
 from ngramloss.version import installed
 
@@ -131,12 +132,7 @@ def check_gain(gain: Gain, examples: Sequence[Example]) -> list[str]:
 
 
 def gains_of(
-    gain: Gain,
-    examples: Sequence[Example],
-    texts: Sequence[Sequence[str]],
-    *,
-    processes: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], *, processes: int | None = None
 ) -> list[list[float]]:
     """The gain of each candidate of each example, 0 to 1.
 
@@ -147,7 +143,6 @@ def gains_of(
         examples: with their references.
         texts: the candidates of each.
         processes: how many share the texts; None means one for each processor, if there are many texts.
-        progress: called with the number of examples done since the last call, and the number of all; first with 0.
 
     Raises:
         UserError: the metric lacks something, or a candidate has no score between 0 and 100.
@@ -160,12 +155,10 @@ def gains_of(
         for start in starts
     )
     found: list[list[float]] = []
-    if progress is not None:
-        progress(0, len(texts))
-    for part in _each(parts, workers):
-        found += part
-        if progress is not None:
-            progress(len(part), len(texts))
+    with Progress("computing gains", len(texts), unit="sources") as progress:
+        for part in _each(parts, workers):
+            found += part
+            progress.update(len(part))
     for example, values in zip(examples, found, strict=True):
         for number, value in enumerate(values, 1):
             if isnan(value) or not 0 <= value <= 1:
