@@ -3,6 +3,7 @@
 Without a GPU, Triton kernels run in Triton's own interpreter. It must be told before the kernels are imported.
 """
 
+import logging
 import os
 
 import pytest
@@ -43,10 +44,9 @@ def messages():
 
 @pytest.fixture(autouse=True)
 def own_logging():
-    """A command shows messages; the next test does not."""
-    before = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
-    yield
-    LOGGER.handlers[:], LOGGER.level, LOGGER.propagate = before
+    """A command of an earlier test, or of a fixture, shows messages; the next test does not."""
+    LOGGER.handlers[:], LOGGER.propagate = [logging.NullHandler()], True
+    LOGGER.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

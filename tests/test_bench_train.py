@@ -197,7 +197,7 @@ def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
     model = tiny("bart")
     model.resize_token_embeddings(300)
     model.save_pretrained(folder)
-    options = {"step_size": 4, "trust_remote_code": False, "say": print}
+    options = {"step_size": 4, "trust_remote_code": False}
     tokens = Tokens(
         train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options)
     )

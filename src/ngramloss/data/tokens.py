@@ -129,6 +129,11 @@ class Tokens(Dataset[dict[str, Ids]]):
         return lengths
 
     @property
+    def has_turns(self) -> bool:
+        """Whether some tokens behind a prompt are read but not learnt, such as between the turns of a conversation."""
+        return bool((self._flat["labels"] < 0).any())
+
+    @property
     def cut(self) -> tuple[int, int]:
         """How many sources and how many targets lost their end."""
         cut = np.load(self.folder / f"{CUT}.npy")
@@ -275,6 +280,13 @@ def prompt_ids(texts: Sequence[str], tokenizer: Any, shape: Shape) -> list[list[
     if shape.prompt is not None:
         return prompts.prompt_ids(texts, tokenizer, shape.prompt, shape.max_source)
     return sources(texts, tokenizer, shape, separator_id(tokenizer, shape.separator))
+
+
+def target_ids(sources: Sequence[str], texts: Sequence[str], tokenizer: Any, shape: Shape) -> list[list[int]]:
+    """What a model is trained to write: the ids of targets, each with its end; sources decide what stands between."""
+    if shape.prompt is not None:
+        return prompts.completion_ids(sources, texts, tokenizer, shape.prompt, shape.max_target)
+    return targets(texts, tokenizer, shape)
 
 
 def sources(

@@ -91,7 +91,8 @@ def _bytes(model: Any, searches: Sequence[Search]) -> tuple[int, int]:
     config, rows = model.config, max(search.rows for search in searches)
     width = model.get_input_embeddings().weight.shape[1]
     V = model.get_output_embeddings().weight.shape[0]
-    layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None) or 12
+    names = ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer")
+    layers = next((getattr(config, name) for name in names if getattr(config, name, None)), 12)
     size = model.dtype.itemsize
     cached = 2 * layers * width * size * rows  # keys and values of one position; there are two while beams are sorted
     encoder = 16 * width * size

@@ -10,6 +10,7 @@ from typing import Any
 from ngramloss.data import Example, Split
 from ngramloss.data.languages import AUTO
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
+from ngramloss.data.tokens import target_ids
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
 from ngramloss.generation.baselines import Write, baseline_writer, splits_sentences
@@ -80,7 +81,7 @@ def _write_by_model(work: Job, options: Options, split: Split, run: RunFolder) -
     output = predictions_in(run)
     model, tokenizer = load_model(work, device=shares.device())
     engine = work.engine if options.groups > 1 else shares.engine_that_began(output, work.engine)
-    writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines)
+    writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
     if writer.engine.note:
         logger.info(writer.engine.note)
     if not _begin(work, split, run, _settings(work, writer), has_sentences=work.has_lines):
@@ -138,13 +139,9 @@ def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *,
 
 def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> None:
     """Write what the objective of a run sees in these examples."""
-    forced = forced_predictions(
-        writer.model,
-        writer.tokenizer,
-        writer.ids([example.source for example in examples]),
-        [example.target for example in examples],
-        max_target=writer.data.max_target,
-    )
+    sources, targets = [example.source for example in examples], [example.target for example in examples]
+    references = target_ids(sources, targets, writer.tokenizer, writer.shape)
+    forced = forced_predictions(writer.model, writer.tokenizer, writer.ids(sources), references)
     rows = ({"id": example.id, **seen} for example, seen in zip(examples, forced, strict=True))
     write_whole(run.seen, "".join(map(shares.line, rows)))
 

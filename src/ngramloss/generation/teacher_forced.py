@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.attach import decoder_inputs, logits_of
+from ngramloss.models.loading import is_causal
 from ngramloss.stats import IGNORE_INDEX, token_stats
-from ngramloss.steps.padding import Padder, padded
+from ngramloss.steps.joined import JoinedPadder
+from ngramloss.steps.padding import Pad, Padder, padded
 
 MOST_LOGITS = 2**28
 """Logits that are computed at a time: 1 GB in fp32."""
@@ -22,32 +24,31 @@ def forced_predictions(
     model: Any,
     tokenizer: Any,
     sources: Sequence[Sequence[int]],
-    references: Sequence[str],
+    references: Sequence[Sequence[int]],
     *,
-    max_target: int,
     batch_size: int = 16,
 ) -> Iterator[dict[str, list[Any]]]:
     """Run the model on each reference (teacher forcing), and return its tokens, the best tokens and probabilities.
 
     Args:
-        model: a Hugging Face encoder-decoder.
+        model: a Hugging Face encoder-decoder or decoder-only model.
         tokenizer: the model's tokenizer.
         sources: ids with their special tokens.
-        references: one for each source.
-        max_target: maximum reference length in tokens.
+        references: ids of one for each source.
         batch_size: references per batch.
 
     Yields:
         ``tokens`` and ``best``, as text; ``confidence``, the best token's probability; ``label_probability``.
     """
     model.eval()
-    padder = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
-    targets = tokenizer(text_target=list(references), truncation=True, max_length=max_target)["input_ids"]
-    rows = [{"input_ids": list(source), "labels": target} for source, target in zip(sources, targets, strict=True)]
+    pad: Pad = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
+    if is_causal(model.config):
+        pad = JoinedPadder(tokenizer.pad_token_id)
+    rows = [{"input_ids": list(source), "labels": target} for source, target in zip(sources, references, strict=True)]
     for start in range(0, len(rows), batch_size):
-        batch = {name: tensor.to(model.device) for name, tensor in padder(rows[start : start + batch_size]).items()}
-        labels = batch.pop("labels")  # [B, T]
-        stats = token_stats(model(**batch, use_cache=False).logits, labels)
+        batch = {name: tensor.to(model.device) for name, tensor in pad(rows[start : start + batch_size]).items()}
+        labels = batch["labels"]  # [B, T]
+        stats = token_stats(logits_of(model, {**batch, "use_cache": False}), labels)
         for index, row in enumerate(labels):
             real = row != IGNORE_INDEX  # [T]
             yield {
@@ -67,12 +68,14 @@ def text_logp(
     The encoder runs once for each source, whatever the number of its texts.
 
     Args:
-        model: a Hugging Face encoder-decoder.
+        model: a Hugging Face encoder-decoder or decoder-only model.
         sources: ids with their special tokens.
         texts: the ids of one or more texts of each source, from the start token on.
         pad: the id that fills batches up.
     """
     model.eval()
+    if is_causal(model.config):
+        return _joined_text_logp(model, sources, texts, pad)
     ids, mask = (each.to(model.device) for each in _tensors(sources, pad))  # [B, S] each
     hidden = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True).last_hidden_state  # [B, S, D]
     flat = [(owner, row) for owner, rows in enumerate(texts) for row in rows]
@@ -93,6 +96,26 @@ def text_logp(
         found += token_stats(logits, labels).label_logp.sum(-1).tolist()  # 0 where there is no label
     sums = iter(found)
     return [[next(sums) for _ in rows] for rows in texts]
+
+
+def _joined_text_logp(
+    model: Any, sources: Sequence[Sequence[int]], texts: Sequence[Sequence[Sequence[int]]], pad: int
+) -> list[list[float]]:
+    """As :func:`text_logp`, for a decoder-only model, which reads a prompt before each of its texts."""
+    rows = [
+        {"input_ids": list(source), "labels": row[1:]}
+        for source, own in zip(sources, texts, strict=True)
+        for row in own
+    ]
+    longest = max(len(row["input_ids"]) + len(row["labels"]) for row in rows)
+    count = max(1, MOST_LOGITS // (model.get_output_embeddings().weight.shape[0] * longest))
+    found: list[float] = []
+    for start in range(0, len(rows), count):
+        batch = JoinedPadder(pad)(rows[start : start + count])
+        sent: dict[str, Any] = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        found += token_stats(logits_of(model, {**sent, "use_cache": False}), sent["labels"]).label_logp.sum(-1).tolist()
+    sums = iter(found)
+    return [[next(sums) for _ in own] for own in texts]
 
 
 def _tensors(rows: Sequence[Sequence[int]], fill: int) -> list[torch.Tensor]:

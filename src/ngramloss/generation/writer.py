@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.data.sentences import sentences
-from ngramloss.data.tokens import Shape, separator_id
-from ngramloss.data.tokens import sources as source_ids
+from ngramloss.data.tokens import Shape, prompt_ids
 from ngramloss.engine_registry import ENGINES, PRECISIONS
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
@@ -27,8 +26,8 @@ from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.models import loading
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
+from ngramloss.models.prompts import align_stop, shape_of
 from ngramloss.output.progress import Progress
-from ngramloss.recipe import Data
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import model_files, weight_files
 from ngramloss.version import __version__, installed
@@ -50,7 +49,7 @@ class Writer:
     Attributes:
         model: on its device.
         tokenizer: the model's own.
-        data: how sources are tokenised, and the language of the texts.
+        shape: how sources are tokenised, and the language of the texts.
         search: the settings of the search.
         engine: what searches.
         budget: how much one batch may contain.
@@ -59,24 +58,25 @@ class Writer:
 
     model: Any
     tokenizer: Any
-    data: Data
+    shape: Shape
     search: Search
     engine: engines.Loaded
     budget: Budget
     has_lines: bool = False
 
     def ids(self, sources: Sequence[str]) -> list[list[int]]:
-        """The ids of sources, with their special tokens."""
-        separator = separator_id(self.tokenizer, self.data.separator)
-        return source_ids(sources, self.tokenizer, Shape.of(self.data), separator)
+        """The ids of sources, with their special tokens; of a decoder-only model, those of whole prompts."""
+        return prompt_ids(sources, self.tokenizer, self.shape)
 
     def write(self, ids: Sequence[Ids]) -> list[list[Text]]:
         """The texts of each source of one batch, best first."""
         hypotheses = self.engine.write(ids)
         if self.search.rerank:
             hypotheses = _by_probability(self.model, self.search, ids, hypotheses)
-        texts = iter(decoded(self.tokenizer, [row for rows in hypotheses for row in rows]))
-        return [[Text(self._in_lines(next(texts)), len(row)) for row in rows] for rows in hypotheses]
+        first = int(loading.is_causal(self.model.config))  # a text behind a prompt starts with the prompt's last token
+        rows = [[row[first:] for row in rows] for rows in hypotheses]
+        texts = iter(decoded(self.tokenizer, [row for group in rows for row in group]))
+        return [[Text(self._in_lines(next(texts)), len(row)) for row in group] for group in rows]
 
     def best(self, ids: Sequence[Ids], *, what: str = "writing", unit: str = "documents") -> list[str]:
         """The best text of each source, in order, however many there are.
@@ -101,7 +101,7 @@ class Writer:
         return found
 
     def _in_lines(self, text: str) -> str:
-        return "\n".join(sentences(text, language=self.data.language)) if self.has_lines else text
+        return "\n".join(sentences(text, language=self.shape.language)) if self.has_lines else text
 
 
 def load_model(work: Job, *, device: str | None = None) -> tuple[Any, Any]:
@@ -120,7 +120,7 @@ def load_model(work: Job, *, device: str | None = None) -> tuple[Any, Any]:
     tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust)
     model = loading.load(settings, tokenizer, trust_remote_code=trust)
     set_languages(tokenizer, work.data.source_language, work.data.target_language, model=settings.name)
-    if work.is_run or codes(tokenizer):
+    if (work.is_run or codes(tokenizer)) and not loading.is_causal(model.config):
         align_start(model, tokenizer, name=settings.name, training=False)
     precision = getattr(torch, PRECISIONS[work.precision])
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), precision)
@@ -135,6 +135,7 @@ def writer_of(
     *,
     engine: str = "",
     has_lines: bool = False,
+    column: str = "",
 ) -> Writer:
     """The writer of a job.
 
@@ -145,15 +146,33 @@ def writer_of(
         options: what is asked of the search.
         engine: what searches; by default the job's engine.
         has_lines: whether each sentence of a text becomes a line.
+        column: the name of the column that the sources are from, if it is known.
     """
+    shape = shape_of(
+        work.data, work.task, work.loading, tokenizer, column=column, trust_remote_code=work.trust_remote_code
+    )
+    if shape.prompt is not None:
+        align_stop(model, shape.prompt)
     if options.rerank and model.config.model_type in NOT_CAUSAL:
         raise UserError(
             f"--rerank cannot order texts of {type(model).__name__}, which gives a text another "
             "probability if padding follows it. Leave it out."
         )
     search = search_of(model, work.generation, options)
+    _raise_unless_it_fits(model, shape, search)
     loaded = engines.load(engine or work.engine, model, search)
-    return Writer(model, tokenizer, work.data, search, loaded, budget_for(model, [search], work.batch_size), has_lines)
+    return Writer(model, tokenizer, shape, search, loaded, budget_for(model, [search], work.batch_size), has_lines)
+
+
+def _raise_unless_it_fits(model: Any, shape: Shape, search: Search) -> None:
+    """Raise if the longest prompt and the longest text behind it have more positions than a decoder-only model."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    longest = shape.max_source + search.max_length - 1
+    if shape.prompt is not None and positions is not None and longest > positions:
+        raise UserError(
+            f"a prompt of {shape.max_source} tokens (data.max_source) and a text of {search.max_length - 1} need "
+            f"{longest} positions, and the model has {positions}. Lower data.max_source or generation.max_length."
+        )
 
 
 def decoded(tokenizer: Any, rows: Sequence[Ids]) -> list[str]:
@@ -184,7 +203,7 @@ def writer_facts(work: Job, writer: Writer) -> dict[str, Any]:
         "model": work.model,
         "weights": fingerprint(weights) if weights else getattr(writer.model.config, "_commit_hash", None),
         **({"model_files": others} if others else {}),  # the hub's commit stands for all of its files
-        "shape": dataclasses.asdict(Shape.of(work.data)),
+        "shape": dataclasses.asdict(writer.shape),
         **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
         "generation": search_facts(writer.model, writer.search),
         "engine": writer.engine.facts,

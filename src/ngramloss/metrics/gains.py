@@ -155,7 +155,7 @@ def gains_of(
         for start in starts
     )
     found: list[list[float]] = []
-    with Progress("computing gains", len(texts), unit="sources") as progress:
+    with Progress("scoring candidates", total=len(texts), unit="examples") as progress:
         for part in _each(parts, workers):
             found += part
             progress.update(len(part))

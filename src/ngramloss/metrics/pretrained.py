@@ -227,7 +227,7 @@ def computing(metric: str, batch_size: int) -> Iterator[None]:
 def reading(path: Path, metric: str) -> Iterator[None]:
     """Turn an error in reading a folder or file into a message with its path. Loading prints nothing."""
     try:
-        with _quiet(packages(metric)):
+        with quiet_loading():
             yield
     except OSError as error:
         raise Absent(
@@ -279,9 +279,11 @@ def _fetch(name: str) -> Path:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Hide the progress bar and the table of unused weights. Missing weights are checked here instead."""
-    logging = transformers.utils.logging
+def quiet_loading() -> Iterator[None]:
+    """Hide transformers' progress bar and its table of unused weights. Missing weights are checked here instead."""
+    from transformers.utils import logging as hf_logging
+
+    logging: Any = hf_logging
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

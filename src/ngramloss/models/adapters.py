@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from ngramloss.data.rows import needed
 from ngramloss.errors import UserError
+from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.recipe import Model
 
 ADAPTER = "adapter"
@@ -49,7 +51,7 @@ def add_lora(model: Any, settings: Model) -> Any:
 @torch.no_grad()
 def merged(model: Any) -> Any:
     """A new model without adapters that computes the same. The given one is not changed; a plain one is returned."""
-    if not hasattr(model, "get_base_model"):
+    if not has_adapters(model):
         return model
     lora = needed("peft.tuners.lora", "model.lora", "lora")
     base = model.get_base_model()
@@ -67,8 +69,30 @@ def merged(model: Any) -> Any:
     return plain.eval()
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write the merged model into a folder, as ``from_pretrained`` reads it, and its adapter alone into ``adapter``."""
-    merged(model).save_pretrained(folder)
-    if hasattr(model, "get_base_model"):
-        model.save_pretrained(folder / ADAPTER)
+def has_adapters(model: Any) -> bool:
+    """Whether only adapters of the model are trained."""
+    return hasattr(model, "get_base_model")
+
+
+def save(model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
+    """Write the merged model into a folder, as ``from_pretrained`` reads it, and its adapter alone into ``adapter``.
+
+    Args:
+        model: plain, or with adapters.
+        folder: where to.
+        weights: of a plain model, if they are not its own, because these are sharded.
+    """
+    with quiet_loading():
+        merged(model).save_pretrained(folder, state_dict=weights)
+        if has_adapters(model):
+            model.save_pretrained(folder / ADAPTER)
+
+
+def restore(model: Any, folder: Path) -> None:
+    """Give a model with adapters the weights of those that :func:`save` wrote."""
+    from safetensors.torch import load_file
+
+    peft = needed("peft", "model.lora", "lora")
+    found = peft.set_peft_model_state_dict(model, load_file(folder / ADAPTER / "adapter_model.safetensors"))
+    if found.unexpected_keys:
+        raise UserError(f"the adapter in {folder} is another one: it has {found.unexpected_keys[0]}.")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
+from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.models.settings import check_settings, try_out
 from ngramloss.recipe import Generation, Model
 from ngramloss.storage.checksums import cached_folder
@@ -41,7 +42,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     config = load_config(settings, trust_remote_code=trust_remote_code)
     kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # or transformers asks the hub to convert a .bin
-    with _explained(settings.name, "model"):
+    with _explained(settings.name, "model"), quiet_loading():
         _check_indices(Path(settings.name))
         model, loaded = kind.from_pretrained(
             settings.name,
@@ -264,13 +265,16 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     return model
 
 
-def generation_changes(settings: Generation) -> dict[str, Any]:
-    """A recipe's generation settings by Hugging Face's names."""
+def generation_changes(settings: Generation, *, causal: bool = False) -> dict[str, Any]:
+    """A recipe's generation settings by Hugging Face's names. Of a decoder-only model, lengths do not count prompts."""
+    lengths: dict[str, Any] = {"min_length": settings.min_length, "max_length": settings.max_length}
+    if causal:
+        lengths = {"min_new_tokens": settings.min_length or None, "max_new_tokens": settings.max_length}
+        lengths |= {"min_length": None, "max_length": None}
     return {
+        **lengths,
         "num_beams": settings.num_beams,
         "length_penalty": settings.length_penalty,
-        "min_length": settings.min_length,
-        "max_length": settings.max_length,
         "no_repeat_ngram_size": settings.no_repeat_ngram_size,
         "early_stopping": settings.early_stopping and settings.num_beams > 1,
         "renormalize_logits": settings.renormalize or None,  # None: not named in files, as in those of earlier versions
@@ -280,7 +284,7 @@ def generation_changes(settings: Generation) -> dict[str, Any]:
 
 def prepare_generation(model: Any, settings: Generation) -> None:
     """Set the model's default generation settings, which are saved with it as ``generation_config``."""
-    model.generation_config.update(**generation_changes(settings))
+    model.generation_config.update(**generation_changes(settings, causal=is_causal(model.config)))
 
 
 def _family(settings: Model) -> str:

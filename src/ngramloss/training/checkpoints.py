@@ -63,6 +63,7 @@ def save(
     import torch
     from safetensors import SafetensorError
 
+    from ngramloss.models import adapters
     from ngramloss.training.sharding import whole_optimiser, whole_weights
 
     weights = whole_weights(model) if sharded else None
@@ -72,7 +73,7 @@ def save(
         try:
             if checkpoint.exists():  # it was not completed
                 shutil.rmtree(checkpoint)
-            model.save_pretrained(checkpoint, state_dict=weights)
+            adapters.save(model, checkpoint, weights)
             if tokenizer is not None:
                 tokenizer.save_pretrained(checkpoint)
             torch.save(moments, checkpoint / OPTIMISER)
@@ -90,6 +91,7 @@ def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> d
     import torch
     from safetensors.torch import load_file
 
+    from ngramloss.models import adapters
     from ngramloss.training.sharding import restore_whole
 
     again = f"Delete {checkpoint} to continue from the previous checkpoint."
@@ -101,6 +103,10 @@ def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> d
             f"the optimiser's state in {checkpoint} contains more than tensors and plain numbers, so it was not "
             "loaded. Delete the checkpoint to continue from the previous one, or start over with --fresh."
         ) from reason
+    if adapters.has_adapters(model):
+        adapters.restore(model, checkpoint)
+        optimiser.load_state_dict(moments)
+        return saved
     weights: dict[str, Any] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         weights |= load_file(path)
@@ -173,9 +179,13 @@ def delete(checkpoint: Path) -> None:
 
 def copy_model(checkpoint: Path, folder: Path) -> None:
     """Copy what ``from_pretrained`` reads, and nothing that only training needs."""
+    from ngramloss.models import adapters
+
     for path in checkpoint.iterdir():
         if path.is_file() and not _NOT_MODEL.match(path.name):
             shutil.copy2(path, folder / path.name)
+    if (checkpoint / adapters.ADAPTER).is_dir():
+        shutil.copytree(checkpoint / adapters.ADAPTER, folder / adapters.ADAPTER)
 
 
 def _all(folder: Path) -> list[Path]:

@@ -148,6 +148,7 @@ def prepare(
         plugins=plugin_sources(parse(settings.objective)),
         metrics=_metric_source(settings),
         tokenizer=str(tokenizer_folder or settings.model.name),
+        column=train.column,
         continued_from=newest,
         trust_remote_code=trust_remote_code,
         machine=Machine(here.count, here.device_name, precision_of(settings.train, here.device)),

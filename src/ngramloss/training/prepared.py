@@ -68,6 +68,8 @@ class Prepared:
     metrics: Mapping[str, str]
     """Metric of a plugin → a hash of its code."""
     tokenizer: str
+    column: str
+    """The source column of the training split; empty if it has no name."""
     continued_from: Path | None
     trust_remote_code: bool
     machine: Machine

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +20,14 @@ from ngramloss.data import Example
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.models import loading
+from ngramloss.models import adapters, loading
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
+from ngramloss.models.prompts import align_stop, shape_of
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Recipe
+from ngramloss.steps.joined import split_turns
 from ngramloss.storage.files import whole_folder, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
@@ -87,6 +89,8 @@ def _check(settings: Recipe, processes: int) -> None:
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     loop.check_settings(settings.train, processes, device)
     check_trackers(settings.train.report_to)
+    if settings.model.lora and settings.train.fsdp:
+        raise UserError("train.fsdp does not shard adapters. Leave it out, or set model.lora = 0.")
 
 
 def _run(
@@ -136,11 +140,6 @@ def _run(
 
 def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model with its first weights, and its tokenizer."""
-    from transformers.utils import logging as hf_logging
-
-    quiet: Any = hf_logging
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
     tokenizer, _ = loading.load_tokenizer(
         dataclasses.replace(settings.model, name=prepared.tokenizer),
         lambda: (),
@@ -153,15 +152,22 @@ def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool
     model = loading.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
     loading.prepare_generation(model, settings.generation)
-    align_start(model, tokenizer, name=settings.model.name, training=True)
-    return model, tokenizer
+    shape = shape_of(
+        data, settings.task, settings.model, tokenizer, column=prepared.column, trust_remote_code=trust_remote_code
+    )
+    if shape.prompt is None:
+        align_start(model, tokenizer, name=settings.model.name, training=True)
+    else:
+        align_stop(model, shape.prompt)
+    return adapters.add_lora(model, settings.model), tokenizer
 
 
 def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
     if tokenizer.pad_token_id is None:
         raise UserError(f"the tokenizer of {settings.model.name} has no padding token. Batches need one.")
     positions = getattr(model.config, "max_position_embeddings", None)
-    longest = max(settings.data.max_source, settings.data.max_target, settings.generation.max_length)
+    lengths = settings.data.max_source, max(settings.data.max_target, settings.generation.max_length)
+    longest = sum(lengths) if loading.is_causal(model.config) else max(lengths)
     if positions is not None and positions < longest:
         raise UserError(
             f"{settings.model.name} supports {positions} positions, but the recipe asks for {longest} tokens. Lower "
@@ -199,7 +205,7 @@ def _generated_score(
         return None
     return GeneratedScore(
         best,
-        [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))],
+        [_source(rows[row]) for row in range(min(settings.train.best_limit or len(rows), len(rows)))],
         examples=judged,
         settings=settings,
         tokenizer=tokenizer,
@@ -207,6 +213,13 @@ def _generated_score(
         process=here.rank,
         processes=here.count,
     )
+
+
+def _source(row: Mapping[str, Any]) -> list[int]:
+    """What is read before the text that is scored: a source, a prompt, or a conversation up to its last answer."""
+    source: list[int] = row["input_ids"].tolist()
+    ids, turns = split_turns(row["labels"])
+    return source + ids[: turns[-1].start].tolist() if turns else source
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 
 from ngramloss import recipe
 from ngramloss.data import Example
+from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.batches import Budget
@@ -173,9 +174,8 @@ def write_texts(
         search = search_of(model, generation)
         engine = engines.load_in_training(generation.engine, model, search)
         has_lines = has_several_sentences(settings.data.name)
-        writer = Writer(
-            model, tokenizer, settings.data, search, engine, Budget(documents=batch_size), has_lines=has_lines
-        )
+        shape, budget = Shape.of(settings.data), Budget(documents=batch_size)
+        writer = Writer(model, tokenizer, shape, search, engine, budget, has_lines=has_lines)
         return writer.best(sources, what="validating", unit=recipe.WORDS[settings.task].sources)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.generation.sampling import sampled, text_seeds
 from ngramloss.generation.search import Options, Search
-from ngramloss.models.loading import generation_changes
+from ngramloss.models.loading import generation_changes, is_causal
 from ngramloss.recipe import Generation
 from ngramloss.steps.padding import padded
 
@@ -67,7 +67,7 @@ def search_of(
     """All settings of a search: the model's own ``generation_config``, changed by a recipe, then by options.
 
     Args:
-        model: a Hugging Face encoder-decoder.
+        model: a Hugging Face encoder-decoder or decoder-only model.
         generation: settings of a recipe; None means that the model's own are used.
         options: what is asked besides.
         changes: further changes of the ``generation_config``, by Hugging Face's names.
@@ -75,7 +75,7 @@ def search_of(
     Raises:
         UserError: there are fewer beams than texts, or the beams cannot be divided into groups.
     """
-    changes |= {} if generation is None else generation_changes(generation)
+    changes |= {} if generation is None else generation_changes(generation, causal=is_causal(model.config))
     changes |= _asked(options, _changed_config(model, changes).num_beams or 1)
     config = _changed_config(model, changes)
     defaults = config._get_default_generation_params()
@@ -221,15 +221,19 @@ def differences(model: Any, search: Search, *, precision: str) -> list[str]:
 
 @torch.inference_mode()
 def _generated(model: Any, sources: Sequence[Ids], search: Search, **options: Any) -> list[list[int]]:
-    """What ``generate`` returns for a batch, in lists."""
-    # On the right: on the left, padding would shift the encoder's positions.
-    batch = map(torch.from_numpy, padded(sources, len(sources), max(map(len, sources)), search.pad))  # [B, S] each
-    ids, mask = (each.to(model.device) for each in batch)
+    """What ``generate`` returns for a batch, in lists that begin with a start token.
+
+    Sources of an encoder are padded on the right: on the left, padding would shift positions. A decoder-only model
+    writes behind its prompts, so these are padded on the left. The last token of a prompt is what its text starts with.
+    """
+    causal, S = is_causal(model.config), max(map(len, sources))
+    rows = [source[::-1] for source in sources] if causal else sources
+    batch = [torch.from_numpy(array) for array in padded(rows, len(rows), S, search.pad)]  # [B, S] each
+    ids, mask = ((each.flip(-1) if causal else each).to(model.device) for each in batch)
     with _explained():
-        rows: list[list[int]] = model.generate(
-            input_ids=ids, attention_mask=mask, **{**search.changes, **options}
-        ).tolist()
-    return rows
+        written = model.generate(input_ids=ids, attention_mask=mask, **{**search.changes, **options})  # [B · texts, T]
+    lists: list[list[int]] = (written[:, S - 1 :] if causal else written).tolist()
+    return lists
 
 
 @contextmanager
@@ -261,9 +265,10 @@ def _sampled(model: Any, sources: Sequence[Ids], search: Search) -> list[list[in
     from transformers import LogitsProcessorList
 
     seeds = text_seeds(search, sources).flatten().to(model.device)  # [B · texts]
+    prompt = max(map(len, sources)) - 1 if is_causal(model.config) else 0  # padding must not change a sample
 
     def leave_one(input_ids: Tensor, scores: Tensor) -> Tensor:
-        length = torch.tensor(input_ids.shape[1])  # []
+        length = torch.tensor(input_ids.shape[1] - prompt)  # []
         tokens = sampled(scores.float(), seeds, length, search)  # [B · texts]
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)  # [B · texts, V]
 
