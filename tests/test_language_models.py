@@ -117,7 +117,7 @@ def test_texts_are_what_the_model_writes_behind_its_prompts(run, tmp_path):
     seen = lines(tmp_path / "out" / "seen.jsonl")
     assert len(seen) == len(ROWS)
     assert seen[0]["tokens"][-1] == tokenizer.eos_token
-    assert json.loads((tmp_path / "out" / "generation.json").read_text())["shape"]["prompt"]["template"].endswith(
+    assert json.loads((tmp_path / "out" / "generation.json").read_text())["shape"]["prompt"]["after"].endswith(
         "Summary:"
     )
 
