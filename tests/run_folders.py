@@ -47,8 +47,8 @@ PREPARED = Prepared(
     plugins={},
     metrics={},
     tokenizer="scratch",
+    column="document",
     continued_from=None,
-    column="",
     trust_remote_code=False,
     machine=Machine(2, "CPU", "fp32"),
 )

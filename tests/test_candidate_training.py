@@ -405,6 +405,7 @@ def test_lengths_are_read_from_rows_that_do_not_know_them():
         [3, 2],
         [3, 1],
         [2, 2],
+        [1, 1],
     ]
     assert lengths_of([{"input_ids": [4], "labels": [3]}]).texts is None
 
@@ -616,7 +617,7 @@ def test_an_example_comes_with_its_candidates(tmp_path):
     assert [ids.tolist() for ids in again[2]["candidates"]] == [ids.tolist() for ids in made[2]["candidates"]]
     assert [column.tolist() for column in lengths_of(made)] == [
         column.tolist() for column in (made.lengths, made.target_lengths, made.texts, made.label_lengths)
-    ]
+    ] + [[1, 1, 1, 1]]
     with pytest.raises(ValueError, match="lengths differ: 4 examples, candidates of 3"):
         WithCandidates(
             tokens, tokenise_candidates(EXAMPLES[:3], "x", FOUND, tiny_tokenizers.ours(), Shape(), cache=tmp_path)

@@ -16,7 +16,7 @@ from ngramloss import doctor, recipe
 from ngramloss.cli import main
 from ngramloss.cli.list_ import LISTS
 from ngramloss.cli.program import VERBS, parser
-from ngramloss.engine_registry import ENGINES
+from ngramloss.engine_registry import ENGINES, engine_packages
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS
 from ngramloss.output.console import logger
@@ -483,7 +483,7 @@ def test_doctor_prints_the_same_as_json(capsys, monkeypatch):
         "metrics",
     ]
     assert known["packages"]["torch"] == version("torch")
-    assert known["packages"].keys() == set(doctor.PACKAGES)
+    assert known["packages"].keys() == {*doctor.PACKAGES, *engine_packages()}
     assert known["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
     first = known["chosen"][0]
     assert (first["device"], first["dtype"], first["backend"]) == (

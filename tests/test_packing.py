@@ -232,6 +232,7 @@ def test_terms_that_are_sums_over_positions_need_no_segments():
     )
 
 
+@pytest.mark.slow
 def test_a_compiled_model_finds_packed_rows():
     ids, labels = rows()
     inputs = {"input_ids": ids, "labels": labels, "position_ids": positions()}

@@ -21,10 +21,10 @@ def test_what_is_written_is_what_is_read(tmp_path, prepared):
     assert Prepared.read(path) == prepared
 
 
-def test_the_file_has_the_names_of_earlier_versions():
+def test_the_file_has_these_names():
     content = json.loads(WHOLE.to_json())
     assert list(content) == [
-        "splits", "used", "candidates", "model_files", "tokens", "plugins", "metrics", "tokenizer", "continue",
+        "splits", "used", "candidates", "model_files", "tokens", "plugins", "metrics", "tokenizer", "column", "continue",
         "trust_remote_code", "machine",
     ]  # fmt: skip
     assert content["continue"] == "checkpoint-3"

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.fixture(autouse=True)
 def nothing_loaded():
-    text_generator._loaded.cache_clear()
+    text_generator._WRITERS.clear()
     yield
-    text_generator._loaded.cache_clear()
+    text_generator._WRITERS.clear()
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_a_model_that_changed_since_is_not_taken(tmp_path, changed):
 def test_a_column_that_is_missing_is_named_with_those_that_are_there(small_run, write):
     with pytest.raises(
         ng.UserError,
-        match=r"cannot find the column with the texts\. The batch has the columns 'id', 'body', and none of them is called document, .* or src\. Name it: TextGenerator\(…, source=\"…\"\)",
+        match=r"cannot find the column with the texts\. The batch has the columns 'id', 'body', and none of them is called document, .* or prompt\. Name it: TextGenerator\(…, source=\"…\"\)",
     ):
         write({"id": [1], "body": ["a"]})
     with pytest.raises(

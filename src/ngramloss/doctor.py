@@ -12,7 +12,16 @@ from ngramloss.plugins import Registry
 from ngramloss.terms import OBJECTIVES
 from ngramloss.version import __version__, installed, lacking
 
-PACKAGES = ["torch", "triton", "transformers", "tokenizers", "accelerate", "datasets", "safetensors"]
+PACKAGES = [
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "datasets",
+    "safetensors",
+    *engine_packages(),
+]
 
 
 def facts() -> dict[str, Any]:
@@ -21,7 +30,7 @@ def facts() -> dict[str, Any]:
     return {
         "ngramloss": __version__,
         "python": platform.python_version(),
-        "packages": {package: installed(package) for package in [*PACKAGES, *engine_packages()]},
+        "packages": {package: installed(package) for package in PACKAGES},
         "torch": problem or "ready",
         **({"gpu": None, "chosen": [], "backends": {}} if problem else _devices()),
         "engines": {

@@ -8,7 +8,7 @@ validation and ``bench generate`` ask the entry. The file has these functions:
 * ``unsupported(model, search)``: what it cannot do at all, as clauses.
 * ``differences(model, search, *, precision)``: why texts may differ from those of ``hf``, as clauses.
 
-If it serves only some kinds of models, ``FAMILIES`` contains their ``model_type``.
+If it serves only some types of models, ``FAMILIES`` contains their ``model_type``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Engine(NamedTuple):
 
     @property
     def families(self) -> Collection[str] | None:
-        """The kinds of models that it serves, by their ``model_type``; None if all."""
+        """The types of models that it serves, by their ``model_type``; None if all."""
         families: Collection[str] | None = getattr(import_module(self.module), "FAMILIES", None)
         return families
 

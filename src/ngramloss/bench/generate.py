@@ -108,7 +108,7 @@ def measure(setup: Setup, names: Sequence[str]) -> list[Row]:
         answers[name] = answer.result or failed
         for measured in answers[name]:
             row = measured.row
-            logger.info(f"  batch {row.batch}: {row.why_not or f'{row.docs_per_second:.2f} documents a second'}")
+            logger.info(f"  batch {row.batch}: {row.why_not or f'{row.docs_per_second:.2f} documents per second'}")
     return [
         row
         for rows in zip(*(compared(found, answers[STANDARD]) for found in answers.values()), strict=True)

@@ -349,7 +349,7 @@ def measure(setup: Setup, contestants: Sequence[Contestant], *, trace: Path | No
         logger.info(f"{number} of {len(contestants)}: {contestant.label}")
         answer = in_child(trained, setup, contestant, trace if contestant.name == traced else None)
         rows.append(answer.result or Row(contestant.name, contestant.label, why_not=answer.why_not))
-        logger.info(f"  {answer.why_not or f'{rows[-1].docs_per_second:.0f} documents a second'}")
+        logger.info(f"  {answer.why_not or f'{rows[-1].docs_per_second:.0f} documents per second'}")
     return compared(rows)
 
 

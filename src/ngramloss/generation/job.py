@@ -170,7 +170,7 @@ def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
     Args:
         work: the job.
         verb: the command.
-        groups: of beams, which only some engines have, and for some kinds of models.
+        groups: of beams, which only some engines have, and for some types of models.
     """
     from ngramloss.generation import engines
     from ngramloss.models.loading import load_config

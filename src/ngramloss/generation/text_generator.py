@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 IMPORTED_BY = os.getpid()
 """The process that imported this file. Another one that has it in memory is a fork."""
+_WRITERS: dict[str, Writer] = {}
+"""The writer that this process has loaded."""
 ROWS = "rows"
 """What stands for the name of a data set in the settings of a model that was trained elsewhere."""
 
@@ -128,22 +129,29 @@ class TextGenerator:
         rows = [row for row, text in enumerate(texts) if text.strip()]
         written = [""] * len(texts)
         if rows:
-            writer = _loaded(self.job, self.device, self.weights, os.getpid())
+            writer = self._writer()
             for row, text in zip(rows, writer.best(writer.ids([texts[row] for row in rows])), strict=True):
                 written[row] = text
         return written
 
+    def _writer(self) -> Writer:
+        """The writer with its model, loaded once in each process for all copies."""
+        key = repr((self.job, self.device, self.weights, os.getpid()))
+        if key not in _WRITERS:
+            _WRITERS.clear()  # the model of another one makes room
+            _WRITERS[key] = _load(self.job, self.device, self.weights)
+        return _WRITERS[key]
 
-@lru_cache(maxsize=1)
-def _loaded(work: Job, device: str | None, weights: str | None, process: int) -> Writer:
-    """The writer with its model; loaded once in each process.
+
+def _load(work: Job, device: str | None, weights: str | None) -> Writer:
+    """Load the model of a job.
 
     A forked process has the objects of its parent but not their threads: waiting for one of those never ends.
     So it loads the model again, and computes with one thread, of which there are enough if there are several processes.
     """
     import torch
 
-    if process != IMPORTED_BY:
+    if os.getpid() != IMPORTED_BY:
         torch.set_num_threads(1)
     from ngramloss.generation.writer import load_model, writer_of
 

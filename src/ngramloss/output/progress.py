@@ -11,7 +11,7 @@ from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, shows_messages
 
 SECONDS, BETWEEN_NOTES = 30, 1
-"""The least time between two lines where standard error is no terminal, and with a new note."""
+"""The least time between two lines where standard error is not a terminal, and with a new note."""
 
 
 class Progress:
@@ -71,7 +71,7 @@ class Progress:
             self._bar.close()
 
     def _log(self, least: float) -> None:
-        """Log a line, if the last one is at least so many seconds ago."""
+        """Log a line, if the last one is at least this many seconds ago."""
         now = time.monotonic()
         if now - self._logged >= least:
             self._logged = now

@@ -30,7 +30,7 @@ MOST_SHAPES, MOST_MEMORY = 8, 0.25
 On a CPU none are kept: there is no graph to capture again, and a new cache costs nothing beside the search."""
 
 FAMILIES = tuple(DECODERS)
-"""The kinds of models that it serves."""
+"""The types of models that it serves."""
 
 Ids = Sequence[int]
 

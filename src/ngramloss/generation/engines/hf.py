@@ -129,7 +129,7 @@ def search_of(
 
 
 def _asked(options: Options, beams: int) -> dict[str, Any]:
-    """What options change, by Hugging Face's names, if the search has so many beams without them."""
+    """What options change, by Hugging Face's names, if the search has this number of beams without them."""
     changes: dict[str, Any] = {}
     if options.sample:
         changes = {"do_sample": True, "temperature": options.temperature, "top_p": options.top_p, "top_k": 0}

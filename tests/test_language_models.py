@@ -1,0 +1,205 @@
+"""Decoder-only models from a recipe to scores: train, continue, generate, candidates, adapters."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ngramloss import cli, recipe
+from ngramloss.data.tokens import prompt_ids
+from ngramloss.generation.job import job
+from ngramloss.generation.search import Options
+from ngramloss.generation.writer import load_model, writer_of
+from ngramloss.training import runner
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+SETTINGS = """
+base = "sft"
+objective = "ce + matches(2)"
+[data]
+name = "{data}"
+max_source = 40
+max_target = 12
+{more}
+[model]
+name = "scratch"
+architecture = "llama"
+width = 16
+decoder_layers = 1
+heads = 2
+feed_forward = 32
+vocabulary = 400
+{model}
+[train]
+max_steps = 4
+batch_size = 4
+learning_rate = 1e-2
+log_every = 1
+eval_every = 2
+save_every = 2
+{train}
+[generation]
+num_beams = 2
+max_length = 8
+"""
+ROWS = [
+    {
+        "id": f"d{i}",
+        "document": f"{name} went to the {place} and bought a {thing} there.",
+        "summary": f"{name} buys {thing}.",
+    }
+    for i, (name, place, thing) in enumerate(
+        [("Ann", "market", "cake"), ("Bob", "shop", "pen"), ("Cy", "city", "hat"), ("Di", "farm", "cow")] * 2
+    )
+]
+
+
+def conversation(row):
+    question, answer = {"role": "user", "content": row["document"]}, {"role": "assistant", "content": row["summary"]}
+    return {"id": row["id"], "messages": [question, answer, {"role": "user", "content": "Who?"}, answer]}
+
+
+FORMS = {
+    "document": (ROWS, ""),
+    "prompt": ([{"id": r["id"], "prompt": r["document"] + " =>", "completion": r["summary"]} for r in ROWS], ""),
+    "template": (ROWS, 'prompt = "Read: {source} Say:"'),
+}
+
+
+def written(folder, rows):
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def recipe_file(folder, rows=ROWS, *, more="", model="", train=""):
+    data = written(folder / "data", rows)
+    file = folder / "own.toml"
+    file.write_text(SETTINGS.format(data=data, more=more, model=model, train=train))
+    return file
+
+
+def ran(*arguments):
+    assert cli.main([str(argument) for argument in arguments]) == 0
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(own_cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    ran("train", recipe_file(folder), "--run", folder / "run")
+    return folder / "run"
+
+
+def test_the_log_has_every_term(run):
+    logged = [line for line in lines(run / "log.jsonl") if "loss" in line]
+    assert [line["step"] for line in logged] == [1, 2, 3, 4]
+    assert all({"ce", "matches(2)", "matched/2"} <= line.keys() for line in logged)
+    assert logged[-1]["ce"] < logged[0]["ce"]
+
+
+def test_texts_are_what_the_model_writes_behind_its_prompts(run, tmp_path):
+    ran("generate", run, "--out", tmp_path / "out", "--batch-size", 3)
+    predictions = {row["id"]: row["prediction"] for row in lines(tmp_path / "out" / "predictions.jsonl")}
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "model"), AutoTokenizer.from_pretrained(run / "model")
+    for row in ROWS:
+        ids = tokenizer(row["document"] + "\n\nSummary:", return_tensors="pt", add_special_tokens=False)["input_ids"]
+        first = [tokenizer.bos_token_id] if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id else []
+        ids = torch.cat([torch.tensor([first], dtype=torch.long), ids], 1)  # [1, S]
+        written = model.generate(input_ids=ids, num_beams=2, max_new_tokens=8, early_stopping=True)[0, ids.shape[1] :]
+        assert predictions[row["id"]] == tokenizer.decode(written, skip_special_tokens=True).strip()
+    seen = lines(tmp_path / "out" / "seen.jsonl")
+    assert len(seen) == len(ROWS)
+    assert seen[0]["tokens"][-1] == tokenizer.eos_token
+    assert json.loads((tmp_path / "out" / "generation.json").read_text())["shape"]["prompt"]["after"].endswith(
+        "Summary:"
+    )
+
+
+def test_samples_and_their_order_do_not_depend_on_the_batch(run):
+    work = job(str(run))
+    model, tokenizer = load_model(work)
+    options = Options(texts=3, sample=True, seed=5, rerank="probability")
+    writer = writer_of(work, model, tokenizer, options, column="document")
+    ids = writer.ids([row["document"] for row in ROWS])
+    together = writer.write(ids)
+    assert together == [writer.write([source])[0] for source in ids]
+    assert len({text.text for text in together[0]}) > 1
+
+
+def test_a_short_text_ends_where_the_model_ends_it(run):
+    work = job(str(run))
+    model, tokenizer = load_model(work)
+    writer = writer_of(work, model, tokenizer, column="document")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[tokenizer.eos_token_id] = 0
+    (((text, tokens),),) = writer_of(work, model, tokenizer, column="document").write(writer.ids([ROWS[0]["document"]]))
+    assert (text, tokens <= 8) == ("", True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_can_be_trained_on_and_continued(form, tmp_path):
+    rows, more = FORMS[form]
+    file = recipe_file(tmp_path, rows, more=more)
+    whole = runner.train(recipe.load(str(file)), tmp_path / "whole")
+    assert whole.finished
+    stopped = runner.train(recipe.load(str(file), ["train.max_steps=2"]), tmp_path / "run")
+    assert stopped.finished
+    prompts = prompt_ids([rows[0].get("document", rows[0].get("prompt"))], *_reader(tmp_path / "whole", form))
+    assert prompts[0]
+    ran("generate", tmp_path / "whole", "--limit", 2)
+
+
+def _reader(run, form):
+    work = job(str(run))
+    model, tokenizer = load_model(work)
+    return tokenizer, writer_of(work, model, tokenizer, column="prompt" if form == "prompt" else "document").shape
+
+
+def test_the_best_checkpoint_may_be_chosen_by_a_score(tmp_path):
+    file = recipe_file(tmp_path, train='best = "rouge2"')
+    ran("train", file, "--run", tmp_path / "run")
+    assert any("eval_rouge2" in line for line in lines(tmp_path / "run" / "log.jsonl"))
+
+
+def test_candidates_are_made_and_learnt_from(run, tmp_path):
+    ran("candidates", run, "--split", "train", "--count", 3, "--how", "beams", "--out", tmp_path / "candidates")
+    file = recipe_file(tmp_path, more=f'candidates = "{tmp_path / "candidates"}"')
+    ran("train", file, "--run", tmp_path / "run", "--set", "objective=ce + rank")
+    logged = [line for line in lines(tmp_path / "run" / "log.jsonl") if "loss" in line]
+    assert all(torch.isfinite(torch.tensor(line["rank"])) for line in logged)
+
+
+def test_adapters_are_trained_saved_merged_and_continued(tmp_path):
+    file = recipe_file(tmp_path, model="lora = 4")
+    ran("train", file, "--run", tmp_path / "whole")
+    ran("train", file, "--run", tmp_path / "run")
+    for name in ("model", "checkpoints/checkpoint-4"):  # as if it had been killed after the second step
+        for path in sorted((tmp_path / "run" / name).rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        (tmp_path / "run" / name).rmdir()
+    ran("train", file, "--run", tmp_path / "run")
+    whole, run = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("whole", "run"))
+    for one, other in zip(whole.parameters(), run.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert (tmp_path / "run" / "model" / "adapter" / "adapter_model.safetensors").exists()
+    ran("generate", tmp_path / "run", "--limit", 2)
+
+
+def test_adapters_are_not_sharded(tmp_path, capsys):
+    file = recipe_file(tmp_path, model="lora = 4", train="fsdp = true")
+    assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2
+    assert "fsdp" in capsys.readouterr().err
+
+
+def test_prompt_and_text_must_fit_into_the_model(run, tmp_path, capsys):
+    arguments = ["generate", str(run), "--out", str(tmp_path / "x"), "--set", "data.max_source=200000"]
+    assert cli.main([*arguments, "--set", "generation.max_length=900"]) == 2
+    assert "need 200900 positions" in capsys.readouterr().err
