@@ -35,6 +35,7 @@ GUIDE = [
     "validate",
     "continue",
     "translate",
+    "prompts",
     "candidates",
     "scaling",
     "generate",
