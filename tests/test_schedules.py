@@ -86,6 +86,7 @@ def test_the_loss_follows_the_progress():
         loss_fn.diagnose(logits, labels)
 
 
+@pytest.mark.slow
 def test_a_training_logs_the_weights_and_ends_where_a_continued_one_does(tmp_path):
     settings = {"objective": RAMP, "save_strategy": "steps", "save_steps": 1, "data": 40}
     whole = trained(tmp_path, **settings)
