@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-docs test-adopt test-fuzz test-ray test-all test-oldest mutants check demo bench clean
+.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-ray test-all test-oldest mutants check demo bench clean
 
 setup: .venv/ready
 
@@ -22,13 +22,17 @@ setup: .venv/ready
 
 # Lanes. Two processes share the tests; each computes in one thread, or they would wait for each other.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-QUICK = not (slow or browser or docs or adopt or fuzz or gpu or ray)
+QUICK = not (slow or browser or thorough or docs or adopt or fuzz or gpu or ray)
 
 quick: setup
 	$(PYTEST) -m "$(QUICK)"
 
 test: check
-	$(PYTEST) -m "not (docs or adopt or fuzz or ray)"
+	$(PYTEST) -m "not (thorough or docs or adopt or fuzz or ray)"
+
+# The cases of which `make test` runs a few: every family in drawn searches, fifty kills of a training, every split.
+test-thorough: setup
+	$(PYTEST) -m "thorough and not (docs or adopt or fuzz or ray)"
 
 # One process: the commands of a page follow each other.
 test-docs: setup
@@ -49,7 +53,7 @@ test-ray: .venv/ray
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[ray]'
 	touch $@
 
-test-all: test test-docs test-adopt test-fuzz
+test-all: test test-thorough test-docs test-adopt test-fuzz
 
 # The quick lane on the oldest versions that pyproject.toml allows.
 test-oldest: BIN := .venv-oldest/bin

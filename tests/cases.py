@@ -92,3 +92,10 @@ def batches(draw, longest=8, rows=3):
     logits = torch.randn(B, T, V, generator=generator, dtype=torch.float64)
     right = torch.nn.functional.one_hot(labels.clamp_min(0), V) * draw(st.sampled_from([0.0, 1.0, 3.0]))
     return Batch(logits + right, labels)
+
+
+EVERYTHING = (
+    "ce(smoothing=0.1) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
+    "+ bag(2) + bag(2):original + bag(2):released + bleu(1,2) + lcs + eisl(2) "
+    "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + 0.5*eaft"
+)

@@ -56,3 +56,21 @@ def own_entries(monkeypatch):
 
     for registry in (OBJECTIVES, METRICS):
         monkeypatch.setattr(registry, "_added", {})
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """The folder of a run, as training leaves it."""
+    import tiny_tokenizers
+    from searches import real_model
+
+    from ngramloss import recipe
+
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    real_model().save_pretrained(folder / "model")
+    tiny_tokenizers.ours().save_pretrained(folder / "model")
+    settings = recipe.load(
+        "demo", ["data.separator=<s>", "data.splitter=period", "data.prefix=summarize: ", "data.max_source=20"]
+    )
+    (folder / "recipe.toml").write_text(recipe.dump(settings))
+    return folder

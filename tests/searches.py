@@ -4,14 +4,17 @@ import dataclasses
 import functools
 
 import models
+import tiny_tokenizers
 import torch
 
+from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation.batches import Budget
 from ngramloss.generation.engines import Loaded, hf
 from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.job import job
 from ngramloss.generation.writer import Writer, load_model, writer_of
-from ngramloss.recipe import Data
+from ngramloss.models import loading
+from ngramloss.recipe import Data, Generation, Model
 
 SOURCES = [[5, 6, 7, 8, 2], [9, 2], [12, 4, 4, 10, 11, 5, 6, 9, 12, 2], [7, 2], [4, 5, 2], [11, 8, 10, 2]]
 
@@ -61,7 +64,7 @@ def writer(model, tokenizer, batch_size=32, data=None, has_lines=False):
     """A writer that has the model's own settings and ``generate``."""
     search = search_of(model)
     engine = Loaded("hf", "fp32", hf.load(model, search, precision="fp32"))
-    return Writer(model, tokenizer, data or Data(), search, engine, Budget(documents=batch_size), has_lines)
+    return Writer(model, tokenizer, Shape.of(data or Data()), search, engine, Budget(documents=batch_size), has_lines)
 
 
 def hf_texts(model, tokenizer, ids, batch_size=32):
@@ -74,3 +77,36 @@ def texts_of_run(folder, documents):
     work = job(str(folder), overrides=["generation.engine=hf"], batch_size=32)
     found = writer_of(work, *load_model(work, device="cpu"))
     return found.best(found.ids(documents))
+
+
+DOCUMENTS = [
+    "The cat sat on the mat. It slept.",
+    "Dogs ran.",
+    "Nobody came to the café. Rain is expected in the north. Wind.",
+    "A dog!",
+    "Mats. Mats. Mats.",
+    "Dr. Who left.",
+]
+
+
+def ids(texts=DOCUMENTS, **shape):
+    tokenizer = tiny_tokenizers.ours()
+    return sources(texts, tokenizer, Shape(**shape), separator_id(tokenizer, shape.get("separator", "auto")))
+
+
+def real_model(architecture="bart"):
+    torch.manual_seed(0)
+    settings = Model(
+        name="scratch",
+        architecture=architecture,
+        width=16,
+        heads=2,
+        encoder_layers=1,
+        decoder_layers=1,
+        feed_forward=16,
+        dropout=0.5,
+        init_std=0.5,
+    )
+    model = loading.from_scratch(settings, tiny_tokenizers.ours())
+    loading.prepare_generation(model, Generation(num_beams=2, min_length=4, max_length=12))
+    return model

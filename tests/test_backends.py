@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from lanes import few
 
 from ngramloss import JointLoss, token_stats_from_hidden
 from ngramloss.stats import backends, chosen_backend, chunked, head
@@ -70,8 +71,11 @@ def test_statistics_and_gradients_equal_the_plain_ones(backend, memory, options)
 
 
 @every_sweep
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("written", ["ce", "ce + matches(2)", "bag(2)", "ce(smoothing=0.1) + rewards(2)"])
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], [torch.float32, torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize(
+    "written",
+    few(["ce(smoothing=0.1) + rewards(2)"], ["ce", "ce + matches(2)", "bag(2)", "ce(smoothing=0.1) + rewards(2)"]),
+)
 def test_no_further_from_the_truth_than_the_plain_sweep(backend, memory, dtype, written):
     hidden, weight, labels = example(B=4, T=12, V=517, D=32, dtype=dtype)
     truth = gradients(JointLoss(written, backend="plain"), hidden.double(), weight.double(), labels)
@@ -172,8 +176,8 @@ def exact_logits(V, dtype):
 
 
 @every_sweep
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("V", [1, 7, 300, 2051])
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], [torch.float32, torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize("V", few([7, 2051], [1, 7, 300, 2051]))
 def test_entropy_is_exact_however_flat_or_sharp(backend, memory, dtype, V):
     hidden, weight, exact = exact_logits(V, dtype)
     labels = torch.zeros(1, 6, dtype=torch.long, device=DEVICE)
@@ -185,7 +189,7 @@ def test_entropy_is_exact_however_flat_or_sharp(backend, memory, dtype, V):
 
 
 @every_sweep
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", few([torch.bfloat16], [torch.float32, torch.bfloat16, torch.float16]))
 def test_entropy_is_no_further_from_the_truth_than_the_plain_one(backend, memory, dtype):
     hidden, weight, labels = example(B=4, T=12, V=517, D=32, dtype=dtype)
     options = {"scale": 0.7, "softcap": 5.0, "needs": ("entropy",)}

@@ -1,17 +1,16 @@
 """Runs whose best checkpoint is chosen by what they generate: the score is that of what the checkpoint writes."""
 
 import json
-import random
 import re
 import signal
 
 import pytest
 import torch
+from commands import EASY_RECIPE, EASY_STEPS, assert_equal_runs, environment, finished, log, train, write_easy_rows
 from forks import fork_ranks
-from models import TINY_MODEL
+from lanes import few
 from safetensors.torch import load_file
 from searches import hf_texts
-from test_runner import assert_equal_runs, environment, finished, log, train
 
 from ngramloss import recipe
 from ngramloss.data.tokens import Shape, separator_id, sources
@@ -24,55 +23,15 @@ from ngramloss.training import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
-STEPS = 12
-RECIPE = f"""
-objective = "ce + matches(2)"
-[data]
-name = "{{data}}"
-max_source = 48
-max_target = 24
-separator = "none"
-{TINY_MODEL}dropout = 0.1
-[train]
-max_steps = {STEPS}
-batch_size = 4
-accumulate = 2
-learning_rate = 1e-2
-warmup_steps = 4
-log_every = 2
-eval_every = 2
-save_every = 2
-keep = 9
-best = "rouge2"
-[generation]
-num_beams = 3
-max_length = 24
-min_length = 3
-"""
-WHO, WHERE = ("cat", "dog", "bird"), ("mat", "roof", "lawn")
-
-
-def write_rows(path, count, seed):
-    chance = random.Random(seed)
-    pairs = [(chance.choice(WHO), chance.choice(WHERE)) for _ in range(count)]
-    rows = [
-        {
-            "document": f"Once more the {who} came home. Then it sat on the {where} and slept.",
-            "summary": f"the {who} sat on the {where} and slept all day long",
-        }
-        for who, where in pairs
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with data that are learned quickly, and a recipe."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "data").mkdir()
-    write_rows(folder / "data" / "train.jsonl", 60, 0)
-    write_rows(folder / "data" / "validation.jsonl", 11, 1)
-    (folder / "easy.toml").write_text(RECIPE.format(data=folder / "data"))
+    write_easy_rows(folder / "data" / "train.jsonl", 60, 0)
+    write_easy_rows(folder / "data" / "validation.jsonl", 11, 1)
+    (folder / "easy.toml").write_text(EASY_RECIPE.format(data=folder / "data"))
     return folder
 
 
@@ -133,8 +92,8 @@ def test_the_model_has_the_highest_score_and_messages_say_so(judged):
         torch.equal(chosen[name], value) for name, value in load_file(judged / "model" / "model.safetensors").items()
     )
     why = f"(highest validation rouge2, {logged[best]:.4f})"
-    assert f"Weights of step {best} {why} of {STEPS}." in (judged / "card.md").read_text()
-    assert f"finished at step {STEPS}: {judged / 'model'}, the weights of step {best} {why}\n" in (
+    assert f"Weights of step {best} {why} of {EASY_STEPS}." in (judged / "card.md").read_text()
+    assert f"finished at step {EASY_STEPS}: {judged / 'model'}, the weights of step {best} {why}\n" in (
         said := (judged.parent / "judged.txt").read_text()
     )
     assert re.search(rf"· rouge2 {logged[best]:.2f} \(generated in \d+ s\)", said)
@@ -150,7 +109,7 @@ def test_the_log_has_the_seconds_that_generation_took(judged):
 def test_training_ends_at_the_same_weights_as_without_generation(place, judged, tmp_path):
     ran(place, tmp_path / "ce", "train.best=ce")
     ours, theirs = (
-        load_file(run / "checkpoints" / f"checkpoint-{STEPS}" / "model.safetensors")
+        load_file(run / "checkpoints" / f"checkpoint-{EASY_STEPS}" / "model.safetensors")
         for run in (judged, tmp_path / "ce")
     )
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
@@ -158,14 +117,14 @@ def test_training_ends_at_the_same_weights_as_without_generation(place, judged, 
     assert without == log(tmp_path / "ce")
 
 
-@pytest.mark.parametrize("sabotage", ["saving:4", "saving:8", "sealed:6", "card:0"])
+@pytest.mark.parametrize("sabotage", few(["saving:8"], ["saving:4", "saving:8", "sealed:6", "card:0"]))
 def test_a_run_that_is_killed_goes_on_to_the_same_best(place, judged, tmp_path, sabotage):
     code, _, _ = finished(command(place, tmp_path / "killed"), sabotage=sabotage)
     assert code == -signal.SIGKILL
-    assert f"finished at step {STEPS}" in ran(place, tmp_path / "killed")
+    assert f"finished at step {EASY_STEPS}" in ran(place, tmp_path / "killed")
     assert_equal_runs(tmp_path / "killed", judged)
     ours, theirs = (
-        checkpoints.facts(run / "checkpoints" / f"checkpoint-{STEPS}") for run in (tmp_path / "killed", judged)
+        checkpoints.facts(run / "checkpoints" / f"checkpoint-{EASY_STEPS}") for run in (tmp_path / "killed", judged)
     )
     assert (ours["best"], ours["best_step"]) == (theirs["best"], theirs["best_step"])
 
@@ -196,7 +155,7 @@ def test_a_run_is_not_continued_with_another_score(place, judged, capsys, change
 def test_training_stops_early_if_the_score_does_not_rise(place, judged, tmp_path):
     logged = scores(judged)
     best = max(logged, key=logged.get)
-    assert best <= STEPS - 6
+    assert best <= EASY_STEPS - 6
     err = ran(place, tmp_path / "a", "train.early_stopping=2")
     assert list(scores(tmp_path / "a")) == list(range(2, best + 5, 2))
     assert f"finished at step {best + 4}: " in err

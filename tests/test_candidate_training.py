@@ -14,18 +14,19 @@ import models
 import numpy as np
 import peft
 import pytest
-import test_trainer
 import tiny_tokenizers
 import torch
-from forks import fork, fork_ranks
+import trainings
+from commands import finished as ended
+from forks import fork_ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from lanes import few
 from models import DECODER_ONLY, ENCODER_DECODER, batch, tiny
 from safetensors.torch import load_file
-from test_runner import SABOTAGE, TRAIN
-from test_steps import moved
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainings import RANKED, moved, rows_with_candidates
 from transformers import Seq2SeqTrainer
 
 from ngramloss import JointLoss, LogParts, NgramTrainer, attach, cli, compute_loss_func, detach, last_parts, recipe
@@ -310,21 +311,6 @@ def test_decoder_inputs_are_made_for_rows_without_labels(family):
 # Batches and plans
 
 
-def rows(count, seed=1, most=3):
-    """Rows with up to so many candidates; some have none."""
-    source = torch.Generator().manual_seed(seed + 100)
-
-    def number(least, below):
-        return int(torch.randint(least, below, (1,), generator=source))
-
-    made = test_trainer.rows(count, seed=seed)
-    for row in made:
-        K = number(0, most + 1)
-        row["candidates"] = [torch.randint(4, models.V, (number(1, 11),), generator=source).tolist() for _ in range(K)]
-        row["gains"] = torch.rand(K, generator=source).tolist()
-    return made
-
-
 SOME = [
     {
         "input_ids": [5, 6, 7],
@@ -426,7 +412,6 @@ def test_lengths_are_read_from_rows_that_do_not_know_them():
 
 # Steps
 
-OBJECTIVE = "ce + matches(2) + 10*rank(margin=0.1,alpha=1) + 0.5*prefer(beta=1)"
 TERMS = ("loss", "ce", "matches(2)", "rank(margin=0.1,alpha=1)", "prefer(beta=1)", "grad_norm")
 
 
@@ -436,10 +421,10 @@ def trained(folder, *, data=22, family="bart", **changes):
     model = ENCODER_DECODER[family]()
     trainer = NgramTrainer(
         model,
-        test_trainer.arguments(folder, **changes),
-        objective=OBJECTIVE,
-        train_dataset=rows(data) if isinstance(data, int) else data,
-        eval_dataset=test_trainer.rows(7, seed=2),
+        trainings.arguments(folder, **changes),
+        objective=RANKED,
+        train_dataset=rows_with_candidates(data) if isinstance(data, int) else data,
+        eval_dataset=trainings.rows(7, seed=2),
         data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)),
     )
     trainer.train()
@@ -448,7 +433,7 @@ def trained(folder, *, data=22, family="bart", **changes):
 
 def assert_same_training(one, other):
     weights, log = one if isinstance(one, tuple) else (one.model.state_dict(), one.state.log_history)
-    test_trainer.assert_same_weights(weights, other.model.state_dict())
+    trainings.assert_same_weights(weights, other.model.state_dict())
     for here, there in zip(log, other.state.log_history, strict=True):
         for name in (*TERMS, "eval_loss", "eval_ce", "eval_matches(2)"):
             assert here.get(name) == pytest.approx(there.get(name), abs=2e-4), name
@@ -461,7 +446,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows_", "accumulate"), [(4, 2), (2, 4), (1, 8)])
+@pytest.mark.parametrize(("rows_", "accumulate"), few([(2, 4)], [(4, 2), (2, 4), (1, 8)]))
 def test_any_split_of_a_step_ends_at_the_same_weights(tmp_path, whole, rows_, accumulate):
     got = trained(
         tmp_path,
@@ -489,7 +474,7 @@ def test_the_log_has_every_term_and_validation_those_without_candidates(whole):
 @pytest.mark.slow
 def test_evaluation_on_rows_with_candidates_has_their_terms_too(tmp_path):
     trainer = trained(tmp_path, max_steps=1)
-    with_candidates, without = trainer.evaluate(rows(7, seed=2)), trainer.evaluate()
+    with_candidates, without = trainer.evaluate(rows_with_candidates(7, seed=2)), trainer.evaluate()
     rank = f"eval_{TERMS[3]}"
     assert with_candidates[rank] > 0
     assert with_candidates["eval_ce"] == pytest.approx(without["eval_ce"], abs=1e-5)
@@ -501,7 +486,7 @@ def test_evaluation_on_rows_with_candidates_has_their_terms_too(tmp_path):
 @pytest.mark.parametrize("first", [True, False])
 def test_evaluation_on_rows_with_and_without_candidates_is_refused(tmp_path, first):
     trainer = trained(tmp_path, max_steps=1)
-    kinds = [rows(4, seed=2), test_trainer.rows(4, seed=2)]
+    kinds = [rows_with_candidates(4, seed=2), trainings.rows(4, seed=2)]
     mixed = [*kinds[not first], *kinds[first]]
     trainer.args.per_device_eval_batch_size = 4
     with pytest.raises(UserError, match="some rows for evaluation have candidates and others have none"):
@@ -510,19 +495,19 @@ def test_evaluation_on_rows_with_and_without_candidates_is_refused(tmp_path, fir
 
 @pytest.mark.slow
 def test_columns_with_candidates_are_used(tmp_path):
-    made = trained(tmp_path, data=datasets.Dataset.from_list(rows(8)), max_steps=1)
+    made = trained(tmp_path, data=datasets.Dataset.from_list(rows_with_candidates(8)), max_steps=1)
     assert made.state.log_history[0][TERMS[3]] > 0
 
 
 @pytest.mark.slow
 def test_a_stock_trainer_trains_on_candidates_and_logs_their_terms(tmp_path):
-    model = attach(test_trainer.tiny(), OBJECTIVE)
+    model = attach(trainings.tiny(), RANKED)
     settings = {"remove_unused_columns": False, "eval_strategy": "epoch", "num_train_epochs": 4}
     trainer = Seq2SeqTrainer(
         model,
-        test_trainer.arguments(tmp_path, **settings),
-        train_dataset=rows(16),
-        eval_dataset=test_trainer.rows(7, seed=2),
+        trainings.arguments(tmp_path, **settings),
+        train_dataset=rows_with_candidates(16),
+        eval_dataset=trainings.rows(7, seed=2),
         data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)),
         callbacks=[LogParts()],
     )
@@ -537,14 +522,14 @@ def test_a_stock_trainer_trains_on_candidates_and_logs_their_terms(tmp_path):
 
 @pytest.mark.slow
 def test_generating_from_rows_with_candidates_is_refused(tmp_path):
-    model = test_trainer.tiny()
+    model = trainings.tiny()
     trainer = NgramTrainer(
         model,
-        test_trainer.arguments(tmp_path, predict_with_generate=True),
-        objective=OBJECTIVE,
-        eval_dataset=rows(4),
+        trainings.arguments(tmp_path, predict_with_generate=True),
+        objective=RANKED,
+        eval_dataset=rows_with_candidates(4),
         data_collator=Padder(models.PAD, functools.partial(decoder_inputs, model)),
-        compute_metrics=test_trainer.row_count,
+        compute_metrics=trainings.row_count,
     )
     with pytest.raises(UserError, match="Leave them out of the rows for evaluation"):
         trainer.evaluate()
@@ -564,16 +549,15 @@ if trainer.args.process_index == 0:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}], ids=str
-)
-def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, settings):
+@pytest.mark.parametrize("accumulate", few([2], [1, 2]))
+def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, accumulate):
     """22 rows: the last round of an epoch is filled with repeated rows, whose candidates must count for nothing."""
     settings = {
-        "per_device_train_batch_size": 4,
+        "per_device_train_batch_size": 4 // accumulate,
+        "gradient_accumulation_steps": accumulate,
         "train_sampling_strategy": "group_by_length",
         "eval_strategy": "epoch",
-    } | settings
+    }
     program = WORKER.format(tests=str(Path(__file__).parent))
     codes, err = fork_ranks(
         program, [str(tmp_path), json.dumps(settings)], environment={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -762,10 +746,8 @@ def write_lines(path, lines):
 
 def run_train(place, run, *more, sabotage=None):
     arguments = ["train", str(place / "tiny.toml"), "--run", str(run), *more]
-    program = (SABOTAGE, [sabotage, *arguments]) if sabotage else (TRAIN, arguments)
-    process = fork(*program, environment={**os.environ, "OMP_NUM_THREADS": "1"})
-    _, err = process.communicate(timeout=300)
-    return process.returncode, err
+    code, _, err = ended(arguments, sabotage=sabotage)
+    return code, err
 
 
 @pytest.fixture(scope="module")

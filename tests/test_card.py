@@ -5,28 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_folders import PREPARED
 
 from ngramloss import __version__, recipe
 from ngramloss.training import card
-from ngramloss.training.prepared import Machine, Prepared, PreparedSplit
-
-PREPARED = Prepared(
-    splits={
-        "train": PreparedSplit(24000, ("a.jsonl:3: blank",), "0123456789abcdef", Path("cache/train")),
-        "validation": PreparedSplit(500, (), "fedcba9876543210", Path("cache/validation")),
-    },
-    used=("train: 24,000 rows.",),
-    candidates=None,
-    model_files={},
-    tokens={"train": "1", "validation": "2"},
-    plugins={},
-    metrics={},
-    tokenizer="scratch",
-    column="document",
-    continued_from=None,
-    trust_remote_code=False,
-    machine=Machine(2, "CPU", "fp32"),
-)
 
 
 def test_the_papers_own_recipe_deviates_only_where_it_always_must():

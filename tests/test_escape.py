@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_card import PREPARED
+from run_folders import PREPARED
 
 import ngramloss
 from ngramloss import cli, recipe

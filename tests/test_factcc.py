@@ -7,8 +7,8 @@ import re
 
 import pytest
 import torch
+from judges import PAIRS, TEXTS, made, plain, wordpiece
 from safetensors.torch import save_file
-from test_nli import PAIRS, TEXTS, made, plain, wordpiece
 from transformers import BertTokenizer
 
 from ngramloss.data.sentences import sentences

@@ -4,7 +4,7 @@ import json
 from math import exp, lgamma, pi, sqrt
 
 import pytest
-from test_score_runs import REFERENCES, run
+from run_folders import REFERENCES, run
 
 from ngramloss import cli
 from ngramloss.scoring import systems

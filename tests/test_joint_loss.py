@@ -7,18 +7,12 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, batches
+from cases import CASES, EVERYTHING, batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ngramloss as ng
 from ngramloss import JointLoss, Term
-
-EVERYTHING = (
-    "ce(smoothing=0.1) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
-    "+ bag(2) + bag(2):original + bag(2):released + bleu(1,2) + lcs + eisl(2) "
-    "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + 0.5*eaft"
-)
 
 
 def example(B=4, T=9, V=6, seed=0, dtype=torch.float64):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from cases import EVERYTHING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import V as VOCABULARY
 from models import tiny
 from packed import V, packed_rows
-from test_joint_loss import EVERYTHING
 
 import ngramloss as ng
 from ngramloss import JointLoss

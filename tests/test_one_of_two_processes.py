@@ -6,8 +6,8 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import GradientState
 from models import batch
-from test_trainer import OBJECTIVE, arguments, padded, rows, tiny
 from torch.testing import assert_close
+from trainings import OBJECTIVE, arguments, padded, rows, tiny
 
 from ngramloss import NgramTrainer
 from ngramloss.gpu.captured import Gradients

@@ -7,38 +7,12 @@ import numpy as np
 import pytest
 import torch
 from models import V, tiny
+from packed_documents import LENGTHS, OBJECTIVE, agree, documents_of, expected, positions, rows
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 import ngramloss as ng
-from ngramloss.hf.attach import aligned_packing, attached_loss
+from ngramloss.hf.attach import aligned_packing
 from ngramloss.stats import IGNORE_INDEX
-
-OBJECTIVE = "ce + 0.5*matches(2,3) + bag(2) + convex"
-LENGTHS = [[5, 1, 7, 2], [4, 8, 3]]
-"""Tokens of the documents of each row; one token and three are shorter than an n-gram after the shift."""
-
-
-def rows(lengths=LENGTHS, seed=0):
-    """Rows of documents, as ids and as labels whose prompt is masked in every second document."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(4, 9, (len(lengths), sum(lengths[0])), generator=generator)
-    labels = ids.clone()
-    for row, documents in enumerate(lengths):
-        for number, (first, length) in enumerate(zip(np.cumsum([0, *documents]).tolist(), documents, strict=False)):
-            labels[row, first : first + (length // 2 if number % 2 else 0)] = -100
-    return ids, labels
-
-
-def documents_of(lengths=LENGTHS):
-    return [
-        (row, int(first), int(first) + length)
-        for row, documents in enumerate(lengths)
-        for first, length in zip(np.cumsum([0, *documents]), documents, strict=False)
-    ]
-
-
-def positions(lengths=LENGTHS):
-    return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
 
 
 def numbers(lengths=LENGTHS):
@@ -65,31 +39,6 @@ KEYS = {
     "squashed": lambda: {"position_ids": torch.arange(30)[None], "attention_mask": numbers(one_row())},
     "positions and a mask": lambda: {"position_ids": positions(one_row()), "attention_mask": torch.ones(1, 30).long()},
 }
-
-
-def expected(logits, labels, documents, objective=OBJECTIVE):
-    """The terms in plain words: ``ce`` as stock computes it on the packed row, the rest with each document apart."""
-    terms = ng.JointLoss(objective)
-    shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
-    _, packed = terms.with_parts(logits, shifted)
-    longest = max(end - first for _, first, end in documents)
-    own = torch.full((len(documents), longest), -100)
-    rows = torch.zeros(len(documents), longest, V, dtype=logits.dtype)
-    for number, (row, first, end) in enumerate(documents):
-        own[number, : end - first - 1] = labels[row, first + 1 : end]
-        rows[number, : end - first] = logits[row, first:end]
-    _, apart = terms.with_parts(rows, own)
-    return {part.name: (packed if part.by_position else apart)[part.name] for part in terms.parts}
-
-
-def agree(model, parts, wanted):
-    got = ng.last_parts(model)
-    assert got.keys() == wanted.keys()
-    for name in wanted:
-        torch.testing.assert_close(got[name], wanted[name], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(
-        parts, sum(part.weight * wanted[part.name] for part in attached_loss(model).parts), atol=1e-5, rtol=1e-5
-    )
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["boundaries masked", "labels on boundaries"])
@@ -283,6 +232,7 @@ def test_terms_that_are_sums_over_positions_need_no_segments():
     )
 
 
+@pytest.mark.slow
 def test_a_compiled_model_finds_packed_rows():
     ids, labels = rows()
     inputs = {"input_ids": ids, "labels": labels, "position_ids": positions()}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_card import PREPARED
+from run_folders import PREPARED
 
 from ngramloss.errors import UserError
 from ngramloss.training.prepared import Prepared, PreparedCandidates, Stopped

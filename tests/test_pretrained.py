@@ -13,8 +13,8 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+from judges import made
 from safetensors.torch import load_file, save_file
-from test_nli import made
 
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.bertscore import bertscore

@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from searches import texts_of_run
-from test_search import DOCUMENTS, finished  # noqa: F401, a fixture
+from searches import DOCUMENTS, texts_of_run
 
 import ngramloss as ng
 
@@ -54,13 +53,13 @@ def cluster(tmp_path_factory):
     ray.shutdown()
 
 
-def test_a_worker_that_is_killed_loses_no_row_and_doubles_none(cluster, finished, tmp_path):  # noqa: F811
+def test_a_worker_that_is_killed_loses_no_row_and_doubles_none(cluster, small_run, tmp_path):
     mark = tmp_path / "mark"
     mark.mkdir()
     data = ray.data.from_items(ROWS, override_num_blocks=8)
     written = data.map_batches(
         Killed,
-        fn_constructor_args=[str(finished), str(mark)],
+        fn_constructor_args=[str(small_run), str(mark)],
         batch_size=5,
         num_cpus=1,
         compute=ray.data.ActorPoolStrategy(size=2),
@@ -71,13 +70,13 @@ def test_a_worker_that_is_killed_loses_no_row_and_doubles_none(cluster, finished
     assert len(processes) == 3  # two, and one in the place of the killed one
     rows = [json.loads(line) for path in (tmp_path / "out").iterdir() for line in path.read_text().splitlines()]
     assert sorted(row["id"] for row in rows) == list(range(40))
-    expected = dict(enumerate(texts_of_run(finished, [row["document"] for row in ROWS])))
+    expected = dict(enumerate(texts_of_run(small_run, [row["document"] for row in ROWS])))
     assert {row["id"]: row["prediction"] for row in rows} == expected
 
 
-def test_tasks_take_it_as_it_is_and_its_rows_as_arrays_or_frames(cluster, finished):  # noqa: F811
+def test_tasks_take_it_as_it_is_and_its_rows_as_arrays_or_frames(cluster, small_run):
     data = ray.data.from_items(ROWS[:12], override_num_blocks=4)
     for kind in ("numpy", "pandas"):
-        found = data.map_batches(ng.TextGenerator(finished), batch_size=3, batch_format=kind).take_all()
-        expected = texts_of_run(finished, [row["document"] for row in ROWS[:12]])
+        found = data.map_batches(ng.TextGenerator(small_run), batch_size=3, batch_format=kind).take_all()
+        expected = texts_of_run(small_run, [row["document"] for row in ROWS[:12]])
         assert [row["prediction"] for row in sorted(found, key=lambda row: row["id"])] == expected

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_score_runs import REFERENCES, TEXTS, run
+from run_folders import REFERENCES, TEXTS, run
 
 from ngramloss import cli
 from ngramloss.data.statistics import words_of

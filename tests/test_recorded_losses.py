@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from commands import TRAIN
 from forks import fork, fork_ranks
 from models import TINY_MODEL
 
@@ -53,7 +54,6 @@ SETTINGS = {
     "bf16": ['train.precision="bf16"'],
     "gradient checkpointing": ["train.gradient_checkpointing=true"],
 }
-TRAIN = "import sys\nfrom ngramloss import cli\nsys.exit(cli.main(sys.argv[1:]))"
 STOPPED = """
 import os, signal, sys
 from ngramloss.storage import checksums

@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_trainer import Seq2SeqTrainer, arguments, assert_same_weights, padded, rows, tiny, trained
+from trainings import arguments, assert_same_weights, padded, rows, tiny, trained
+from transformers import Seq2SeqTrainer
 
 import ngramloss as ng
 from ngramloss import JointLoss, UserError, recipe

@@ -8,26 +8,15 @@ import tiny_tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from searches import hf_texts, texts_of_run
+from searches import DOCUMENTS, hf_texts, ids, real_model, texts_of_run
 from transformers import GenerationConfig
 
-from ngramloss import recipe
-from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation.engines import hf
 from ngramloss.generation.engines.hf import search_facts, search_of
 from ngramloss.generation.search import Options
 from ngramloss.metrics.rouge import rouge as rouge_of_many
 from ngramloss.models import loading
-from ngramloss.recipe import Generation, Model
-
-DOCUMENTS = [
-    "The cat sat on the mat. It slept.",
-    "Dogs ran.",
-    "Nobody came to the café. Rain is expected in the north. Wind.",
-    "A dog!",
-    "Mats. Mats. Mats.",
-    "Dr. Who left.",
-]
+from ngramloss.recipe import Generation
 
 
 def rouge(references, predictions, **options):
@@ -55,11 +44,6 @@ class Echo(torch.nn.Module):
         return input_ids.where(attention_mask.bool(), 1)
 
 
-def ids(texts=DOCUMENTS, **shape):
-    tokenizer = tiny_tokenizers.ours()
-    return sources(texts, tokenizer, Shape(**shape), separator_id(tokenizer, shape.get("separator", "auto")))
-
-
 # Writing
 
 
@@ -80,24 +64,6 @@ def test_padding_stands_after_the_text_even_for_a_tokenizer_that_pads_before_it(
     assert hf_texts(Echo(), tokenizer, [[5, 6, 7], [5]]) == [tokenizer.decode([5, 6, 7]), tokenizer.decode([5])]
 
 
-def real_model(architecture="bart"):
-    torch.manual_seed(0)
-    settings = Model(
-        name="scratch",
-        architecture=architecture,
-        width=16,
-        heads=2,
-        encoder_layers=1,
-        decoder_layers=1,
-        feed_forward=16,
-        dropout=0.5,
-        init_std=0.5,
-    )
-    model = loading.from_scratch(settings, tiny_tokenizers.ours())
-    loading.prepare_generation(model, Generation(num_beams=2, min_length=4, max_length=12))
-    return model
-
-
 @pytest.mark.parametrize("architecture", ["bart", "t5"])
 def test_a_model_writes_the_same_whatever_the_batch_and_without_dropout(architecture):
     model = real_model(architecture).train()
@@ -107,23 +73,10 @@ def test_a_model_writes_the_same_whatever_the_batch_and_without_dropout(architec
         assert hf_texts(model, tiny_tokenizers.ours(), ids(), batch_size) == alone
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a run, as training leaves it."""
-    folder = tmp_path_factory.mktemp("runs") / "mine"
-    real_model().save_pretrained(folder / "model")
-    tiny_tokenizers.ours().save_pretrained(folder / "model")
-    settings = recipe.load(
-        "demo", ["data.separator=<s>", "data.splitter=period", "data.prefix=summarize: ", "data.max_source=20"]
-    )
-    (folder / "recipe.toml").write_text(recipe.dump(settings))
-    return folder
-
-
-def test_a_run_reads_texts_as_its_training_data_and_writes_by_its_models_own_settings(finished):
+def test_a_run_reads_texts_as_its_training_data_and_writes_by_its_models_own_settings(small_run):
     prepared = ids(separator="<s>", splitter="period", prefix="summarize: ", max_source=20)
     assert max(map(len, prepared)) == 20
-    assert texts_of_run(finished, DOCUMENTS) == hf_texts(real_model(), tiny_tokenizers.ours(), prepared)
+    assert texts_of_run(small_run, DOCUMENTS) == hf_texts(real_model(), tiny_tokenizers.ours(), prepared)
 
 
 # Settings

@@ -3,11 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES
+from cases import CASES, EVERYTHING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import V, packed_rows
-from test_joint_loss import EVERYTHING
 
 from ngramloss import JointLoss, token_stats
 from ngramloss.stats import IGNORE_INDEX, packing

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_trainer import rows, tiny
+from trainings import moved, rows, tiny
 
 from ngramloss.gpu.captured import Gradients
 from ngramloss.hf.attach import attach, decoder_inputs
@@ -127,11 +127,6 @@ ROWS = [
     {"input_ids": np.array([5, 6, 7], np.int32), "labels": [8, 9]},
     {"input_ids": [4], "labels": np.array([3, 2, 8, 9, 1])},
 ]
-
-
-def moved(labels):
-    start = torch.full((len(labels), 1), 99)
-    return torch.cat([start, labels[:, :-1]], 1).masked_fill(torch.cat([start, labels[:, :-1]], 1) == -100, 1)
 
 
 def test_a_batch_is_padded_and_always_has_decoder_inputs():

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 import torch
+from judges import TEXTS, made, plain
 from safetensors.torch import save_file
-from test_nli import TEXTS, made, plain
 
 from ngramloss.data.sentences import sentences
 from ngramloss.metrics import summac as room

@@ -6,8 +6,7 @@ import numpy as np
 import pandas
 import pytest
 import tiny_tokenizers
-from searches import hf_texts, texts_of_run
-from test_search import DOCUMENTS, finished, ids, real_model  # noqa: F401, a fixture
+from searches import DOCUMENTS, hf_texts, ids, real_model, texts_of_run
 
 import ngramloss as ng
 from ngramloss import recipe
@@ -24,13 +23,13 @@ def nothing_loaded():
 
 
 @pytest.fixture(scope="module")
-def texts(finished):  # noqa: F811
-    return texts_of_run(finished, DOCUMENTS)
+def texts(small_run):
+    return texts_of_run(small_run, DOCUMENTS)
 
 
 @pytest.fixture
-def write(finished):  # noqa: F811
-    return ng.TextGenerator(finished, batch_size=3)
+def write(small_run):
+    return ng.TextGenerator(small_run, batch_size=3)
 
 
 # Kinds of rows
@@ -87,10 +86,10 @@ def test_a_blank_text_gets_an_empty_one(write, texts):
 # Settings
 
 
-def test_columns_have_their_usual_names_or_those_that_are_given(finished, write, texts):  # noqa: F811
+def test_columns_have_their_usual_names_or_those_that_are_given(small_run, write, texts):
     for name in ("Article", "text", "dialogue"):
         assert write({"summary": [""] * 6, name: DOCUMENTS})["prediction"] == texts
-    mine = ng.TextGenerator(finished, source="body", prediction="short")
+    mine = ng.TextGenerator(small_run, source="body", prediction="short")
     assert mine({"body": DOCUMENTS, "document": [""] * 6})["short"] == texts
 
 
@@ -115,18 +114,18 @@ def saved_run(folder, *overrides, name="demo"):
     return folder
 
 
-def test_settings_change_the_search_and_the_texts(finished, texts):  # noqa: F811
+def test_settings_change_the_search_and_the_texts(small_run, texts):
     changed = ["generation.num_beams=1", "generation.max_length=6", "data.prefix="]
-    found = ng.TextGenerator(finished, settings=changed)({"document": DOCUMENTS})["prediction"]
+    found = ng.TextGenerator(small_run, settings=changed)({"document": DOCUMENTS})["prediction"]
     assert found != texts
     model = real_model()
     model.generation_config.update(num_beams=1, min_length=0, max_length=6, early_stopping=False)
     assert found == hf_texts(model, tiny_tokenizers.ours(), ids(separator="<s>", splitter="period", max_source=20))
 
 
-def test_a_model_that_was_trained_elsewhere_needs_no_run(finished, monkeypatch):  # noqa: F811
+def test_a_model_that_was_trained_elsewhere_needs_no_run(small_run, monkeypatch):
     loaded = record_loading(monkeypatch)
-    found = ng.TextGenerator(finished / "model")({"document": DOCUMENTS})["prediction"]
+    found = ng.TextGenerator(small_run / "model")({"document": DOCUMENTS})["prediction"]
     model, tokenizer = real_model(), tiny_tokenizers.ours()
     plain = [tokenizer(text)["input_ids"] for text in DOCUMENTS]  # no prefix and no separators
     assert found == hf_texts(model, tokenizer, plain)
@@ -144,7 +143,7 @@ def test_summaries_of_several_sentences_are_written_one_a_line(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("engine", ["hf", "ctranslate2"])
-def test_an_engine_writes_batches_of_the_size_that_is_asked_for(finished, texts, engine, monkeypatch):  # noqa: F811
+def test_an_engine_writes_batches_of_the_size_that_is_asked_for(small_run, texts, engine, monkeypatch):
     sizes, load = [], engines.load
 
     def counted(name, *given, **options):
@@ -154,7 +153,7 @@ def test_an_engine_writes_batches_of_the_size_that_is_asked_for(finished, texts,
 
     monkeypatch.setattr(engines, "load", counted)
     assert (
-        ng.TextGenerator(finished, batch_size=4, settings=[f"generation.engine={engine}"])({"document": DOCUMENTS})[
+        ng.TextGenerator(small_run, batch_size=4, settings=[f"generation.engine={engine}"])({"document": DOCUMENTS})[
             "prediction"
         ]
         == texts
@@ -165,17 +164,17 @@ def test_an_engine_writes_batches_of_the_size_that_is_asked_for(finished, texts,
 # Processes
 
 
-def test_it_is_sent_without_the_model_and_works_where_it_arrives(finished, write, texts):  # noqa: F811
+def test_it_is_sent_without_the_model_and_works_where_it_arrives(small_run, write, texts):
     write({"document": DOCUMENTS[:1]})
     sent = pickle.dumps(write)
     assert len(sent) < 10_000
     assert pickle.loads(sent)({"document": DOCUMENTS})["prediction"] == texts
-    assert repr(write) == f"TextGenerator('{finished}')"
+    assert repr(write) == f"TextGenerator('{small_run}')"
 
 
-def test_a_process_loads_the_model_once_for_all_copies_and_only_for_a_batch(finished, monkeypatch):  # noqa: F811
+def test_a_process_loads_the_model_once_for_all_copies_and_only_for_a_batch(small_run, monkeypatch):
     loaded = record_loading(monkeypatch)
-    write = ng.TextGenerator(finished, device="cpu")
+    write = ng.TextGenerator(small_run, device="cpu")
     write({"document": [" "]})
     assert loaded == []
     for _ in range(3):
@@ -195,9 +194,9 @@ def record_loading(monkeypatch):
     return loaded
 
 
-def test_a_folder_is_found_from_other_folders(finished, texts, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.chdir(finished.parent)
-    write = ng.TextGenerator(finished.name)
+def test_a_folder_is_found_from_other_folders(small_run, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(small_run.parent)
+    write = ng.TextGenerator(small_run.name)
     monkeypatch.chdir(tmp_path)
     assert write({"document": DOCUMENTS})["prediction"] == texts
 
@@ -217,7 +216,7 @@ def test_a_model_that_changed_since_is_not_taken(tmp_path, changed):
 # What is wrong
 
 
-def test_a_column_that_is_missing_is_named_with_those_that_are_there(finished, write):  # noqa: F811
+def test_a_column_that_is_missing_is_named_with_those_that_are_there(small_run, write):
     with pytest.raises(
         ng.UserError,
         match=r"cannot find the column with the texts\. The batch has the columns 'id', 'body', and none of them is called document, .* or prompt\. Name it: TextGenerator\(…, source=\"…\"\)",
@@ -227,7 +226,7 @@ def test_a_column_that_is_missing_is_named_with_those_that_are_there(finished, w
         ng.UserError,
         match=r"the batch has no column 'bodi' for the source \(did you mean 'body'\?\)\. Its columns are 'id', 'body'\.",
     ):
-        ng.TextGenerator(finished, source="bodi")(pandas.DataFrame({"id": [1], "body": ["a"]}))
+        ng.TextGenerator(small_run, source="bodi")(pandas.DataFrame({"id": [1], "body": ["a"]}))
 
 
 @pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (float("nan"), "float"), (7, "int"), (["a"], "list")])
@@ -252,11 +251,11 @@ def test_single_rows_and_other_things_are_refused(write):
         write(["a"])
 
 
-def test_a_run_that_is_not_finished_and_settings_of_another_kind_are_refused(tmp_path, finished):  # noqa: F811
+def test_a_run_that_is_not_finished_and_settings_of_another_kind_are_refused(tmp_path, small_run):
     (tmp_path / "recipe.toml").write_text(recipe.dump(recipe.load("demo")))
     with pytest.raises(FileNotFoundError, match="its training is not finished"):
         ng.TextGenerator(tmp_path)
     with pytest.raises(ng.UserError, match=r"train\.seed=1"):
-        ng.TextGenerator(finished, settings=["train.seed=1"])
+        ng.TextGenerator(small_run, settings=["train.seed=1"])
     with pytest.raises(ng.UserError, match="batch_size must be 0 or more, got -1"):
-        ng.TextGenerator(finished, batch_size=-1)
+        ng.TextGenerator(small_run, batch_size=-1)

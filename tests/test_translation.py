@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from test_card import PREPARED
+from run_folders import PREPARED
 
 from ngramloss import cli, recipe
 from ngramloss.data import load

@@ -5,7 +5,7 @@ from functools import partial
 import models
 import pytest
 import torch
-import transformers as hf
+from captures import OBJECTIVE, bart, rows
 from cases import FROM_HIDDEN
 
 from ngramloss.gpu.captured import CapturedStep
@@ -14,31 +14,6 @@ from ngramloss.steps.padding import Padder
 from ngramloss.steps.plan import Size
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-OBJECTIVE = "ce + matches(2,3) + rewards(2) + bag(2)"
-
-
-def bart(dropout=0.0, **changes):
-    torch.manual_seed(0)
-    settings = {
-        **models.BART,
-        "d_model": 64,
-        "vocab_size": 301,
-        "dropout": dropout,
-        "encoder_ffn_dim": 128,
-        "decoder_ffn_dim": 128,
-        **changes,
-    }
-    return hf.BartForConditionalGeneration(hf.BartConfig(**settings))
-
-
-def rows(count, seed=1):
-    source = torch.Generator().manual_seed(seed)
-
-    def ids(least, most):
-        length = int(torch.randint(least, most, (1,), generator=source))
-        return torch.randint(4, 40, (length,), generator=source).tolist()
-
-    return [{"input_ids": ids(3, 40), "labels": ids(2, 20)} for _ in range(count)]
 
 
 # One step

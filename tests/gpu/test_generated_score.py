@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from commands import EASY_RECIPE, EASY_STEPS, write_easy_rows
 from safetensors.torch import load_file
-from test_best_runs import RECIPE, STEPS, write_rows
 
 from ngramloss import cli
 
@@ -30,15 +30,15 @@ def trained(place, run, *changes):
         == 0
     )
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return load_file(run / "checkpoints" / f"checkpoint-{STEPS}" / "model.safetensors"), lines
+    return load_file(run / "checkpoints" / f"checkpoint-{EASY_STEPS}" / "model.safetensors"), lines
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captured_steps_end_at_the_same_weights_with_and_without_generation(tmp_path, capsys, precision):
     (tmp_path / "data").mkdir()
-    write_rows(tmp_path / "data" / "train.jsonl", 60, 0)
-    write_rows(tmp_path / "data" / "validation.jsonl", 11, 1)
-    (tmp_path / "easy.toml").write_text(RECIPE.format(data=tmp_path / "data"))
+    write_easy_rows(tmp_path / "data" / "train.jsonl", 60, 0)
+    write_easy_rows(tmp_path / "data" / "validation.jsonl", 11, 1)
+    (tmp_path / "easy.toml").write_text(EASY_RECIPE.format(data=tmp_path / "data"))
     with_texts, lines = trained(tmp_path, tmp_path / "rouge", f"train.precision={precision}")
     without, _ = trained(tmp_path, tmp_path / "ce", f"train.precision={precision}", "train.best=ce")
     assert "steps are not captured" not in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_compiled_code_agrees():
 
 def test_an_attached_model_unpacks_on_a_gpu():
     from models import tiny
-    from test_packing import OBJECTIVE, agree, documents_of, expected, positions, rows
+    from packed_documents import OBJECTIVE, agree, documents_of, expected, positions, rows
 
     import ngramloss as ng
 

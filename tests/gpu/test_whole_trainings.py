@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from captures import OBJECTIVE, bart, rows
 from forks import fork_ranks
 from logged import logged
-from test_captured import OBJECTIVE, bart, rows
 
 import ngramloss as ng
 from ngramloss.gpu.captured import CapturedStep

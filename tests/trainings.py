@@ -1,0 +1,120 @@
+"""rows of ids → tiny models that NgramTrainer trained on them, for tests that compare trainings."""
+
+import models
+import torch
+from transformers import Seq2SeqTrainingArguments
+
+from ngramloss import NgramTrainer
+from ngramloss.hf.attach import decoder_inputs
+
+OBJECTIVE = "ce + matches(2,3) + bag(2)"
+
+
+RANKED = "ce + matches(2) + 10*rank(margin=0.1,alpha=1) + 0.5*prefer(beta=1)"
+
+
+def rows(count, seed=1):
+    source = torch.Generator().manual_seed(seed)
+
+    def ids(least):
+        length = int(torch.randint(least, 9, (1,), generator=source))
+        return torch.randint(4, models.V, (length,), generator=source).tolist()
+
+    return [{"input_ids": ids(3), "labels": ids(2)} for _ in range(count)]
+
+
+def rows_with_candidates(count, seed=1, most=3):
+    """Rows with up to so many candidates; some have none."""
+    source = torch.Generator().manual_seed(seed + 100)
+
+    def number(least, below):
+        return int(torch.randint(least, below, (1,), generator=source))
+
+    made = rows(count, seed=seed)
+    for row in made:
+        K = number(0, most + 1)
+        row["candidates"] = [torch.randint(4, models.V, (number(1, 11),), generator=source).tolist() for _ in range(K)]
+        row["gains"] = torch.rand(K, generator=source).tolist()
+    return made
+
+
+def padded(model):
+    def collate(batch):
+        def fill(name, value):
+            longest = max(len(row[name]) for row in batch)
+            return torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in batch])
+
+        ids, labels = fill("input_ids", models.PAD), fill("labels", -100)
+        return {
+            "input_ids": ids,
+            "attention_mask": (ids != models.PAD).long(),
+            "labels": labels,
+            "decoder_input_ids": decoder_inputs(model, labels),
+        }
+
+    return collate
+
+
+def arguments(folder, **changes):
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "logging_steps": 1,
+        "report_to": [],
+        "seed": 3,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
+    return Seq2SeqTrainingArguments(**settings | changes)
+
+
+def tiny(family="bart"):
+    torch.manual_seed(0)
+    return models.ENCODER_DECODER[family]()
+
+
+def row_count(predicted):
+    return {"rows": len(predicted.predictions)}
+
+
+def trained(
+    folder,
+    *,
+    objective=OBJECTIVE,
+    data=22,
+    kind=NgramTrainer,
+    model=None,
+    compute_metrics=None,
+    ours=(),
+    resume=None,
+    **changes,
+):
+    model = tiny() if model is None else model
+    extra = {"objective": objective} | dict(ours) if kind is NgramTrainer else {}
+    trainer = kind(
+        model,
+        arguments(folder, **changes),
+        train_dataset=rows(data) if isinstance(data, int) else data,
+        eval_dataset=rows(7, seed=2),
+        data_collator=padded(model),
+        compute_metrics=compute_metrics,
+        **extra,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def assert_same_weights(one, other, tolerance=1e-5):
+    other = dict(other.items())
+    for name, weight in one.items():
+        torch.testing.assert_close(
+            weight, other[name], atol=tolerance, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def moved(labels):
+    start = torch.full((len(labels), 1), 99)
+    return torch.cat([start, labels[:, :-1]], 1).masked_fill(torch.cat([start, labels[:, :-1]], 1) == -100, 1)
