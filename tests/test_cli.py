@@ -294,6 +294,19 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
     assert "three matrix products (lower bound)" in capsys.readouterr().out
 
 
+def test_bench_head_measures_labelled_positions_alone(tmp_path, capsys, monkeypatch):
+    from ngramloss.bench import head
+
+    monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 100, 101, 16))
+    arguments = ["bench", "head", "--sizes", "tiny", "--device", "cpu", "--objective", "ce + matches(2)"]
+    assert main([*arguments, "--labelled", "0.1", "--json", str(tmp_path / "head.json")]) == 0
+    names = [row["what"] for row in json.loads((tmp_path / "head.json").read_text())["rows"]]
+    assert "ngramloss chunked fast, ce + matches(2), labelled positions" in names
+    with pytest.raises(SystemExit):
+        main([*arguments, "--labelled", "0"])
+    assert "must be above 0 and at most 1, got 0" in capsys.readouterr().err
+
+
 def test_bench_step_counts_documents_a_second(tmp_path, capsys):
     written = tmp_path / "step.json"
     arguments = [

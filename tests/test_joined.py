@@ -79,6 +79,23 @@ def test_labels_that_repeat_the_prompt_are_refused():
         lengths_of([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}], joined=True)
 
 
+def test_the_label_that_hugging_face_ignores_is_refused():
+    with pytest.raises(UserError, match="or contain -100"):
+        lengths_of([{"input_ids": [5, 6], "labels": [-100, 6, 7]}, {"input_ids": [5], "labels": [8, 9]}], joined=True)
+    assert lengths_of([{"input_ids": [5], "labels": [6, ~99, ~7, 8]}], joined=True).counted.tolist() == [2]
+
+
+def test_diagnostics_take_the_rows_of_the_first_texts():
+    from ngramloss.hf.diagnosing import _first_rows
+
+    rows = [{"input_ids": [3 + i, 4], "labels": [5, 6, ~7, 8] if i % 2 else [9]} for i in range(6)]
+    batch = JoinedPadder(1)(rows)
+    first = _first_rows(batch)
+    assert first["input_ids"].shape == (4, 6)
+    assert first["labels"].tolist() == batch["labels"][:4].tolist()
+    assert first["label_positions"].max() < first["input_ids"].numel()
+
+
 def test_the_end_is_learnt_where_it_is_also_the_padding():
     end = 2
     batch = JoinedPadder(end)([{"input_ids": [5], "labels": [6, end]}, {"input_ids": [5, 5, 5], "labels": [6, 7, end]}])
@@ -105,8 +122,8 @@ def test_candidates_are_rows_of_their_own(size):
     objective = "ce + rank + risk"
     ng.attach(model, objective).train()
     loss_fn = ng.attached_loss(model)
-    compute = loss_fn.from_hidden
-    loss_fn.from_hidden = lambda *args, **more: (seen.append(more["candidates"]), compute(*args, **more))[1]
+    compute = loss_fn.from_hidden_with_parts
+    loss_fn.from_hidden_with_parts = lambda *args, **more: (seen.append(more["candidates"]), compute(*args, **more))[1]
     batch = JoinedPadder(1)(CANDIDATES, size)
     loss = model(**batch).loss
     (stats,) = seen
@@ -129,6 +146,8 @@ def test_candidates_without_positions_are_refused():
 def test_candidates_of_several_turns_are_refused():
     with pytest.raises(UserError, match="several turns"):
         lengths_of([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}], joined=True)
+    with pytest.raises(UserError, match="several turns"):
+        JoinedPadder(1)([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}])
 
 
 @given(rows=rows(), most=st.integers(10, 60))

@@ -193,6 +193,45 @@ def test_adapters_are_trained_saved_merged_and_continued(tmp_path):
     ran("generate", tmp_path / "run", "--limit", 2)
 
 
+def test_a_run_reads_other_data_as_in_its_training(run, tmp_path, capsys):
+    other = written(tmp_path / "other", FORMS["prompt"][0])
+    arguments = ["generate", str(run), "--data", str(other), "--out", str(tmp_path / "x")]
+    assert cli.main(arguments) == 2
+    assert "was trained on the column 'document', and these sources are in 'prompt'" in capsys.readouterr().err
+    assert cli.main([*arguments, "--set", "data.prompt={source} TL;DR:", "--limit", "2"]) == 0
+    work = job(str(run))
+    assert writer_of(work, *load_model(work)).shape.prompt.after.endswith("Summary:")  # as TextGenerator calls it
+
+
+@pytest.mark.parametrize("options", [Options(), Options(texts=2, sample=True)], ids=["beams", "sample"])
+def test_n_grams_of_a_prompt_may_be_written(run, options):
+    work = job(str(run), overrides=["generation.no_repeat_ngram_size=1", "generation.max_length=6"])
+    model, tokenizer = load_model(work)
+    writer = writer_of(work, model, tokenizer, options, column="document")
+    ids = writer.ids([ROWS[0]["document"], ROWS[1]["document"]])
+    with torch.no_grad():  # it repeats the last word of its prompt for ever
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight * 100)
+    for source, texts in zip(ids, writer.engine.write(ids), strict=True):
+        for start, *text in texts:
+            assert start == source[-1]
+            assert len(set(text)) == len(text)
+    assert any(
+        token in source for source, texts in zip(ids, writer.engine.write(ids), strict=True) for token in texts[0][1:]
+    )
+
+
+def test_conversations_are_not_scored_in_training(tmp_path, capsys):
+    file = recipe_file(tmp_path, list(map(conversation, ROWS)), train='best = "rouge2"')
+    assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2
+    assert "conversations have several texts" in capsys.readouterr().err
+
+
+def test_adapters_of_tied_embeddings_are_refused(tmp_path, capsys):
+    file = recipe_file(tmp_path, model='lora = 4\nlora_targets = ["embed_tokens", "q_proj"]')
+    assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2
+    assert "Leave embeddings out of model.lora_targets" in capsys.readouterr().err
+
+
 def test_adapters_are_not_sharded(tmp_path, capsys):
     file = recipe_file(tmp_path, model="lora = 4", train="fsdp = true")
     assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2

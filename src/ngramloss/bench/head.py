@@ -16,7 +16,7 @@ from ngramloss.bench.captured import captured_cost
 from ngramloss.bench.child import shortened
 from ngramloss.bench.clock import Cost, cost
 from ngramloss.loss import JointLoss
-from ngramloss.stats import chosen_backend
+from ngramloss.stats import IGNORE_INDEX, chosen_backend, labelled
 
 
 class Size(NamedTuple):
@@ -37,11 +37,14 @@ SIZES = {
     "bart-short": Size(64, 64, 50_265, 768),
     "bart-long": Size(2, 4_096, 50_265, 768),
     "llama": Size(4, 1_024, 128_256, 2_048),
+    "smollm2": Size(32, 512, 49_152, 576),
     "cpu": Size(8, 128, 50_265, 768),
 }
 OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
 FLOOR, STOCK = "three matrix products (lower bound)", "cross-entropy, stock"
 NAN = float("nan")
+LABELLED = ", labelled positions"
+"""At the end of what computes only positions that have a label."""
 CAPTURED = ", captured"
 """At the end of what is timed as a CUDA graph."""
 
@@ -59,7 +62,13 @@ class Row(NamedTuple):
 
 
 def measure(
-    sizes: list[str], device: str, dtype: torch.dtype, *, loops: bool, objectives: Sequence[str] = ()
+    sizes: list[str],
+    device: str,
+    dtype: torch.dtype,
+    *,
+    loops: bool,
+    objectives: Sequence[str] = (),
+    share: float = 1.0,
 ) -> Iterator[Row]:
     """Measure every contestant at every size; the lower bound and stock come first, as references.
 
@@ -69,10 +78,12 @@ def measure(
         dtype: of hidden states and weights.
         loops: whether to time the paper's loops.
         objectives: instead of those that are measured otherwise.
+        share: of the positions that have a label, the last ones of each row, as behind a prompt.
     """
     for name in sizes:
         size = SIZES[name]
         hidden, weight, labels = example(size, device, dtype)
+        labels[:, : size.T - max(round(share * size.T), 1)] = IGNORE_INDEX
         results: dict[str, Cost | str] = {}
         for what, run, leaves in contestants(
             hidden, weight, labels, loops=loops, capture=device == "cuda", objectives=objectives or OBJECTIVES
@@ -151,9 +162,17 @@ def contestants(
             for memory in ("fast", "lean") if backend != "plain" and objective in objectives[:2] else ("fast",):
                 loss_fn = JointLoss(objective, backend=backend, memory=memory)
                 yield f"ngramloss {backend} {memory}, {objective}", *step(loss_fn.from_hidden)
+    for objective in objectives if (labels == IGNORE_INDEX).any() else ():
+        yield f"ngramloss {best} fast, {objective}{LABELLED}", *step(partial(_of_labelled, JointLoss(objective)))
     for objective in objectives if capture else ():
         loss_fn = JointLoss(objective, backend=best, memory="fast")
         yield f"ngramloss {best} fast, {objective}{CAPTURED}", *step(loss_fn.from_hidden)
+
+
+def _of_labelled(loss_fn: JointLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """The loss of the positions that have a label, found anew each time, as an attached decoder-only model does."""
+    positions, packed = labelled(labels)
+    return loss_fn.from_hidden(hidden, weight, labels, segments=packed, positions=positions)
 
 
 def _drop_gradients(*tensors: Tensor) -> None:

@@ -110,7 +110,16 @@ def _add_head(head: argparse.ArgumentParser) -> None:
     head.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help=types)
     _add_loops(head)
     _add_files(head, "all measurements")
+    share = "share of the positions with a label, as behind a prompt; then labelled positions are also measured alone"
+    head.add_argument("--labelled", type=_share, default=1.0, metavar="SHARE", help=f"{share} (default: 1)")
     head.set_defaults(run_verb=_bench_head)
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
+    return share
 
 
 def _add_step(step: argparse.ArgumentParser) -> None:
@@ -282,7 +291,10 @@ def _bench_head(options: argparse.Namespace) -> int:
     title = f"{head.machine(device)}, {str(dtype).removeprefix('torch.')}"
     print_result(title)
     rows: list[head.Row] = []
-    for row in head.measure(sizes, device, dtype, loops=options.loops, objectives=options.objective or ()):
+    measured = head.measure(
+        sizes, device, dtype, loops=options.loops, objectives=options.objective or (), share=options.labelled
+    )
+    for row in measured:
         if not rows or row.size != rows[-1].size:
             print_result(f"\n{row.size}: {head.SIZES[row.size]}\n{'':<54}{'ms':>9}{'GiB':>8}{'/stock':>9}{'/bound':>9}")
         rows.append(row)

@@ -97,6 +97,11 @@ class WithCandidates(Dataset[dict[str, Any]]):
         return self.tokens.lengths
 
     @property
+    def has_turns(self) -> bool:
+        """As :attr:`Tokens.has_turns`."""
+        return self.tokens.has_turns
+
+    @property
     def target_lengths(self) -> NDArray[np.int64]:
         """Tokens of the longest text of each row: the reference, or a candidate."""
         return np.maximum(self.tokens.target_lengths, self.candidates.longest)

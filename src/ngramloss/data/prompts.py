@@ -25,6 +25,10 @@ Ids = list[int]
 Message = dict[str, str]
 
 
+AS_THEY_ARE = ("prompt", MESSAGES)
+"""Columns whose texts are whole prompts. Texts of other columns get a template."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What a decoder-only model reads beside a source, and what it ends its text with.
@@ -66,7 +70,7 @@ def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequenc
         raise UserError(f"data.{key}: the messages of the data are the prompt. Leave the setting out.")
     if column == MESSAGES or data.prompt == CHAT:
         return _chat(data.instruction, tokenizer, stops, messages=column == MESSAGES)
-    template = data.prompt or (SOURCE if column == "prompt" else DEFAULTS[task])
+    template = data.prompt or (SOURCE if column in AS_THEY_ARE else DEFAULTS[task])
     before, after = template.split(SOURCE)
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else stops[0]
     return Prompt(before, after, None, (end,), tuple(dict.fromkeys([end, *stops])))

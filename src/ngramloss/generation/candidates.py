@@ -162,7 +162,7 @@ def _write(work: Job, chosen: Plan, gain: Gain, output: Output) -> None:
         logger.info(note)
     model, tokenizer = load_model(work, device=shares.device())
     engine = work.engine if chosen.search.groups > 1 else shares.engine_that_began(output, work.engine)
-    writer = writer_of(work, model, tokenizer, chosen.search, engine=engine)
+    writer = writer_of(work, model, tokenizer, chosen.search, engine=engine, column=split.column)
     if writer.engine.note:
         logger.info(writer.engine.note)
 
@@ -171,7 +171,8 @@ def _write(work: Job, chosen: Plan, gain: Gain, output: Output) -> None:
         """What draws the samples of a round, with random numbers of its own."""
         seed = chosen.samples.seed if not number else _seed(chosen.samples.seed, number)
         engine = writer.engine.name if ENGINES[writer.engine.name].has_groups else work.engine
-        return writer_of(work, model, tokenizer, chosen.samples._replace(seed=seed), engine=engine)
+        options = chosen.samples._replace(seed=seed)
+        return writer_of(work, model, tokenizer, options, engine=engine, column=split.column)
 
     if sampler(0).engine.note and chosen.searched < chosen.count:  # somebody asked for samples
         logger.info(f"samples: {sampler(0).engine.note}")

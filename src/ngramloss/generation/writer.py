@@ -19,7 +19,7 @@ from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.batches import Budget, batches, budget_for
 from ngramloss.generation.engines.hf import search_facts, search_of
-from ngramloss.generation.job import Job
+from ngramloss.generation.job import Job, source_column
 from ngramloss.generation.search import Options, Search
 from ngramloss.generation.teacher_forced import text_logp
 from ngramloss.hf.candidates import NOT_CAUSAL
@@ -148,6 +148,7 @@ def writer_of(
         has_lines: whether each sentence of a text becomes a line.
         column: the name of the column that the sources are from, if it is known.
     """
+    column = source_column(work, column)
     shape = shape_of(
         work.data, work.task, work.loading, tokenizer, column=column, trust_remote_code=work.trust_remote_code
     )

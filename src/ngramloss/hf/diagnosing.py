@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.hf.attach import aligned_labels, aligned_packing, attached_loss, logits_of
+from ngramloss.hf.segments import POSITIONS
 from ngramloss.loss import JointLoss
 
 DIAGNOSED_ROWS = 4
@@ -44,6 +45,10 @@ def _first_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     size = len(batch["labels"])
     if size <= DIAGNOSED_ROWS:
         return batch
+    if POSITIONS in batch:  # text s is in a row that comes no later than row s
+        rows = {name: batch[name][:DIAGNOSED_ROWS] for name in ("labels", POSITIONS)}
+        inputs = {name: batch[name][:DIAGNOSED_ROWS] for name in ("input_ids", "attention_mask") if name in batch}
+        return inputs | rows
     return {
         name: value[:DIAGNOSED_ROWS] if isinstance(value, Tensor) and len(value) == size else value
         for name, value in batch.items()

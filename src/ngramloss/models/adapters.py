@@ -40,12 +40,34 @@ def add_lora(model: Any, settings: Model) -> Any:
         {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     )
     try:
-        return peft.get_peft_model(model, config)
+        adapted = peft.get_peft_model(model, config)
     except ValueError as error:
         raise UserError(
             f"model.lora_targets = {settings.lora_targets}: {' '.join(str(error).split())[:200]} The linear layers of "
             f"the model are called {', '.join(linear)}."
         ) from error
+    raise_unless_mergeable(adapted)
+    return adapted
+
+
+def raise_unless_mergeable(model: Any) -> None:
+    """Raise if adapters of a model cannot be merged into its weights here."""
+    if not has_adapters(model):
+        return
+    lora = needed("peft.tuners.lora", "model.lora", "lora")
+    base = model.get_base_model()
+    for name, layer in base.named_modules():
+        if hasattr(layer, "modules_to_save") and hasattr(layer, "original_module"):
+            raise UserError(f"{name} is trained whole (modules_to_save), which `ngramloss train` does not save yet.")
+        if not isinstance(layer, lora.LoraLayer):
+            continue
+        if isinstance(layer, lora.Embedding) and base.config.tie_word_embeddings:
+            raise UserError(
+                f"{name} has an adapter, but its weight is also that of the head, which has none. Leave embeddings out "
+                "of model.lora_targets."
+            )
+        if any(layer.use_dora.values()) or any(layer.lora_bias.values()):
+            raise UserError(f"the adapter of {name} uses DoRA or a bias, which are not merged here. Use plain LoRA.")
 
 
 @torch.no_grad()
@@ -94,5 +116,6 @@ def restore(model: Any, folder: Path) -> None:
 
     peft = needed("peft", "model.lora", "lora")
     found = peft.set_peft_model_state_dict(model, load_file(folder / ADAPTER / "adapter_model.safetensors"))
-    if found.unexpected_keys:
-        raise UserError(f"the adapter in {folder} is another one: it has {found.unexpected_keys[0]}.")
+    wrong = [*found.unexpected_keys, *(name for name in found.missing_keys if ".lora_" in name)]
+    if wrong:
+        raise UserError(f"the adapter in {folder} is another one: {wrong[0]} is in only one of them.")

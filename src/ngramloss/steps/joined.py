@@ -20,6 +20,7 @@ from ngramloss.steps.padding import Batch
 from ngramloss.steps.plan import Size, copies
 
 Ids = NDArray[np.int64]
+SEVERAL_TURNS = "a row has candidates and several turns. Candidates are compared for a single text."
 
 
 def split_turns(labels: Any) -> tuple[Ids, list[range]]:
@@ -73,6 +74,8 @@ class JoinedPadder:
             prompt = np.asarray(row["input_ids"], np.int64)
             texts = [(text, turns)]
             if compared:
+                if len(turns) > 1:
+                    raise UserError(SEVERAL_TURNS)
                 candidates = [np.asarray(ids, np.int64) for ids in row.get("candidates", ())]
                 if len(candidates) != len(row.get("gains", ())):
                     raise UserError(

@@ -11,7 +11,7 @@ import torch
 
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.steps.joined import split_turns
+from ngramloss.steps.joined import SEVERAL_TURNS, split_turns
 from ngramloss.steps.padding import Pad, Step, ahead
 from ngramloss.steps.plan import LengthGrouped, Lengths, MicroBatch, Plan
 
@@ -44,6 +44,7 @@ def lengths_of(examples: Any, *, joined: bool = False) -> ExampleLengths:
     knows = hasattr(examples, "lengths") and hasattr(examples, "target_lengths")
     if knows and not (joined and getattr(examples, "has_turns", False)):
         counted = getattr(examples, "label_lengths", examples.target_lengths)
+        counted = counted - (examples.lengths == 0) if joined else counted  # the first token of a row is not predicted
         sources = examples.lengths + examples.target_lengths if joined else examples.lengths
         texts = getattr(examples, "texts", None)
         return ExampleLengths(sources, examples.target_lengths, texts, counted, (counted > 0).astype(np.int64))
@@ -51,10 +52,11 @@ def lengths_of(examples: Any, *, joined: bool = False) -> ExampleLengths:
         rows = [examples[row] for row in range(len(examples))]
         if any("segments" in row for row in rows):
             raise UserError("planned steps have one text in a row, and these rows have `segments`. Leave them out.")
-        if joined and rows and all(_repeats_its_source(row) for row in rows):
+        if joined and rows and (all(_repeats_its_source(row) for row in rows) or _has_only_ignored(rows)):
             raise UserError(
-                "the labels of all rows repeat the input_ids. For a decoder-only model, `input_ids` are the prompt "
-                "alone, and `labels` the ids that follow it; an id there that is read but not learnt is written ~id."
+                f"the labels repeat the input_ids, or contain {IGNORE_INDEX}. For a decoder-only model, `input_ids` "
+                "are the prompt alone, and `labels` the ids that follow it; an id there that is read but not learnt is "
+                "written ~id."
             )
         numbers = np.array([(_joined_lengths if joined else _lengths)(row) for row in rows]).reshape(-1, 5)
     except (TypeError, KeyError) as reason:
@@ -79,12 +81,17 @@ def _repeats_its_source(row: Mapping[str, Any]) -> bool:
     return len(ids) == len(labels) and bool(((labels == IGNORE_INDEX) | (ids == labels)).all())
 
 
+def _has_only_ignored(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the only negative label of all rows is −100, which otherwise is ~99, an id that is not learnt."""
+    return {int(label) for row in rows for label in row["labels"] if label < 0} == {IGNORE_INDEX}
+
+
 def _joined_lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
     """The numbers of :class:`ExampleLengths` for a row of a decoder-only model."""
     turns = split_turns(row["labels"])[1]
     candidates = [len(ids) for ids in row.get("candidates", ())]
     if candidates and len(turns) > 1:
-        raise UserError("a row has candidates and several turns. Candidates are compared for a single text.")
+        raise UserError(SEVERAL_TURNS)
     unpredicted = int(not len(row["input_ids"]) and bool(turns) and turns[0].start == 0)
     learnt = sum(map(len, turns)) - unpredicted
     longest = max([len(row["labels"]), *candidates])

@@ -22,6 +22,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.loss import JointLoss
+from ngramloss.models.adapters import raise_unless_mergeable
 from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.steps import reduction
@@ -117,6 +118,8 @@ def run(job: Job, here: Processes) -> Outcome:
 
     # The model, its objective, the optimiser
     model, objective = job.model, JointLoss(job.objective)
+    if job.folder is not None:
+        raise_unless_mergeable(model)
     attach(model, objective.with_ce().terms, memory=settings.memory)
     loss_fn = attached_loss(model)
     loss_fn.progress = 0.0

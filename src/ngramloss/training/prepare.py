@@ -13,6 +13,7 @@ from typing import Any
 from ngramloss.data import Example, Split, columns_of, has_split, load
 from ngramloss.data.candidate_tokens import tokenise_candidates
 from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, read_candidates
+from ngramloss.data.messages import MESSAGES
 from ngramloss.data.overview import overview
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
@@ -116,6 +117,11 @@ def prepare(
     candidates = read_candidates(Path(settings.data.candidates)) if _terms_of_candidates(settings) else None
     splits = _read_splits(settings)
     judged = _judged(settings, splits.get("validation"))
+    if judged and splits["train"].column == MESSAGES:
+        raise UserError(
+            f"train.best: {settings.train.best} would be the score of a text behind a prompt, and conversations have "
+            "several texts. Choose a term, such as ce, or use columns prompt and completion."
+        )
     train = splits["train"]
     tokenizer, tokenizer_folder = loading.load_tokenizer(
         settings.model,

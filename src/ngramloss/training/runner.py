@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from ngramloss.models.prompts import align_stop, shape_of
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Recipe
-from ngramloss.steps.joined import split_turns
 from ngramloss.storage.files import whole_folder, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
@@ -205,7 +204,7 @@ def _generated_score(
         return None
     return GeneratedScore(
         best,
-        [_source(rows[row]) for row in range(min(settings.train.best_limit or len(rows), len(rows)))],
+        [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))],
         examples=judged,
         settings=settings,
         tokenizer=tokenizer,
@@ -213,13 +212,6 @@ def _generated_score(
         process=here.rank,
         processes=here.count,
     )
-
-
-def _source(row: Mapping[str, Any]) -> list[int]:
-    """What is read before the text that is scored: a source, a prompt, or a conversation up to its last answer."""
-    source: list[int] = row["input_ids"].tolist()
-    ids, turns = split_turns(row["labels"])
-    return source + ids[: turns[-1].start].tolist() if turns else source
 
 
 @contextmanager

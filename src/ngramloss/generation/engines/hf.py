@@ -55,6 +55,9 @@ KNOWN = {
 }
 """Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
 
+UNPADDED = ("rwkv", "recurrent_gemma")
+"""Decoder-only models that read padding, although it is masked."""
+
 Ids = Sequence[int]
 
 
@@ -227,6 +230,12 @@ def _generated(model: Any, sources: Sequence[Ids], search: Search, **options: An
     writes behind its prompts, so these are padded on the left. The last token of a prompt is what its text starts with.
     """
     causal, S = is_causal(model.config), max(map(len, sources))
+    if causal and model.config.model_type in UNPADDED and min(map(len, sources)) < S:
+        raise UserError(
+            f"{type(model).__name__} writes other texts if padding stands before a prompt. Use --batch-size 1."
+        )
+    if causal and search.no_repeat_ngram_size:  # transformers would also ban what the prompt contains
+        options = _without_prompts(search.no_repeat_ngram_size, S, options)
     rows = [source[::-1] for source in sources] if causal else sources
     batch = [torch.from_numpy(array) for array in padded(rows, len(rows), S, search.pad)]  # [B, S] each
     ids, mask = ((each.flip(-1) if causal else each).to(model.device) for each in batch)
@@ -234,6 +243,16 @@ def _generated(model: Any, sources: Sequence[Ids], search: Search, **options: An
         written = model.generate(input_ids=ids, attention_mask=mask, **{**search.changes, **options})  # [B · texts, T]
     lists: list[list[int]] = (written[:, S - 1 :] if causal else written).tolist()
     return lists
+
+
+def _without_prompts(n: int, prompt: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with which no n-gram of a text is repeated, whatever the prompt of this length contains."""
+    from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
+
+    ban: Any = NoRepeatNGramLogitsProcessor(n)
+    own = options.get("logits_processor") or ()
+    first = [lambda input_ids, scores: ban(input_ids[:, prompt:], scores)]
+    return {**options, "no_repeat_ngram_size": 0, "logits_processor": LogitsProcessorList([*first, *own])}
 
 
 @contextmanager
