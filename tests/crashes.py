@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 import transformers
+from forks import import_once
 from safetensors import torch as safetensors_torch
 
 from ngramloss import cli
-from ngramloss.training import loop, runner  # noqa: F401, imported once for all attempts
 
 DELETES = ("os.remove", "os.rmdir", "shutil.rmtree")
 CHANGES = (*DELETES, "os.rename", "os.mkdir", "os.truncate", "shutil.copyfile")
@@ -161,7 +161,7 @@ def full(place, whole, operations):
 
 
 def main(place, kind, *numbers):
-    torch.set_num_threads(1)
+    import_once()
     gc.freeze()  # an attempt need not look through all that was imported, nor copy it
     code, operations = attempt(place / "whole")
     assert code == 0, said(place / "whole")

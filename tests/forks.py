@@ -160,13 +160,19 @@ def _child(request):
     os._exit(code)
 
 
-def main():
-    import torch
-    import transformers  # noqa: F401
+def import_once():
+    """Import what a training imports on its way, so that no fork has to."""
+    import torch._dynamo
+    import torch.distributed.fsdp
+    from transformers import BartForConditionalGeneration, MBartForConditionalGeneration  # noqa: F401
 
-    from ngramloss.training import loop, runner  # noqa: F401, imported once for all forks
+    from ngramloss.training import loop, runner  # noqa: F401
 
     torch.set_num_threads(1)
+
+
+def main():
+    import_once()
     gc.freeze()  # a fork need not look through all that was imported, nor copy it
     for line in sys.stdin:
         request = json.loads(line)
@@ -176,6 +182,7 @@ def main():
         else:
             answer = os.fork() or _child(request)
         print(json.dumps(answer), flush=True)
+    os._exit(0)  # at an orderly end, Triton would list all that it leaves behind
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def test_every_n_of_the_objective_is_watched_once():
     "case", [c for c in CASES if c.part.per == "sequence" and str(c.term) != "precision(1):released"], ids=repr
 )
 @given(batch=batches())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_prediction_goes_below_the_floor_and_the_certain_one_reaches_it(case, batch):
     loss_fn = JointLoss([case.term])
     name = f"floor/{case.part.name}"

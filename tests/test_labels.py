@@ -26,7 +26,7 @@ def with_prompt(rows, filler, length):
 
 
 @pytest.mark.parametrize("memory", ["fast", "lean"])
-@pytest.mark.parametrize("backend", ["plain", "chunked", "fused"])
+@pytest.mark.parametrize("backend", ["plain", "chunked", pytest.param("fused", marks=pytest.mark.slow)])
 def test_loss_and_gradients_are_those_of_all_positions(backend, memory, finest):
     if backend == "fused":
         pytest.importorskip("triton")
@@ -101,6 +101,7 @@ def test_a_batch_without_labels_has_a_loss_of_zero():
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_compiled_code_reads_nothing_on_the_host():
     torch.manual_seed(0)
     ids = torch.randint(3, VOCABULARY, (2, 70))

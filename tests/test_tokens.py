@@ -16,6 +16,7 @@ import tiny_tokenizers
 from forks import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanes import few
 
 from ngramloss.data import Example, fingerprint, tokens, word_ids
 from ngramloss.data.sentences import sentences
@@ -654,7 +655,8 @@ def everything(cache):
 
 
 @pytest.mark.slow
-def test_after_a_kill_at_any_moment_the_next_start_continues_and_ends_with_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("first", few([1], [1, 7]))
+def test_after_a_kill_at_any_moment_the_next_start_continues_and_ends_with_the_same_bytes(tmp_path, first):
     code, out = prepared(tmp_path / "whole")
     assert code == 0
     assert out[:4] == ["filled 0-3", "filled 3-6", "filled 6-9", "filled 9-10"]
@@ -664,7 +666,7 @@ def test_after_a_kill_at_any_moment_the_next_start_continues_and_ends_with_the_s
     expected = everything(tmp_path / "whole")
     assert len(expected) == 7
     redone = []
-    for kill_at in range(1, int(operations) + 1, 6):
+    for kill_at in range(first, int(operations) + 1, 12):
         cache = tmp_path / str(kill_at)
         code, _ = prepared(cache, kill_at)
         assert code == -signal.SIGKILL
