@@ -239,9 +239,10 @@ WAYS = {
         peft.get_peft_model(detach(model), peft.LoraConfig(target_modules=["q_proj"])), RANK
     ),
 }
+SLOW_WAYS = {"compiled bodies": pytest.mark.slow, "torch.compile": pytest.mark.thorough}
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * ("compile" in way)) for way in WAYS])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW_WAYS.get(way, [])) for way in WAYS])
 def test_it_computes_the_same_with(way):
     model, inputs, compared = attach(tiny("bart"), RANK), batch("bart"), candidates()
     expected = model(**inputs, **compared).loss

@@ -64,9 +64,26 @@ def test_the_oldest_versions_run_the_quick_lane():
 def test_no_module_of_tests_imports_another():
     """What two of them need is a module of its own. A program for another process may import the module it is written in."""
     modules = sorted((ROOT / "tests").rglob("*.py"))
-    found = {path.name: re.findall(r"^\s*(?:from|import) (test_\w+)", path.read_text(), re.M) for path in modules}
+    found = {path.name: re.findall(r"\b(?:from|import) (test_\w+)", path.read_text()) for path in modules}
     assert "test_loop" in found["test_loop.py"]
     assert {name: others for name, others in found.items() if {*others} - {Path(name).stem}} == {}
+
+
+ACROSS = {
+    "adopt", "best_runs", "candidate_objectives", "candidate_training", "crash_points", "docs", "family", "first_hour",
+    "formats", "fuzz", "language_models", "like", "model_files", "multilingual", "one_of_two_processes", "ray",
+    "recorded_losses", "registries", "score_runs", "strangers", "translation", "words",
+}  # fmt: skip
+"""Tests of a promise that several modules keep together."""
+OF_TESTS = {"lanes", "layout", "mutants"}
+
+
+def test_modules_of_tests_are_named_after_what_they_test():
+    sources = {path.relative_to(ROOT / "src" / "ngramloss").with_suffix("") for path in (ROOT / "src").rglob("*.py")}
+    names = {source.name for source in sources} | {"_".join(source.parts[-2:]) for source in sources}
+    packages = {part for source in sources for part in source.parts[:-1]}
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
+    assert tests - names - packages == ACROSS | OF_TESTS
 
 
 def pinned(name):

@@ -21,7 +21,7 @@ from trainings import OBJECTIVE, RANKED, assert_same_weights, padded, rows, rows
 import ngramloss as ng
 from ngramloss import JointLoss
 from ngramloss.errors import UserError
-from ngramloss.gpu.captured import CapturedStep, _state
+from ngramloss.gpu.captured import CapturedStep, Gradients, _state
 from ngramloss.hf.attach import attached_loss
 from ngramloss.recipe import Train
 from ngramloss.steps import running
@@ -788,6 +788,22 @@ def test_the_reason_is_said_where_capturing_was_wanted(changes, device, said):
     remark = loop._capture_remark(Train(**changes), torch.device(device))
     assert bool(remark) is said
     assert not said or remark.startswith("steps are not captured as CUDA graphs: ")
+
+
+@pytest.mark.parametrize("most", [0.01, 1.0, 1e6])
+def test_gradients_in_a_buffer_are_clipped_like_separate_ones(most):
+    one, other = tiny(), tiny()
+    kept = Gradients([p for p in one.parameters() if p.requires_grad])
+    kept.begin()
+    for model in (one, other):
+        model(**padded(model)(rows(3))).loss.backward()
+    assert kept.clip(most).item() == pytest.approx(
+        torch.nn.utils.clip_grad_norm_(other.parameters(), most).item(), rel=1e-5
+    )
+    for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(
+            mine.grad, theirs.grad, atol=1e-7, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 # Candidates

@@ -108,7 +108,7 @@ def test_two_processes_make_the_same_step(tmp_path):
     program = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import torch, torch.distributed as dist\n"
-        "from test_attach_trainer import CASES, trained\n"
+        "from test_step_loss import CASES, trained\n"
         f"folder = {str(tmp_path)!r}\n"
         "steps = {f'{case}, {way}, {size}×{pieces}': trained(folder, way, *CASES[case], size, pieces)\n"
         "         for case in CASES for way in ('attach', 'compute_loss_func') for size, pieces in ((4, 1), (2, 2))}\n"
