@@ -23,8 +23,7 @@ def shown():
 def test_a_terminal_gets_a_bar(shown, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with Progress("reading \x1b[31mtrain", total=2) as bar:
-        bar.update(1)
-        bar.note("ce 3.2")
+        bar.update(1, note="ce 3.2")
         bar._bar.refresh()
     assert "1/2" in sys.stderr.getvalue()
     assert "ce 3.2" in sys.stderr.getvalue()
@@ -51,14 +50,24 @@ def test_a_file_gets_a_line_for_each_note_but_at_most_one_a_second_and_the_last(
     with Progress("training", total=100, unit="steps") as bar:
         for step in range(100):
             now += 1 / 32
-            bar.update(1)
-            bar.note(f"ce {step + 1}")
+            bar.update(1, note=f"ce {step + 1}")
     assert capsys.readouterr().err.splitlines() == [
         "training: 32 of 100 steps, 0:02 left · ce 32",
         "training: 64 of 100 steps, 0:01 left · ce 64",
         "training: 96 of 100 steps, 0:00 left · ce 96",
         "training: 100 of 100 steps · ce 100",
     ]
+
+
+def test_a_slow_step_is_one_line_with_its_own_note(shown, capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress("training", total=3, unit="steps") as bar:
+        for step in range(2):
+            now += 40
+            bar.update(1, note=f"ce {step + 1}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["training: 1 of 3 steps, 1:20 left · ce 1", "training: 2 of 3 steps, 0:40 left · ce 2"]
 
 
 def test_work_that_is_not_counted_is_named_in_a_terminal(shown, monkeypatch):

@@ -207,7 +207,7 @@ def test_a_run_whose_model_was_deleted_keeps_its_label(ours):
     assert provenance.run(ours).label == "ce + matches(2,3,4)"
     about = json.loads((ours / "generation.json").read_text())
     (ours / "generation.json").write_text(json.dumps(about | {"weights": "0" * 12}))
-    assert (provenance.run(ours).label, provenance.run(ours).kind) == ("ours", "")
+    assert (provenance.run(ours).label, provenance.run(ours).setup) == ("ours", "")
 
 
 def test_without_weights_to_compare_the_models_name_counts_unless_it_is_another_folders(ours, tmp_path):
@@ -242,7 +242,7 @@ def test_predictions_of_another_system_in_a_runs_folder_have_its_name(ours, caps
     assert score(ours) == 0
     assert label(capsys) == "lead-3"
     found = provenance.run(ours)
-    assert (found.seed, found.kind, found.recipe, found.is_baseline, found.own) == (None, "", {}, True, False)
+    assert (found.seed, found.setup, found.recipe, found.is_baseline, found.own) == (None, "", {}, True, False)
 
 
 def test_the_page_shows_no_training_beside_predictions_of_another_system(ours):

@@ -9,12 +9,12 @@ import pytest
 import tiny_tokenizers
 import torch
 
-from ngramloss import cli, recipe, reproduce
+from ngramloss import cli, recipe
 from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.models import loading
 from ngramloss.recipe import Model
-from ngramloss.scoring import audit, provenance
+from ngramloss.scoring import audit
 from ngramloss.training import checkpoints
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
@@ -169,26 +169,6 @@ def test_recipes_of_earlier_versions_that_say_false_are_read_without_a_word(tmp_
     assert recipe.dump(recipe.load(str(tmp_path / "own.toml"))) == recipe.dump(recipe.load("demo"))
     assert "trust" not in recipe.dump(recipe.load("demo"))
     assert capsys.readouterr().err == ""
-
-
-def test_a_run_of_an_earlier_version_and_one_of_now_are_seeds_of_one_system(tmp_path):
-    for name, line in (("old", "trust_remote_code = false"), ("new", "")):
-        (tmp_path / name).mkdir()
-        written_recipe(tmp_path / name / "recipe.toml", "scratch", "newswire", line)
-    assert provenance.run(tmp_path / "old").kind == provenance.run(tmp_path / "new").kind
-
-
-def test_a_reproduction_begun_by_an_earlier_version_goes_on(tmp_path):
-    plan = reproduce.make_plan("table2", tmp_path, data="newswire", objectives=["ce"])
-    (tmp_path / "ce-1" / "model").mkdir(parents=True)  # a run that would be lost
-    now = reproduce._fixed_settings(plan)
-    before = now["recipe"].replace('revision = "main"\n', 'revision = "main"\ntrust_remote_code = false\n')
-    assert before != now["recipe"]
-    (tmp_path / "plan.json").write_text(json.dumps(now | {"recipe": before}, indent=1))
-    reproduce._raise_if_another_plan(plan)
-    (tmp_path / "plan.json").write_text(json.dumps(now | {"recipe": before.replace("false", "true")}, indent=1))
-    with pytest.raises(UserError, match="was started with other settings"):
-        reproduce._raise_if_another_plan(plan)
 
 
 # Model folders

@@ -149,21 +149,15 @@ def test_one_run_that_translates_is_enough_and_metrics_given_count_more(tmp_path
     assert list(json.loads(capsys.readouterr().out)["systems"][0]["scores"]) == ["chrf"]
 
 
-def test_seeds_of_an_earlier_version_are_grouped_with_those_of_this_one(tmp_path):
-    kinds = []
-    for name, text in (
-        ("old", 'objective = "ce"\n[data]\nname = "x"\n[train]\nseed = 1\n'),
-        (
-            "new",
-            'objective = "ce"\ntask = "summarisation"\n[data]\nname = "x"\nsource_language = ""\n[train]\nseed = 2\n',
-        ),
-        ("other", 'objective = "ce"\ntask = "translation"\n[data]\nname = "x"\n[train]\nseed = 2\n'),
-    ):
+def test_seeds_are_grouped_by_all_other_settings(tmp_path):
+    setups = []
+    for name, task, seed in (("a", "summarisation", 1), ("b", "summarisation", 2), ("c", "translation", 2)):
+        text = f'objective = "ce"\ntask = "{task}"\n[data]\nname = "x"\n[train]\nseed = {seed}\n'
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.toml").write_text(text)
         (tmp_path / name / "generation.json").write_text(json.dumps({"model": name}))
-        kinds.append(provenance.run(tmp_path / name).kind)
-    assert kinds[0] == kinds[1] != kinds[2]
+        setups.append(provenance.run(tmp_path / name).setup)
+    assert setups[0] == setups[1] != setups[2]
 
 
 def test_the_help_says_that_the_default_depends_on_the_task(capsys):

@@ -170,7 +170,7 @@ def contestants(
 
 
 def _of_labelled(loss_fn: JointLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The loss of the positions that have a label, found anew each time, as an attached decoder-only model does."""
+    """The loss of the positions that have a label, found again each time, as an attached decoder-only model does."""
     positions, packed = labelled(labels)
     return loss_fn.from_hidden(hidden, weight, labels, segments=packed, positions=positions)
 

@@ -104,12 +104,11 @@ def stop_ids(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False
         from transformers import GenerationConfig
 
         options = _loading(settings, trust_remote_code)
+        options.pop("trust_remote_code")  # it is a file of settings, which has no code
         config = load_config(settings, trust_remote_code=trust_remote_code)
         with _explained(settings.name, "model"):
             try:
-                generation = GenerationConfig.from_pretrained(
-                    settings.name, revision=options["revision"], local_files_only=options["local_files_only"]
-                )
+                generation = GenerationConfig.from_pretrained(settings.name, **options)
             except OSError:  # it has no file of them
                 generation = GenerationConfig.from_model_config(config)
         found = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id

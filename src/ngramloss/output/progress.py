@@ -35,21 +35,20 @@ class Progress:
         self._began = self._logged = time.monotonic()
         self._before, self._note, self._bar = done, "", self._new_bar()
 
-    def update(self, count: int = 1) -> None:
-        """Count what was done since the last call."""
-        self.done += count
-        if self._bar is not None:
-            self._bar.update(count)
-        else:
-            self._log(SECONDS)
+    def update(self, count: int = 1, *, note: str = "") -> None:
+        """Count what was done since the last call.
 
-    def note(self, text: str) -> None:
-        """Show a text beside the bar, such as the loss; in a log file on a line, but not on two lines in a second."""
-        self._note = text
-        if self._bar is not None:
-            self._bar.set_postfix_str(escape.name(text))
+        Args:
+            count: how much.
+            note: a new text beside the bar, such as the loss; in a log file a line, but not two lines in a second.
+        """
+        self.done += count
+        self._note = note or self._note
+        if self._bar is None:
+            self._log(SECONDS if not note else 0 if self.done == self.total else BETWEEN_NOTES)
         else:
-            self._log(0 if self.done == self.total else BETWEEN_NOTES)
+            self._bar.set_postfix_str(escape.name(self._note), refresh=False)
+            self._bar.update(count)
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self._began

@@ -123,8 +123,8 @@ def show_lines(progress: Progress, parts: Sequence[str], *, score: str = "") -> 
     def show(line: Mapping[str, float], step: int) -> None:
         if "docs_per_second" in line:
             terms = [f"{name} {line[name]:.3f}" for name in parts if name in line]
-            progress.update(step - progress.done)
-            progress.note(" · ".join([*terms, f"{line['docs_per_second']:.0f} docs/s"]))
+            speed = f"{line['docs_per_second']:.0f} docs/s"
+            progress.update(step - progress.done, note=" · ".join([*terms, speed]))
         elif "eval_loss" in line:
             terms = [f"{name} {line[f'eval_{name}']:.4f}" for name in ["ce", *parts] if f"eval_{name}" in line]
             if f"eval_{score}" in line:
