@@ -294,6 +294,7 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
     assert "three matrix products (lower bound)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bench_head_measures_labelled_positions_alone(tmp_path, capsys, monkeypatch):
     from ngramloss.bench import head
 

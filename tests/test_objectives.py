@@ -59,7 +59,7 @@ def test_gradcheck(case):
 
 @each
 @given(batch=batches(), more=st.integers(1, 4), before=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_more_padding_changes_nothing(case, batch, more, before):
     B, _, V = batch.logits.shape
     noise, nothing = torch.full((B, more, V), 3.0).double(), torch.full((B, more), -100)
@@ -72,7 +72,7 @@ def test_more_padding_changes_nothing(case, batch, more, before):
 
 @each
 @given(batch=batches())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_batch_equals_its_rows_one_by_one(case, batch):
     rows = [values(case, logits[None], labels[None]) for logits, labels in zip(*batch, strict=True)]
     torch.testing.assert_close(values(case, *batch), torch.cat(rows))
@@ -80,7 +80,7 @@ def test_a_batch_equals_its_rows_one_by_one(case, batch):
 
 @each
 @given(batch=batches(longest=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_values_stay_in_their_stated_range(case, batch):
     for scale in (1.0, 100.0, 1e4):
         computed = values(case, batch.logits * scale, batch.labels)
