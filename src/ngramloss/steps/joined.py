@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.steps.padding import Batch
+from ngramloss.steps.padding import Batch, candidates_of
 from ngramloss.steps.plan import Size, copies
 
 Ids = NDArray[np.int64]
@@ -76,13 +76,9 @@ class JoinedPadder:
             if compared:
                 if len(turns) > 1:
                     raise UserError(SEVERAL_TURNS)
-                candidates = [np.asarray(ids, np.int64) for ids in row.get("candidates", ())]
-                if len(candidates) != len(row.get("gains", ())):
-                    raise UserError(
-                        f"lengths differ: a row has {len(candidates)} candidates and {len(row.get('gains', ()))} gains."
-                    )
-                gains[b, : len(candidates)] = row.get("gains", ())
-                texts += [(ids, [range(len(ids))]) for ids in candidates]
+                candidates, scores = candidates_of(row)
+                gains[b, : len(scores)] = scores
+                texts += [(np.asarray(ids, np.int64), [range(len(ids))]) for ids in candidates]
             for k, (tokens, spans) in enumerate(texts):
                 r = int(own[b, k]) if compared else b
                 joined = np.concatenate([prompt, tokens])  # [prompt + text]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -80,14 +80,20 @@ class Padder:
         labels = np.full((size.rows, K, size.target), IGNORE_INDEX)  # [B, K, T]
         gains = np.zeros((size.rows, K), np.float32)  # [B, K]
         for index, row in enumerate(rows):
-            texts, scores = row.get("candidates", ()), row.get("gains", ())
-            if len(texts) != len(scores):
-                raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(scores)} gains.")
+            texts, scores = candidates_of(row)
             labels[index], _ = padded(texts, K, size.target, IGNORE_INDEX)
             gains[index, : len(texts)] = scores
         ids = torch.from_numpy(labels)  # [B, K, T]
         inputs = self.decoder_inputs(ids.flatten(0, 1)).view(ids.shape)  # [B, K, T]
         return {"candidates": ids, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
+
+
+def candidates_of(row: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[float]]:
+    """The ids of each candidate of a row, and their gains. Raises unless there are as many."""
+    texts, gains = row.get("candidates", ()), row.get("gains", ())
+    if len(texts) != len(gains):
+        raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(gains)} gains.")
+    return texts, gains
 
 
 def padded(rows: Sequence[Any], count: int, length: int, fill: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

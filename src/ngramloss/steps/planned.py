@@ -83,7 +83,9 @@ def _repeats_its_source(row: Mapping[str, Any]) -> bool:
 
 def _has_only_ignored(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the only negative label of all rows is −100, which otherwise is ~99, an id that is not learnt."""
-    return {int(label) for row in rows for label in row["labels"] if label < 0} == {IGNORE_INDEX}
+    labels = np.concatenate([np.asarray(row["labels"], np.int64) for row in rows])
+    negative = labels[labels < 0]
+    return bool(len(negative)) and bool((negative == IGNORE_INDEX).all())
 
 
 def _joined_lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
