@@ -31,7 +31,7 @@ from ngramloss.hf.candidates import (
     repeat_sources,
     without_candidates,
 )
-from ngramloss.hf.heads import Head, bare, head_module, head_of, raise_unless_equal
+from ngramloss.hf.heads import Head, bare, has_encoder, head_module, head_of, raise_unless_equal
 from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
 from ngramloss.loss import JointLoss
@@ -111,7 +111,7 @@ def attach(
     _refuse_decoder_that_looks_ahead(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
-    causal = not getattr(inner.config, "is_encoder_decoder", False)
+    causal = not has_encoder(inner)
     decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and not causal else None
     check_unit(segments)
     state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
@@ -186,7 +186,7 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
     inputs = {name: value for name, value in without_candidates(inputs).items() if name not in ("shift_labels", KEY)}
     labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
-    if getattr(bare(model).config, "is_encoder_decoder", False):
+    if has_encoder(bare(model)):
         _add_decoder_inputs(bare(model), inputs, labels)
     logits: Tensor = model(**inputs, return_dict=True).logits  # [B, T, V]
     return logits if positions is None else at_positions(logits, positions)
@@ -222,7 +222,7 @@ class _State:
             inputs: the arguments of its forward.
             labels: aligned with the positions that predict them, [B, T].
         """
-        causal = not getattr(model.config, "is_encoder_decoder", False)
+        causal = not has_encoder(model)
         segments = None  # [B, T]
         if not all(part.by_position for part in self.loss.loss_fn.parts):  # otherwise texts would not matter
             segments = segments_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
@@ -283,7 +283,7 @@ class _State:
             aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
             positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
-        if getattr(model.config, "is_encoder_decoder", False):
+        if has_encoder(model):
             _add_decoder_inputs(model, inputs, labels, candidates)
         if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
             outputs = forward(model, **inputs, return_dict=True)
@@ -423,7 +423,7 @@ def _unpickled(base: Any, *arguments: Any) -> Module:
 
 def _shifts(model: Any) -> bool:
     """Whether the model's own loss compares position t with label t + 1."""
-    if getattr(model.config, "is_encoder_decoder", False):
+    if has_encoder(model):
         return False
     forwards = [
         inspect.unwrap(vars(parent)["forward"])
@@ -488,7 +488,7 @@ def _asks_for_router_loss(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 def _router_weight(model: Any) -> float | None:
     """The weight of the ``aux_loss`` of a decoder-only mixture of experts."""
-    if getattr(model.config, "is_encoder_decoder", False):
+    if has_encoder(model):
         return None
     weights = (getattr(model, name, None) for name in ("router_aux_loss_coef", "aux_loss_coef"))
     return next((float(weight) for weight in weights if weight is not None), None)

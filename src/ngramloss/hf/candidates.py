@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import has_encoder
 from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions
 
 KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains")
@@ -113,7 +114,7 @@ def candidate_rows(
             f"{refused[0]} is not known for the candidates, which become rows of the decoder like the "
             "reference. Leave it out: padding at the end needs none."
         )
-    if not getattr(model.config, "is_encoder_decoder", False):
+    if not has_encoder(model):
         if positions is None or positions.shape != labels.shape:
             raise UserError(
                 "candidates of a decoder-only model are further rows of the batch, so it needs `label_positions`, and "

@@ -30,6 +30,11 @@ class Head(NamedTuple):
     softcap: float | None
 
 
+def has_encoder(model: Any) -> bool:
+    """Whether a model is an encoder-decoder. Otherwise its text follows the source in one row."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
 def bare(model: Any) -> Any:
     """The Hugging Face model inside ``torch.compile``, DDP and PEFT wrappers."""
     inner = model._modules.get("_orig_mod") or model._modules.get("module")

@@ -14,6 +14,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ngramloss.errors import UserError
 from ngramloss.hf import candidates
 from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attached_loss
+from ngramloss.hf.heads import has_encoder
 from ngramloss.hf.segments import KEY, Unit
 from ngramloss.hf.training_log import TrainingLog
 from ngramloss.loss import JointLoss
@@ -185,7 +186,7 @@ class NgramTrainer(Seq2SeqTrainer):
                 "the joint loss does not support. Use data parallelism (DDP, FSDP)."
             )
         model: Any = self.accelerator.unwrap_model(self.model)
-        tied = getattr(model.config, "is_encoder_decoder", False) and getattr(model, "all_tied_weights_keys", None)
+        tied = has_encoder(model) and getattr(model, "all_tied_weights_keys", None)
         if tied and self.is_fsdp_enabled and self.accelerator.is_fsdp2:
             raise UserError(
                 f"Accelerate's FSDP cannot shard this {type(model).__name__}: its encoder, decoder and head share one "

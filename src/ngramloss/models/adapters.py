@@ -11,6 +11,7 @@ import torch
 
 from ngramloss.data.rows import needed
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import has_encoder
 from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.recipe import Model
 
@@ -34,7 +35,7 @@ def add_lora(model: Any, settings: Model) -> Any:
         lora_alpha=settings.lora_alpha or 2 * settings.lora,
         lora_dropout=settings.lora_dropout,
         target_modules=targets,
-        task_type="SEQ_2_SEQ_LM" if getattr(model.config, "is_encoder_decoder", False) else "CAUSAL_LM",
+        task_type="SEQ_2_SEQ_LM" if has_encoder(model) else "CAUSAL_LM",
     )
     linear = sorted(
         {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}

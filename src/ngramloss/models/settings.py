@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import has_encoder
 from ngramloss.settings import Setting
 
 IDS = (
@@ -75,5 +76,5 @@ def try_out(model: Any) -> None:
     """Compute a few logits. A configuration of wrong sizes or types fails here, and not in the middle of a job."""
     if all(weight.device.type == "cpu" and weight.numel() for weight in model.parameters()):  # not meta, nor sharded
         ids = torch.zeros(1, 2, dtype=torch.long)  # [1, 2]
-        more = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
+        more = {"decoder_input_ids": ids} if has_encoder(model) else {}
         model.eval()(input_ids=ids, **more)  # not labels: the start token may depend on the language

@@ -21,6 +21,7 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
+from ngramloss.hf.heads import has_encoder
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import raise_unless_mergeable
 from ngramloss.output.console import logger
@@ -377,7 +378,7 @@ def _optimiser(model: Any, settings: Train, device: torch.device) -> torch.optim
 
 def _joined(model: Any) -> bool:
     """Whether a text follows its source in one row, as in a decoder-only model."""
-    return not getattr(model.config, "is_encoder_decoder", False)
+    return not has_encoder(model)
 
 
 def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False) -> Pad:
