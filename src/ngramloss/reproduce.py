@@ -27,7 +27,6 @@ from ngramloss.storage.files import read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
 
-TABLES = ("table1", "table2", "table3", "cases")
 SMALL = "newswire"
 BASE = "base"
 """Folder of the model that is trained first."""
@@ -148,7 +147,7 @@ def make_plan(
     """Plan the trainings and scores of a table.
 
     Args:
-        table: one of ``TABLES`` except ``table1``, which needs no training.
+        table: ``table2``, ``table3`` or ``cases``; ``table1`` needs no training.
         folder: the folder for all runs; finished runs in it are reused.
         data: ``newswire``, ``xsum``, ``cnn_dailymail``, or your own files, trained with XSum's recipe, or with that of
             translations if ``overrides`` say that they are translations.
