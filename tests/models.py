@@ -129,6 +129,7 @@ DECODER_ONLY = {
         )
     ),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**LLAMA, sliding_window=3)),
     "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**LLAMA)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(

@@ -65,10 +65,12 @@ def test_the_command_offers_every_data_set_and_contestant():
 def test_padding_is_counted_in_sources_and_targets_together():
     ids, labels = torch.ones(2, 4), torch.tensor([[1, 2], [1, -100]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    whole = {"input_ids": ids, "labels": labels}
+    whole = {"input_ids": ids, "labels": labels, "decoder_input_ids": labels}
     padded = whole | {"attention_mask": mask}
     assert train.padding_share([padded]) == pytest.approx(3 / 12)
     assert train.padding_share([whole]) == pytest.approx(1 / 12)  # without a mask no source is padded
+    joined = {name: value for name, value in padded.items() if name != "decoder_input_ids"}
+    assert train.padding_share([joined]) == pytest.approx(2 / 8)  # targets are in the same rows
     filled = padded | {"labels": torch.tensor([[1, 2], [-100, -100]])}  # nothing of its second row is real
     assert train.padding_share([filled]) == pytest.approx(6 / 12)
     assert train.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
@@ -123,7 +125,7 @@ def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
         ([], False, "cpu", ["stock-random", "stock-grouped", "eager"]),
         ([], True, "cpu", ["stock-random", "stock-grouped", "stock-compiled", "eager"]),
         ([], False, "cuda", ["stock-random", "stock-grouped", "eager", "captured"]),
-        ([], True, "cuda", train.NAMES),
+        ([], True, "cuda", [name for name in train.NAMES if not name.startswith("liger")]),
         (["captured-compiled", "stock-random"], False, "cpu", ["stock-random", "captured-compiled"]),
     ],
 )
@@ -131,13 +133,26 @@ def test_contestants_that_compile_or_need_a_gpu_run_only_if_they_can_or_are_name
     assert [contestant.name for contestant in train.chosen(only, compiled=compiled, device=device)] == names
 
 
-@pytest.fixture
-def setup(tmp_path):
+def test_liger_runs_where_it_is_installed_and_has_kernels(monkeypatch):
+    names = [["stock-random", "stock-grouped", "eager", "captured"]] * 2
+    names.append(["stock-random", "stock-grouped", "liger-random", "liger-grouped", "eager", "captured"])
+    for installed, decoder_only, expected in zip((False, True, True), (True, False, True), names, strict=True):
+        monkeypatch.setattr(train, "find_spec", lambda name, installed=installed: object() if installed else None)
+        found = train.chosen([], compiled=False, device="cuda", decoder_only=decoder_only)
+        assert [contestant.name for contestant in found] == expected
+    (liger,) = train.chosen(["liger-random"], compiled=False, device="cpu")
+    assert liger.why_not("cuda", decoder_only=False) == "Liger-Kernel has no kernels for encoder-decoders."
+    assert liger.why_not("cpu", decoder_only=True) == "needs a GPU."
+
+
+@pytest.fixture(params=["bart-tiny", "llama-tiny"])
+def setup(tmp_path, request):
     tokens = tmp_path / "rows"
     tokens.mkdir()
-    train.write_rows(tokens, "multi30k", 12, model="bart-tiny", seed=0, trust_remote_code=False)
+    train.write_rows(tokens, "multi30k", 12, model=request.param, seed=0, trust_remote_code=False)
     return train.Setup(
-        model="bart-tiny",
+        model=request.param,
+        decoder_only=request.param == "llama-tiny",
         objective="ce + matches(2)",
         tokens=tokens,
         batch=3,
@@ -152,11 +167,16 @@ def setup(tmp_path):
 
 
 def rows_of(batch):
+    """The source and the labels of each row; those of a decoder-only model are one row."""
     masks = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
-    kept = zip(batch["input_ids"], masks, batch["labels"], batch["decoder_input_ids"], strict=True)
-    for ids, mask, labels, decoder_ids in kept:
+    for row, (ids, mask, labels) in enumerate(zip(batch["input_ids"], masks, batch["labels"], strict=True)):
         real = labels != -100
-        yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist(), None, *decoder_ids[real].tolist())
+        if "label_positions" in batch:
+            predicted = batch["input_ids"].flatten()[batch["label_positions"][row][real] + 1]
+            assert predicted.tolist() == labels[real].tolist()
+        if "decoder_input_ids" in batch:
+            yield (*ids[mask.bool()].tolist(), None, *batch["decoder_input_ids"][row][real].tolist())
+        yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist())
 
 
 def epoch(contestant, setup, folder):
@@ -272,8 +292,8 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
     printed, said = capfd.readouterr()
     assert "CPU thread" in printed.splitlines()[1]
     assert [line.split("  ")[0] for line in printed.splitlines()[3:]] == [
-        "stock Seq2SeqTrainer, random batches",
-        "stock Seq2SeqTrainer, group_by_length",
+        "stock trainer, random batches",
+        "stock trainer, group_by_length",
         "ngramloss, eager",
         "ngramloss, captured: UserError: needs a GPU.",
     ]

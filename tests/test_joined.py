@@ -50,6 +50,36 @@ def test_a_batch_has_the_loss_of_its_texts(rows, filled):
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=1e-10)
 
 
+ROWS = [{"input_ids": [5, 6, 7, 8, 9, 5], "labels": [7, 6, 2]}, {"input_ids": [9], "labels": [5, 2]}]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2"])
+def test_padding_on_the_right_needs_no_mask_but_a_window_does(family):
+    loss_fn, model = JointLoss(OBJECTIVE), tiny(family, dtype=torch.float64)
+    implementation = model.config._attn_implementation
+    expected = sum(value for row in ROWS for value in loss_in_plain_python(model, row, loss_fn))
+    batch = JoinedPadder(1)(ROWS, Size(4, 16, 8, 1, 1))
+    loss = ng.attach(model, OBJECTIVE)(**batch, num_tokens=1, num_sequences=1).loss
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)  # Gemma's norms compute in fp32
+    assert model.config._attn_implementation == implementation
+
+
+def test_masks_are_left_out_only_where_a_batch_is_ours(monkeypatch):
+    seen = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *args, **more: (seen.append(more["attn_mask"]), attend(*args, **more))[1],
+    )
+    model, batch = ng.attach(tiny("llama"), OBJECTIVE), JoinedPadder(1)(ROWS)
+    model(**batch)
+    assert [mask is None for mask in seen] == [True] * len(seen)
+    seen.clear()
+    model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    assert [mask is None for mask in seen] == [False] * len(seen)
+
+
 @given(rows=rows())
 @settings(max_examples=30, deadline=None)
 def test_lengths_are_those_of_the_batch(rows):

@@ -12,6 +12,7 @@ from ngramloss.bench.captured import captured_cost
 from ngramloss.bench.clock import Cost, cost
 from ngramloss.bench.step import built, dtype_of, example
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import has_encoder
 
 NAN = float("nan")
 PLAIN, ENCODER = "ce", "the encoder alone"
@@ -59,6 +60,8 @@ def measure(
     if min(count, batch, source, target) < 1:
         raise UserError(f"expected numbers of at least 1, got {count}, {batch}, {source} and {target}.")
     model: Any = built(model_name, trust_remote_code=trust_remote_code).to(device)
+    if not has_encoder(model):
+        raise UserError(f"{model_name} is decoder-only, and has no encoder to time. Name an encoder-decoder.")
     longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
     if max(source, target) > longest:
         raise UserError(f"{model_name} has {longest:,} positions, but {max(source, target):,} tokens were asked for.")

@@ -13,6 +13,8 @@ from ngramloss.bench.child import shortened
 from ngramloss.bench.clock import cost, median_milliseconds
 from ngramloss.bench.peers import papers_loops
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import has_encoder
+from ngramloss.stats import IGNORE_INDEX
 
 NAN = float("nan")
 
@@ -56,11 +58,11 @@ def measure(
 
     model: Any = built(model_name, trust_remote_code=trust_remote_code).to(device)
     longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
-    if min(batch, source, target) < 1 or max(source, target) > longest:
+    if min(batch, source, target) < 1 or (max(source, target) if has_encoder(model) else source + target) > longest:
         raise UserError(
             f"expected a batch of at least 1 and lengths from 1 to {longest}, got {batch}, {source} and {target}."
         )
-    if loops and not hasattr(model, "model"):
+    if loops and not (hasattr(model, "model") and has_encoder(model)):
         raise UserError(f"the paper's loops work only with BART, not with {type(model).__name__}. Remove --loops.")
     if precision.endswith("pure"):
         model = model.to(dtype_of(precision))
@@ -129,8 +131,26 @@ def _captured_times(
         optimiser.zero_grad()
 
 
-SHAPES = {"bart-base": (50_265, 768, 6, 12), "small": (8_000, 256, 3, 4), "bart-tiny": (1_000, 32, 1, 2)}
-"""Vocabulary, width, layers and heads of the models that are created here, with random weights."""
+class Shape(NamedTuple):
+    """The sizes of a model that is created here, with random weights."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    key_value_heads: int = 0
+    """Of a Llama; a BART has none of its own."""
+    mlp: int = 0
+
+
+SHAPES = {
+    "bart-base": Shape(50_265, 768, 6, 12),
+    "small": Shape(8_000, 256, 3, 4),
+    "bart-tiny": Shape(1_000, 32, 1, 2),
+    "smollm2-135m": Shape(49_152, 576, 30, 9, key_value_heads=3, mlp=1_536),
+    "llama-tiny": Shape(1_000, 32, 2, 4, key_value_heads=2, mlp=64),
+}
+"""The models that are created here, by name."""
 
 
 def built(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -144,7 +164,10 @@ def built(name: str, *, trust_remote_code: bool = False) -> Any:
         _raise_if_scratch(name)
         return loading.load(Model(name=name), None, trust_remote_code=trust_remote_code)
     torch.manual_seed(0)
-    return transformers.BartForConditionalGeneration(configuration(name))
+    config = configuration(name)
+    if config.is_encoder_decoder:
+        return transformers.BartForConditionalGeneration(config)
+    return transformers.LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
 def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -157,7 +180,23 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
     if name not in SHAPES:
         _raise_if_scratch(name)
         return loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
-    V, D, layers, heads = SHAPES[name]
+    V, D, layers, heads, key_value_heads, mlp = SHAPES[name]
+    if key_value_heads:
+        return transformers.LlamaConfig(
+            vocab_size=V,
+            hidden_size=D,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=key_value_heads,
+            intermediate_size=mlp,
+            max_position_embeddings=8192,
+            rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=2,
+        )
     return transformers.BartConfig(
         vocab_size=V,
         d_model=D,
@@ -177,11 +216,13 @@ def _raise_if_scratch(name: str) -> None:
 
 
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:
-    """A batch of random ids with full length."""
+    """A batch of random ids with full length. For a decoder-only model, the target follows the source in one row."""
     generator = torch.Generator().manual_seed(0)
     V = model.get_output_embeddings().weight.shape[0]
     ids = torch.randint(4, V, (batch, source), generator=generator).to(device)
     labels = torch.randint(4, V, (batch, target), generator=generator).to(device)
+    if not has_encoder(model):
+        ids, labels = torch.cat([ids, labels], 1), torch.cat([torch.full_like(ids, IGNORE_INDEX), labels], 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from transformers import (
     ProgressCallback,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    Trainer,
     TrainerCallback,
     logging,
 )
@@ -63,6 +65,8 @@ class Setup:
     trust_remote_code: bool = False
     plugins: tuple[str, ...] = ()
     """Files that each process runs first, for your own objectives."""
+    decoder_only: bool = False
+    """Whether a target follows its source in one row."""
 
     @property
     def cuda(self) -> bool:
@@ -86,15 +90,22 @@ class Contestant(NamedTuple):
     compiles: bool = False
     needs_gpu: bool = False
     captures: bool = False
+    needs_liger: bool = False
 
     def warm_up(self, setup: Setup) -> int:
         """Steps before the measurement: a whole epoch where steps are captured, so that most shapes have been met."""
         epoch = len(Tokens(setup.tokens)) // (setup.batch * setup.accumulate)
         return max(setup.warm_up, epoch) if self.captures else setup.warm_up
 
-    def runs_on(self, device: str) -> bool:
-        """Whether it can run on this device."""
-        return device == "cuda" or not self.needs_gpu
+    def why_not(self, device: str, *, decoder_only: bool) -> str:
+        """Why it cannot run on this device with such a model; empty if it can."""
+        if self.needs_gpu and device != "cuda":
+            return "needs a GPU."
+        if self.needs_liger and not decoder_only:
+            return "Liger-Kernel has no kernels for encoder-decoders."
+        if self.needs_liger and find_spec("liger_kernel") is None:
+            return "needs the package liger-kernel: pip install liger-kernel"
+        return ""
 
 
 class Row(NamedTuple):
@@ -124,12 +135,14 @@ class Row(NamedTuple):
 # Contestants
 
 
-def chosen(only: Sequence[str], *, compiled: bool, device: str) -> list[Contestant]:
+def chosen(only: Sequence[str], *, compiled: bool, device: str, decoder_only: bool = False) -> list[Contestant]:
     """The contestants that were asked for: by name, or all that can run here."""
     if only:
         return [contestant for contestant in CONTESTANTS if contestant.name in only]
     return [
-        contestant for contestant in CONTESTANTS if (compiled or not contestant.compiles) and contestant.runs_on(device)
+        contestant
+        for contestant in CONTESTANTS
+        if (compiled or not contestant.compiles) and not contestant.why_not(device, decoder_only=decoder_only)
     ]
 
 
@@ -148,18 +161,22 @@ class _Watched(TrainerCallback):
         self.window.after(state.global_step)
 
 
-def _stock(setup: Setup, output: str, window: Window, *, grouped: bool, compiled: bool = False) -> Iterable[Any]:
-    """Hugging Face's trainer at its best: fused optimiser, expandable memory segments."""
+def _stock(
+    setup: Setup, output: str, window: Window, *, grouped: bool, compiled: bool = False, liger: bool = False
+) -> Iterable[Any]:
+    """Hugging Face's trainer at its best: fused optimiser, expandable memory segments; if asked, Liger's kernels."""
     if setup.cuda:
         _set_allocator("expandable_segments:True")
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
     watched = _Watched(window)
-    trainer = Seq2SeqTrainer(
+    trainer = (Trainer if setup.decoder_only else Seq2SeqTrainer)(
         model,
-        _arguments(setup, output, window.last_step, grouped=grouped, compiled=compiled),
-        train_dataset=_Lists(Tokens(setup.tokens)),
+        _arguments(setup, output, window.last_step, grouped=grouped, compiled=compiled, liger=liger),
+        train_dataset=_Lists(Tokens(setup.tokens), joined=setup.decoder_only),
         data_collator=DataCollatorForSeq2Seq(
-            _padding_tokenizer(model.config.pad_token_id), model=model, pad_to_multiple_of=setup.multiple
+            _padding_tokenizer(model.config.pad_token_id),
+            model=None if setup.decoder_only else model,
+            pad_to_multiple_of=setup.multiple,
         ),
         callbacks=[watched],
     )
@@ -206,7 +223,9 @@ def _ours(setup: Setup, output: str, window: Window, *, capture: bool, compiled:
     return outcome.steps.from_(0)
 
 
-def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool) -> Seq2SeqTrainingArguments:
+def _arguments(
+    setup: Setup, output: str, steps: int, *, grouped: bool, compiled: bool, liger: bool
+) -> Seq2SeqTrainingArguments:
     return Seq2SeqTrainingArguments(
         output_dir=output,
         per_device_train_batch_size=setup.batch,
@@ -217,6 +236,7 @@ def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled
         bf16=setup.precision == "bf16",
         fp16=setup.precision == "fp16",
         torch_compile=compiled,
+        use_liger_kernel=liger,
         train_sampling_strategy="group_by_length" if grouped else "random",
         dataloader_num_workers=setup.workers,
         dataloader_pin_memory=setup.cuda,
@@ -233,13 +253,27 @@ def _arguments(setup: Setup, output: str, steps: int, *, grouped: bool, compiled
 
 
 CONTESTANTS = [
-    Contestant("stock-random", "stock Seq2SeqTrainer, random batches", partial(_stock, grouped=False)),
-    Contestant("stock-grouped", "stock Seq2SeqTrainer, group_by_length", partial(_stock, grouped=True)),
+    Contestant("stock-random", "stock trainer, random batches", partial(_stock, grouped=False)),
+    Contestant("stock-grouped", "stock trainer, group_by_length", partial(_stock, grouped=True)),
     Contestant(
         "stock-compiled",
-        "stock Seq2SeqTrainer, group_by_length, torch_compile",
+        "stock trainer, group_by_length, torch_compile",
         partial(_stock, grouped=True, compiled=True),
         compiles=True,
+    ),
+    Contestant(
+        "liger-random",
+        "stock trainer with Liger-Kernel, random batches",
+        partial(_stock, grouped=False, liger=True),
+        needs_gpu=True,
+        needs_liger=True,
+    ),
+    Contestant(
+        "liger-grouped",
+        "stock trainer with Liger-Kernel, group_by_length",
+        partial(_stock, grouped=True, liger=True),
+        needs_gpu=True,
+        needs_liger=True,
     ),
     Contestant("eager", "ngramloss, eager", partial(_ours, capture=False), ours=True),
     Contestant(
@@ -259,16 +293,24 @@ NAMES = [contestant.name for contestant in CONTESTANTS]
 
 
 class _Lists(Dataset[dict[str, list[int]]]):
-    """The same rows as lists of numbers, as a tokenizer returns them."""
+    """The same rows as lists of numbers, as a tokenizer returns them.
 
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
+    Args:
+        tokens: the rows.
+        joined: put the target behind its source in one row, with labels only there, as for a decoder-only model.
+    """
+
+    def __init__(self, tokens: Tokens, *, joined: bool) -> None:
+        self.tokens, self.joined = tokens, joined
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, row: int) -> dict[str, list[int]]:
-        return {name: ids.tolist() for name, ids in self.tokens[row].items()}
+        source, target = (self.tokens[row][name].tolist() for name in ("input_ids", "labels"))
+        if not self.joined:
+            return {"input_ids": source, "labels": target}
+        return {"input_ids": source + target, "labels": [IGNORE_INDEX] * len(source) + target}
 
 
 def _padding_tokenizer(pad: int) -> PreTrainedTokenizerFast:
@@ -313,9 +355,16 @@ def tokenised_rows(
     config = step.configuration(model, trust_remote_code=trust_remote_code)
     if len(tokenizer) > config.vocab_size:
         raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
+    if is_decoder_only(model, trust_remote_code=trust_remote_code):
+        raise UserError(f"{model} is decoder-only, and --data has no prompts for it yet. Use --lengths.")
     source, target = _limits(config)
     shape = Shape(separator="none", max_source=source, max_target=target)
     return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder).folder
+
+
+def is_decoder_only(model: str, *, trust_remote_code: bool) -> bool:
+    """Whether a target follows its source in one row of this model."""
+    return not step.configuration(model, trust_remote_code=trust_remote_code).is_encoder_decoder
 
 
 def documents(setup: Setup) -> int:
@@ -340,7 +389,7 @@ def measure(setup: Setup, contestants: Sequence[Contestant], *, trace: Path | No
         contestants: who trains.
         trace: where to write a Chrome trace of ngramloss: captured if that runs, else the last of its contestants.
     """
-    ours = [contestant.name for contestant in contestants if contestant.ours and contestant.runs_on(setup.device)]
+    ours = [each.name for each in contestants if each.ours and not each.why_not(setup.device, decoder_only=True)]
     if trace is not None and not ours:
         raise UserError("--profile traces ngramloss, but none of its contestants was asked for that can run here.")
     traced = "captured" if "captured" in ours else ours[-1] if ours else None
@@ -355,15 +404,16 @@ def measure(setup: Setup, contestants: Sequence[Contestant], *, trace: Path | No
 
 def compared(rows: Sequence[Row]) -> list[Row]:
     """The rows with their multiples of the stock trainers."""
-    stock = {row.name: row.docs_per_second for row in rows if row.name.startswith("stock") and not row.why_not}
+    ours = {contestant.name for contestant in CONTESTANTS if contestant.ours}
+    stock = {row.name: row.docs_per_second for row in rows if row.name not in ours and not row.why_not}
     random, best = stock.get("stock-random", NAN), max(stock.values(), default=NAN)
     return [row._replace(to_random=row.docs_per_second / random, to_best=row.docs_per_second / best) for row in rows]
 
 
 def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
     """Train with one contestant, in this process."""
-    if not contestant.runs_on(setup.device):
-        raise UserError("needs a GPU.")
+    if why_not := contestant.why_not(setup.device, decoder_only=setup.decoder_only):
+        raise UserError(why_not)
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
@@ -393,8 +443,11 @@ def padding_share(batches: Iterable[Any]) -> float:
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
         counted = labels != IGNORE_INDEX  # [B, T]
         used = torch.ones_like(ids) if mask is None else mask  # [B, S]
-        real += int(counted.sum()) + int(used[counted.any(-1)].sum())
-        every += ids.numel() + labels.numel()
+        real += int(used[counted.any(-1)].sum())
+        every += ids.numel()
+        if "decoder_input_ids" in batch:  # otherwise targets are in the same rows
+            real += int(counted.sum())
+            every += labels.numel()
     return 1 - real / every if every else NAN
 
 

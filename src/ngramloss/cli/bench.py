@@ -38,14 +38,16 @@ examples:
 """
 
 TRAIN = """\
-Measure documents per second of real trainings: Hugging Face's Seq2SeqTrainer with the model's own cross-entropy, and
-the loop of ngramloss train with an objective, on the same rows and with as many sequences in a step. Each trains in a
-process of its own. The rows have the lengths of a known data set's documents, or are your own data."""
+Measure documents per second of real trainings: Hugging Face's trainer with the model's own cross-entropy, if it is
+installed also with Liger-Kernel, and the loop of ngramloss train with an objective, on the same rows and with as many
+sequences in a step. Each trains in a process of its own. The rows have the lengths of a known data set's documents, or
+are your own data. For a decoder-only model, a target follows its source in one row, and only the target has labels."""
 
 TRAIN_EXAMPLES = """\
 examples:
   ngramloss bench train
   ngramloss bench train --lengths cnndm --compile --json train.json --plot train.png
+  ngramloss bench train --model smollm2-135m --lengths dialogsum --batch 32 --accumulate 1      # decoder-only
   ngramloss bench train --model path/or/hub-id --data train.jsonl --profile trace.json
   ngramloss bench train --device cpu --model bart-tiny --lengths multi30k --warm-up 5 --steps 20      # quick
 """
@@ -86,7 +88,16 @@ examples:
 
 OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
 LENGTHS = ("xsum", "cnndm", "dialogsum", "multi30k")
-CONTESTANTS = ("stock-random", "stock-grouped", "stock-compiled", "eager", "captured", "captured-compiled")
+CONTESTANTS = (
+    "stock-random",
+    "stock-grouped",
+    "stock-compiled",
+    "liger-random",
+    "liger-grouped",
+    "eager",
+    "captured",
+    "captured-compiled",
+)
 
 
 def add(verbs: Verbs) -> None:
@@ -209,7 +220,10 @@ def _add_ngrams(ngrams: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    model = "bart-base, small or bart-tiny with random weights, a folder or a hub id (default: %(default)s)"
+    model = (
+        "bart-base, small, bart-tiny, smollm2-135m or llama-tiny with random weights, a folder or a hub id (default: "
+        "%(default)s)"
+    )
     parser.add_argument("--model", default="bart-base", metavar="NAME", help=model)
     add_trust(parser)
 
@@ -361,11 +375,12 @@ def _bench_train(options: argparse.Namespace) -> int:
             f"a step of {options.batch} × {options.accumulate} rows needs at least 1 row and at most "
             f"--documents {options.documents}."
         )
-    contestants = train.chosen(options.only, compiled=options.compile, device=device)
+    common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
+    decoder_only = train.is_decoder_only(**common)
+    contestants = train.chosen(options.only, compiled=options.compile, device=device, decoder_only=decoder_only)
     precision = _precision(options, device)
     with tempfile.TemporaryDirectory() as folder:
         rows_folder = Path(folder)
-        common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
         if options.data:
             rows_folder = train.tokenised_rows(
                 rows_folder, options.data, options.documents, step_size=step_size, **common
@@ -385,6 +400,7 @@ def _bench_train(options: argparse.Namespace) -> int:
             device=device,
             seed=options.seed,
             plugins=tuple(options.plugin),
+            decoder_only=decoder_only,
             **common,
         )
         documents = train.documents(setup)

@@ -34,6 +34,7 @@ from ngramloss.hf.candidates import (
 from ngramloss.hf.heads import Head, bare, has_encoder, head_module, head_of, raise_unless_equal
 from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
+from ngramloss.hf.unmasked import unmasked
 from ngramloss.loss import JointLoss
 from ngramloss.stats import (
     IGNORE_INDEX,
@@ -77,7 +78,9 @@ def attach(
     For a decoder-only model, only positions with a label go through the head. Finding them reads four numbers on the
     host for each batch. If the inputs have ``label_positions`` [S, T], nothing is read: then ``labels`` [S, T] are one
     text a row, already aligned, and these are the indices, among all positions of the batch, of those that predict
-    them. Candidates of a decoder-only model are further rows of the batch, with ``candidate_positions`` [B, K, T].
+    them. Such a batch must be padded on the right: masks of its padding are left out, so that attention takes its
+    fastest kernel. Candidates of a decoder-only model are further rows of the batch, with ``candidate_positions``
+    [B, K, T].
 
     An objective with a term that compares candidates, such as ``rank``, needs two more inputs in training:
     ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
@@ -279,6 +282,7 @@ class _State:
         asks_for_router_loss = _asks_for_router_loss(model, inputs)
         if places is not None:
             positions, packed, aligned = None, None, labels  # [S, T]
+            forward = _on_the_right(forward)
         else:
             aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
             positions, packed = self.labelled(model, inputs, aligned)
@@ -352,6 +356,16 @@ class _State:
                 raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
                 self.checked = hooks
         return outputs, hidden.to(head.weight.device), head
+
+
+def _on_the_right(forward: Callable[..., Outputs]) -> Callable[..., Outputs]:
+    """The same forward for rows that are padded on the right, without masks of the padding and without a cache."""
+
+    def run(model: Any, **inputs: Any) -> Outputs:
+        with unmasked(model):
+            return forward(model, **{"use_cache": False, **inputs})
+
+    return run
 
 
 def _is_traced(tensor: Tensor) -> bool:

@@ -387,7 +387,7 @@ def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False)
     )
     multiple = MULTIPLE if here.device.type == "cuda" else 1
     if _joined(model):  # padding follows the text, so any id will do
-        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=hasattr(model.config, "output_router_logits"))
+        return JoinedPadder(int(pad or 0), multiple=multiple)
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
     return Padder(int(pad), lambda labels: decoder_inputs(model, labels), multiple=multiple, always_mask=always_mask)

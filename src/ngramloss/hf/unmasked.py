@@ -1,0 +1,70 @@
+"""a decoder-only model whose rows are padded on the right → a context in which its attention builds no masks for them.
+
+No token sees what comes after it, so padding on the right needs no mask. transformers looks at the padding to find that
+out, which a CUDA graph cannot do: there it builds a mask of all pairs of tokens, and attention takes a slower kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+NAME = "ngramloss_sdpa"
+"""PyTorch's attention, as transformers calls it, with masks only where rows padded on the right need one."""
+
+
+@contextmanager
+def unmasked(model: Any) -> Iterator[None]:
+    """Let PyTorch's attention leave out masks that only say where the padding is. Other attention stays as it is."""
+    config = model.config
+    if config._attn_implementation != "sdpa":
+        yield
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(NAME, sdpa_attention_forward)
+    AttentionMaskInterface.register(NAME, _mask)
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+def _mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **others: Any,
+) -> Tensor | None:
+    """None if attention sees everything that comes before a token; otherwise transformers' own mask.
+
+    Args:
+        q_length: tokens that look.
+        kv_length: tokens that they may see.
+        attention_mask: where the padding is, [B, T].
+        local_size: how far a token sees, in a layer with a sliding window.
+        allow_is_causal_skip: False if a token sees other tokens than all before it, such as those of an image.
+        others: what else transformers passes.
+    """
+    sees_all = local_size is None or kv_length < local_size
+    if allow_is_causal_skip and q_length == kv_length and sees_all:
+        return None
+    from transformers.masking_utils import sdpa_mask
+
+    mask: Tensor | None = sdpa_mask(
+        q_length=q_length,
+        kv_length=kv_length,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip,
+        **others,
+    )  # [B, 1, T, T]
+    return mask
