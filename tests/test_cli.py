@@ -380,6 +380,22 @@ def test_bench_head_captures_every_objective_on_a_gpu(monkeypatch):
     assert [row.milliseconds for row in head.measure(["tiny"], "cpu", torch.float32, loops=False)] == [2, 2, 1]
 
 
+def test_bench_head_has_the_same_loss_of_labelled_positions_found_or_known():
+    from ngramloss.bench import head
+    from ngramloss.loss import JointLoss
+
+    hidden, weight, labels = head.example(head.Size(3, 70, 16, 8), "cpu", torch.float32)
+    labels[:, :60] = -100
+    names = [
+        what for what, *_ in head.contestants(hidden, weight, labels, objectives=["ce"], loops=False, capture=True)
+    ]
+    assert names[-1] == "ngramloss chunked fast, ce, labelled positions, captured"
+    loss_fn, (_, packed) = JointLoss("ce + matches(2)"), head.labelled(labels)
+    expected = loss_fn.from_hidden(hidden, weight, labels)
+    torch.testing.assert_close(head._of_labelled(loss_fn, hidden, weight, labels), expected)
+    torch.testing.assert_close(head._of_known(loss_fn, packed, hidden, weight, labels), expected)
+
+
 def test_bench_head_prints_a_dash_with_a_reason_for_what_it_could_not_measure(monkeypatch, capsys):
     from ngramloss.bench import head
     from ngramloss.bench.clock import Cost

@@ -214,9 +214,17 @@ def test_what_cannot_be_trained_is_refused(changes, sentence):
         trained(**{name: made() if name == "model" else made for name, made in changes.items()})
 
 
+@pytest.mark.parametrize(
+    ("family", "layers"), [("bart", ["BartEncoderLayer", "BartDecoderLayer"]), ("llama", ["LlamaDecoderLayer"])]
+)
+def test_layers_are_those_of_encoder_and_decoder(family, layers):
+    assert [type(layer).__name__ for layer in loop._layers(models.tiny(family))] == layers
+
+
 @pytest.mark.slow
-def test_encoder_and_decoder_can_be_compiled():
-    one, other = (trained(compile=on, max_steps=3) for on in (True, False))
+@pytest.mark.parametrize("made", [tiny, lambda: models.tiny("llama")], ids=["bart", "llama"])
+def test_layers_can_be_compiled(made):
+    one, other = (trained(model=made(), compile=on, max_steps=3) for on in (True, False))
     assert_same_weights(one.model.state_dict(), other.model.state_dict(), 1e-4)
     assert all("_orig_mod" not in name for name in one.model.state_dict())
 

@@ -151,7 +151,7 @@ class Train:
     """On a GPU: run forward and backward as one CUDA graph for each shape of a micro-batch. Where that cannot be done,
     training says why and runs without."""
     compile: bool = False
-    """Compile encoder and decoder with torch.compile: slower to start, faster steps."""
+    """Compile the layers with torch.compile: slower to start, faster steps, less memory."""
     fsdp: bool = False
     """Shard parameters and optimiser over the processes of torchrun."""
     memory: str = setting("fast", choices=("fast", "lean"))

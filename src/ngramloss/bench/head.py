@@ -16,7 +16,7 @@ from ngramloss.bench.captured import captured_cost
 from ngramloss.bench.child import shortened
 from ngramloss.bench.clock import Cost, cost
 from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, chosen_backend, labelled
+from ngramloss.stats import IGNORE_INDEX, Packing, at_positions, chosen_backend, labelled
 
 
 class Size(NamedTuple):
@@ -167,12 +167,24 @@ def contestants(
     for objective in objectives if capture else ():
         loss_fn = JointLoss(objective, backend=best, memory="fast")
         yield f"ngramloss {best} fast, {objective}{CAPTURED}", *step(loss_fn.from_hidden)
+    if capture and (packed := labelled(labels).packed) is not None:
+        for objective in objectives:
+            loss_fn = JointLoss(objective, backend=best, memory="fast")
+            known = partial(_of_known, loss_fn, packed)
+            yield f"ngramloss {best} fast, {objective}{LABELLED}{CAPTURED}", *step(known)
 
 
 def _of_labelled(loss_fn: JointLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """The loss of the positions that have a label, found again each time, as an attached decoder-only model does."""
     positions, packed = labelled(labels)
     return loss_fn.from_hidden(hidden, weight, labels, segments=packed, positions=positions)
+
+
+def _of_known(loss_fn: JointLoss, packed: Packing, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """The same where it is known which positions have a label, as in the steps of ``ngramloss train``."""
+    anywhere = torch.arange(packed.labels.numel(), device=labels.device) % labels.numel()  # [S · U]
+    positions = packed.position.where(packed.labels != IGNORE_INDEX, anywhere.view_as(packed.labels))  # [S, U]
+    return loss_fn.from_hidden(at_positions(hidden, positions), weight, packed.labels)
 
 
 def _drop_gradients(*tensors: Tensor) -> None:

@@ -130,8 +130,8 @@ def run(job: Job, here: Processes) -> Outcome:
     if here.count > 1:
         reduction.share_weights(model)
     if settings.compile:
-        for body in (model.get_decoder(),) if _joined(model) else (model.get_encoder(), model.get_decoder()):
-            body.compile(dynamic=True)
+        for layer in _layers(model):
+            layer.compile(dynamic=True)
     if settings.fsdp:
         shard(model)
     optimiser = _optimiser(model, settings, here.device)
@@ -358,6 +358,13 @@ def precision_of(settings: Train, device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def _layers(model: Any) -> list[torch.nn.Module]:
+    """The layers of a model. Compiled one by one, alike layers share their code, so that compiling takes seconds."""
+    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+    inner = {id(part) for each in lists for layer in each for part in layer.modules()}
+    return [layer for each in lists if id(each) not in inner for layer in each]
 
 
 def _optimiser(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
