@@ -1,4 +1,4 @@
-"""A small BART and rows for it, large enough that steps on a GPU differ in shape."""
+"""A small BART, a small Llama, and rows for them, large enough that steps on a GPU differ in shape."""
 
 import models
 import torch
@@ -19,6 +19,20 @@ def bart(dropout=0.0, **changes):
         **changes,
     }
     return hf.BartForConditionalGeneration(hf.BartConfig(**settings))
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    settings = {
+        **models.LLAMA,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "vocab_size": 301,
+        "head_dim": 16,
+        **changes,
+    }
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**settings))
 
 
 def rows(count, seed=1):

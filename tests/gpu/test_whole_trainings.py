@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from captures import OBJECTIVE, bart, rows
+from captures import OBJECTIVE, bart, llama, rows
 from forks import fork_ranks
 from logged import logged
 
@@ -68,13 +68,24 @@ def replays(monkeypatch):
     return count
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp16"])
-def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(replays, precision):
-    captured, was, _, said = trained(max_steps=50, data=400, precision=precision)
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (bart, {"precision": "bf16"}),
+        (bart, {"precision": "fp32"}),
+        (bart, {"precision": "fp16"}),
+        (llama, {"precision": "bf16"}),
+        (llama, {"precision": "fp32"}),
+        (llama, {"precision": "bf16", "compile": True}),
+    ],
+    ids=["bart-bf16", "bart-fp32", "bart-fp16", "llama-bf16", "llama-fp32", "llama-compiled"],
+)
+def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(replays, model, changes):
+    captured, was, _, said = trained(model(), max_steps=50, data=400, **changes)
     assert was, said
     assert len(replays) >= 50
     replays.clear()
-    eager, *_ = trained(max_steps=50, data=400, precision=precision, capture=False)
+    eager, *_ = trained(model(), max_steps=50, data=400, **changes | {"capture": False, "compile": False})
     assert not replays
     for one, other in zip(captured, eager, strict=True):
         for name in ("loss", "ce", "matches(2)", "bag(2)", "grad_norm"):
@@ -83,7 +94,8 @@ def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(replays, pr
     assert captured[-1]["ce"] < captured[0]["ce"]
 
 
-def test_captured_steps_compare_candidates_like_eager_ones(replays):
+@pytest.mark.parametrize("model", [bart, llama])
+def test_captured_steps_compare_candidates_like_eager_ones(replays, model):
     source, data = torch.Generator().manual_seed(9), rows(200)
     for index, row in enumerate(data):
         lengths = torch.randint(1, 24, (index % 5,), generator=source).tolist()
@@ -91,7 +103,7 @@ def test_captured_steps_compare_candidates_like_eager_ones(replays):
         row["gains"] = torch.rand(len(lengths), generator=source).tolist()
     rank = "rank(margin=0.1,alpha=1)"
     logs = [
-        trained(max_steps=30, data=data, objective=f"ce + 10*{rank} + risk", capture=capture)[0]
+        trained(model(), max_steps=30, data=data, objective=f"ce + 10*{rank} + risk", capture=capture)[0]
         for capture in (True, False)
     ]
     assert len(replays) >= 30
@@ -122,12 +134,13 @@ def test_a_continued_captured_training_ends_at_the_same_weights(tmp_path, replay
         assert all(torch.equal(value, weights[name]) for name, value in whole.state_dict().items())
 
 
-def test_no_captured_step_waits_for_the_device(replays):
+@pytest.mark.parametrize("model", [bart, llama])
+def test_no_captured_step_waits_for_the_device(replays, model):
     def watch(number, values):
         torch.cuda.set_sync_debug_mode("error" if 4 <= number < 10 else "default")
 
     try:
-        trained(data=16, log_every=100, on_step=watch)
+        trained(model(), data=16, log_every=100, on_step=watch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(replays) >= 12
