@@ -229,7 +229,7 @@ def test_conversations_are_not_scored_in_training(tmp_path, capsys):
 def test_adapters_of_tied_embeddings_are_refused(tmp_path, capsys):
     file = recipe_file(tmp_path, model='lora = 4\nlora_targets = ["embed_tokens", "q_proj"]')
     assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2
-    assert "Leave embeddings out of model.lora_targets" in capsys.readouterr().err
+    assert "Leave both out of model.lora_targets" in capsys.readouterr().err
 
 
 def test_adapters_are_not_sharded(tmp_path, capsys):

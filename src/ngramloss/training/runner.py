@@ -89,7 +89,7 @@ def _check(settings: Recipe, processes: int) -> None:
     loop.check_settings(settings.train, processes, device)
     check_trackers(settings.train.report_to)
     if settings.model.lora and settings.train.fsdp:
-        raise UserError("train.fsdp does not shard adapters. Leave it out, or set model.lora = 0.")
+        raise UserError(adapters.NOT_SHARDED)
 
 
 def _run(
