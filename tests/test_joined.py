@@ -1,11 +1,17 @@
 """Steps of decoder-only models: prompts and texts in one row, labels where they are predicted."""
 
+import json
+import os
+
 import numpy as np
 import pytest
 import torch
+from forks import fork_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import V, tiny
+from safetensors.torch import load_file
+from trainings import EACH_RANK, assert_same_weights, train_joined
 
 import ngramloss as ng
 from ngramloss import JointLoss, UserError
@@ -168,34 +174,77 @@ def test_plans_by_tokens_hold_every_row_once(rows, most):
                 assert batch["input_ids"].numel() == piece.size.tokens
 
 
-@pytest.mark.parametrize("objective", [OBJECTIVE, "ce + rank"])
-def test_a_model_learns_in_the_loop_however_steps_are_split(objective, tmp_path):
-    examples = [
-        {"input_ids": [3 + i % 5, 4, 9], "labels": [5 + i % 4, 6, 2], "candidates": [[7, 2]], "gains": [0.5]}
-        for i in range(8)
-    ]
-    if "rank" not in objective:
-        examples = [{name: row[name] for name in ("input_ids", "labels")} for row in examples]
-    results = []
-    for split in ({"accumulate": 1, "batch_size": 8}, {"accumulate": 4, "batch_size": 2}, {"max_tokens": 20}):
-        torch.manual_seed(0)
-        model = tiny("llama")
-        lines = []
-        ng.train(
-            model,
-            None,
-            examples,
-            objective=objective,
-            **{"batch_size": 8, "accumulate": 1, **split},
-            max_steps=20,
-            learning_rate=0.01,
-            warmup_steps=0,
-            eval_every=0,
-            log_every=5,
-            validation=examples if "rank" not in objective else None,
-            on_step=lambda number, values, lines=lines: lines.append(values.get("loss")),
-        )
-        results.append([line for line in lines if line is not None])
-    assert results[0][-1] < results[0][0] / 2
-    np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
-    np.testing.assert_allclose(results[2], results[0], rtol=1e-4)
+SPLITS = {
+    "accumulated": {"batch_size": 4, "accumulate": 2},
+    "by tokens": {"max_tokens": 60},
+    "two processes": {"processes": 2},
+    "two processes, accumulated": {"processes": 2, "batch_size": 4, "accumulate": 2},
+    "sharded": {"processes": 2, "fsdp": True},
+}
+KINDS = {
+    "turns": {"objective": "ce + matches(2,3)"},
+    "candidates": {"objective": "ce + matches(2) + rank + 0.5*risk + 2*prefer"},
+    "adapters": {"objective": "ce + matches(2,3)", "lora": 2},
+}
+
+
+def trained(folder, objective, processes=1, **settings):
+    """The losses and the weights of a training."""
+    if processes == 1:
+        losses = train_joined(folder, objective, **settings)
+    else:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        arguments = [str(folder), objective, json.dumps(settings)]
+        codes, errors = fork_ranks(EACH_RANK, arguments, environment=environment, count=processes)
+        assert codes == [0] * processes, errors[-3000:]
+        losses = json.loads((folder / "losses.json").read_text())
+    return losses, load_file(folder / "checkpoint-5" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return {kind: trained(tmp_path_factory.mktemp("whole"), **KINDS[kind]) for kind in KINDS}
+
+
+@pytest.mark.parametrize(
+    ("split", "kind"),
+    [
+        pytest.param(split, kind, marks=[pytest.mark.slow] * ("processes" in SPLITS[split]))
+        for split in SPLITS
+        for kind in KINDS
+        if (split, kind) != ("sharded", "adapters")
+    ],
+)
+def test_steps_may_be_split_over_micro_batches_and_processes(split, kind, whole, tmp_path):
+    losses, weights = trained(tmp_path, **KINDS[kind], **SPLITS[split])
+    expected, whole_weights = whole[kind]
+    assert len(set(losses)) == 5
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert_same_weights(weights, whole_weights)
+
+
+def test_a_model_learns_in_the_loop():
+    examples = [{"input_ids": [3 + i % 5, 4, 9], "labels": [5 + i % 4, 6, 2]} for i in range(8)]
+    losses = []
+    ng.train(
+        tiny("llama"),
+        None,
+        examples,
+        objective=OBJECTIVE,
+        batch_size=8,
+        accumulate=1,
+        max_steps=20,
+        learning_rate=0.01,
+        warmup_steps=0,
+        log_every=1,
+        eval_every=10,
+        validation=examples,
+        on_step=lambda number, values: losses.append(values["loss"]),
+    )
+    assert losses[-1] < losses[0] / 2
+
+
+def test_adapters_are_not_sharded(monkeypatch):
+    monkeypatch.setattr("ngramloss.training.loop.raise_unless_shardable", lambda *given: None)
+    with pytest.raises(UserError, match=r"train.fsdp does not shard adapters"):
+        train_joined(None, OBJECTIVE, lora=2, fsdp=True)
