@@ -3,7 +3,8 @@
 import peft
 import pytest
 import torch
-from models import V, batch, tiny
+import transformers as hf
+from models import LLAMA, V, batch, tiny
 from own_logits import OBJECTIVE, assert_same_gradients, reference
 from torch.testing import assert_close
 
@@ -11,6 +12,7 @@ from ngramloss import JointLoss
 from ngramloss.hf.attach import attach
 from ngramloss.hf.heads import bare, head_module, head_of
 from ngramloss.hf.step_loss import shifted
+from ngramloss.models.adapters import raise_unless_mergeable
 from ngramloss.stats import head as sweeping
 
 FAMILIES = ["llama", "bart", "gemma2", "cohere", "t5"]  # only the head of llama is not tied to the embeddings
@@ -328,3 +330,29 @@ def test_a_merged_adapter_is_a_plain_model_again():
     model = wrapped.merge_and_unload().requires_grad_(True)
     expected, _ = reference(model, inputs)
     assert_close(attach(model, OBJECTIVE)(**inputs).loss, expected)
+
+
+# Quantised models
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "lm_head"]], ids=str)
+def test_adapters_of_a_model_in_4_bits(targets, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    hf.LlamaForCausalLM(hf.LlamaConfig(**{**LLAMA, **sizes})).save_pretrained(tmp_path)
+    four_bits = hf.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+
+    def loaded():
+        model = hf.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=four_bits)
+        return lora(peft.prepare_model_for_kbit_training(model), target_modules=targets)
+
+    wrapped, other, inputs = loaded(), loaded(), batch("llama")
+    assert type(bare(wrapped).model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    expected = JointLoss(OBJECTIVE)(other(**inputs).logits, shifted(inputs["labels"]))
+    expected.backward()
+    loss = attach(wrapped, OBJECTIVE)(**inputs).loss
+    loss.backward()
+    assert_close(loss, expected)
+    assert_same_gradients(bare(wrapped), bare(other))
+    with pytest.raises(ValueError, match=r"\(Linear4bit\) cannot be merged.*the weight is quantised"):
+        raise_unless_mergeable(wrapped)

@@ -74,9 +74,9 @@ def raise_unless_mergeable(model: Any) -> None:
             continue
         if not isinstance(layer, lora.Linear | lora.Embedding):
             raise UserError(
-                f"the adapter of {name} ({type(layer).__name__}) cannot be merged into its weight here: it is not LoRA, "
-                "or the weight is quantised. Use plain LoRA on a model that is not quantised, or attach with another "
-                "trainer."
+                f"the adapter of {name} ({type(layer).__name__}) cannot be merged into its weight here: it is not "
+                "LoRA, or the weight is quantised. Use plain LoRA on a model that is not quantised, or attach with "
+                "another trainer."
             )
         if layer.lora_variant or any(layer.lora_bias.values()):
             raise UserError(
