@@ -3,8 +3,9 @@
 import json
 
 import pytest
+import tiny_tokenizers
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ngramloss import cli, recipe
 from ngramloss.data.tokens import prompt_ids
@@ -218,6 +219,43 @@ def test_n_grams_of_a_prompt_may_be_written(run, options):
     assert any(
         token in source for source, texts in zip(ids, writer.engine.write(ids), strict=True) for token in texts[0][1:]
     )
+
+
+@pytest.fixture
+def chat_model(tmp_path):
+    """A folder with a model whose tokenizer has a chat template, and no padding."""
+    tokenizer = tiny_tokenizers.gpt_like()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=1, initializer_range=0.3, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "chat")
+    tokenizer.save_pretrained(tmp_path / "chat")
+    return tmp_path / "chat"
+
+
+def test_conversations_are_trained_on_and_their_last_answer_is_what_is_seen(chat_model, tmp_path, capsys):
+    talks = list(map(conversation, ROWS))
+    file = recipe_file(tmp_path, talks)
+    longer = [f"--set={name}" for name in ("data.max_source=200", "data.max_target=200", "generation.max_length=4")]
+    ran("train", file, "--run", tmp_path / "run", "--set", f"model.name={chat_model}", *longer)
+    ran("generate", tmp_path / "run")
+    model, tokenizer = (
+        kind.from_pretrained(tmp_path / "run" / "model") for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    for row, seen in zip(talks, lines(tmp_path / "run" / "seen.jsonl"), strict=True):
+        before = tokenizer.apply_chat_template(row["messages"][:-1], add_generation_prompt=True)["input_ids"]
+        whole = tokenizer.apply_chat_template(row["messages"])["input_ids"][:-1]  # without the line break
+        logp = model(input_ids=torch.tensor([whole])).logits[0].log_softmax(-1)  # [L, V]
+        answer = range(len(before), len(whole))
+        assert seen["tokens"] == [tokenizer.decode([whole[at]]) for at in answer]
+        assert seen["label_probability"] == pytest.approx(
+            [logp[at - 1, whole[at]].exp().item() for at in answer], abs=1e-3
+        )
+    read = lines(tmp_path / "run" / "references.jsonl")
+    assert read[0]["document"] == f"{ROWS[0]['document']}\n{ROWS[0]['summary']}\nWho?"
+    capsys.readouterr()
+    ran("data", "stats", tmp_path / "data", "--split", "test", "--json")
+    words = json.loads(capsys.readouterr().out)["splits"]["test"]
+    assert words["source_words"] == pytest.approx(sum(len(row["document"].split()) + 4 for row in ROWS) / len(ROWS))
 
 
 def test_conversations_are_not_scored_in_training(tmp_path, capsys):

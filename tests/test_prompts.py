@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import tiny_tokenizers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_tokenizers import CHATML, gpt_like
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ngramloss import recipe
 from ngramloss.data import Example, load, prompts
@@ -22,36 +22,8 @@ from ngramloss.recipe import Data, Model
 from ngramloss.training import prepare
 from ngramloss.training.processes import Processes
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 SOURCE = "The cat sat on the mat. It slept there all day!"
 TARGET = "The cat slept."
-
-
-def gpt_like(*, bos=True, template=CHATML):
-    """Byte-level BPE without a padding token; <s> begins a text, nothing ends it."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(
-        tiny_tokenizers.TEXTS,
-        trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIAL, show_progress=False, initial_alphabet=alphabet),
-    )
-    if bos:
-        bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token="<s>",
-        eos_token="</s>",
-        extra_special_tokens=["<|im_start|>", "<|im_end|>"],
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def llama_like():
