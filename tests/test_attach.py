@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import transformers as hf
 from lanes import few
-from models import BART, BERT, DECODER_ONLY, ENCODER_DECODER, FAMILIES, LLAMA, PAD, V, batch, tiny
+from models import BART, BERT, DECODER_ONLY, ENCODER_DECODER, FAMILIES, LLAMA, PAD, SLIDING, V, batch, sliding, tiny
 from own_logits import OBJECTIVE, assert_same_gradients, reference
 from torch.testing import assert_close
 
@@ -61,6 +61,20 @@ def test_sharpening_and_weighted_objectives_too(family):
     loss.backward()
     assert_close(loss, expected)
     assert_same_gradients(model, other)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", SLIDING)
+def test_windows_and_soft_caps_of_attention_are_the_models_own(family, side):
+    model, inputs = sliding(family), batch(family)
+    if side == "left":
+        inputs = {name: tensor.flip(-1) for name, tensor in inputs.items()}
+    expected, other = reference(model, inputs)
+    loss = attach(model, OBJECTIVE)(**inputs).loss
+    loss.backward()
+    assert_close(loss, expected)
+    assert_same_gradients(model, other)
+    assert not torch.allclose(loss, reference(sliding(family, window=64), inputs)[0])
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODER)
@@ -420,10 +434,12 @@ def test_tokens_of_the_step_scale_every_term_by_the_share_of_this_batch(family, 
 
 
 @pytest.mark.filterwarnings("ignore:a stock Trainer")
-def test_a_micro_batch_of_padding_alone_gives_zero():
-    model, inputs = attach(tiny("bart"), OBJECTIVE), batch("bart")
+@pytest.mark.parametrize("of_the_step", [{}, {"num_items_in_batch": torch.tensor(20)}, {"num_items_in_batch": 0}])
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_a_micro_batch_of_padding_alone_gives_zero(family, of_the_step):
+    model, inputs = attach(tiny(family), OBJECTIVE), batch(family)
     inputs["labels"][:] = -100
-    loss = model(**inputs, num_items_in_batch=torch.tensor(20)).loss
+    loss = model(**inputs, **of_the_step).loss
     loss.backward()
     assert loss.item() == 0
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())

@@ -9,12 +9,15 @@ import torch
 from forks import fork_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import V, tiny
+from models import SLIDING, V, sliding, tiny
 from safetensors.torch import load_file
 from trainings import EACH_RANK, assert_same_weights, train_joined
 
 import ngramloss as ng
 from ngramloss import JointLoss, UserError
+from ngramloss.generation import engines
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.recipe import Generation
 from ngramloss.steps.joined import JoinedPadder, split_turns
 from ngramloss.steps.plan import Plan, Size, fitted_grid
 from ngramloss.steps.planned import lengths_of
@@ -54,6 +57,58 @@ def test_a_batch_has_the_loss_of_its_texts(rows, filled):
     size = Size(len(rows) + 2, 20, 12, 3, 1) if filled else None
     loss = ng.attach(model, OBJECTIVE)(**JoinedPadder(1)(rows, size), num_tokens=1, num_sequences=1).loss
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=1e-10)
+
+
+LONG = [
+    {"input_ids": list(range(3, 3 + n)), "labels": [5, 6, ~7, *range(4, 4 + m)]} for n, m in ((2, 3), (9, 4), (5, 8))
+]
+
+
+@pytest.mark.parametrize("family", SLIDING)
+def test_rows_without_a_mask_are_right_for_windows_and_soft_caps_of_attention(family):
+    loss_fn, model = JointLoss(OBJECTIVE), sliding(family, dtype=torch.float64)
+    expected = sum(value for row in LONG for value in loss_in_plain_python(model, row, loss_fn))
+    batch = JoinedPadder(1)(LONG)
+    assert "attention_mask" not in batch
+    loss = ng.attach(model, OBJECTIVE)(**batch, num_tokens=1, num_sequences=1).loss
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)  # some compute attention in fp32
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", SLIDING)
+def test_padding_before_a_prompt_does_not_change_texts_of_windows_and_soft_caps(family, beams):
+    model = sliding(family).eval()
+    engine = engines.load("hf", model, search_of(model, Generation(num_beams=beams, max_length=8)))
+    prompts = [row["input_ids"] for row in LONG]
+    assert engine.write(prompts) == [engine.write([prompt])[0] for prompt in prompts]
+
+
+def test_rows_without_a_text_count_for_nothing_in_the_loop():
+    examples = [{"input_ids": [3 + i, 4], "labels": [5, 6, 2]} for i in range(3)]
+    empty = {"input_ids": [7, 8], "labels": []}
+    losses = {}
+    for name, data in (("without", examples), ("with", [examples[0], empty, *examples[1:]]), ("only", [empty] * 4)):
+        model = tiny("llama")
+        before = {key: weight.clone() for key, weight in model.state_dict().items()}
+        lines = []
+        ng.train(
+            model,
+            None,
+            data,
+            objective=OBJECTIVE,
+            batch_size=len(data),
+            accumulate=1,
+            max_steps=1,
+            log_every=1,
+            warmup_steps=0,
+            weight_decay=0.0,
+            on_step=lambda step, line, lines=lines: lines.append(line["loss"]),
+        )
+        losses[name] = lines[0]
+        same = all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
+        assert same == (name == "only")
+    assert losses["with"] == pytest.approx(losses["without"], rel=1e-5)
+    assert losses["only"] == 0
 
 
 @given(rows=rows())

@@ -276,6 +276,28 @@ def test_adapters_are_not_sharded(tmp_path, capsys):
     assert "fsdp" in capsys.readouterr().err
 
 
+def test_a_model_must_have_positions_for_prompt_and_text(chat_model, tmp_path, capsys):
+    config = json.loads((chat_model / "config.json").read_text())
+    (chat_model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 50}))
+    file = recipe_file(tmp_path)
+    options = ["--set", f"model.name={chat_model}", "--set", "data.max_source=40"]
+    arguments = ["train", str(file), "--run", str(tmp_path / "run"), *options]
+    assert cli.main([*arguments, "--set", "data.max_target=11"]) == 2
+    assert "supports 50 positions, but the recipe asks for 51 tokens" in capsys.readouterr().err
+    assert cli.main([*arguments, "--set", "data.max_target=10"]) == 0
+
+
+def test_a_model_needs_a_token_that_ends_a_text(chat_model, tmp_path, capsys):
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        settings = json.loads((chat_model / name).read_text())
+        settings = {key: value for key, value in settings.items() if key not in ("eos_token_id", "eos_token")}
+        (chat_model / name).write_text(json.dumps(settings | ({"eos_token_id": None} if name == "config.json" else {})))
+    file = recipe_file(tmp_path)
+    arguments = ["train", str(file), "--run", str(tmp_path / "run"), "--set", f"model.name={chat_model}"]
+    assert cli.main(arguments) == 2
+    assert "has no token that ends a text. Set eos_token_id in its generation_config.json." in capsys.readouterr().err
+
+
 def test_prompt_and_text_must_fit_into_the_model(run, tmp_path, capsys):
     arguments = ["generate", str(run), "--out", str(tmp_path / "x"), "--set", "data.max_source=200000"]
     assert cli.main([*arguments, "--set", "generation.max_length=900"]) == 2
