@@ -174,3 +174,14 @@ def test_without_peft_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"model.lora needs the package 'peft'.*pip install 'ngramloss\[lora\]'"):
         adapted()
+
+
+def test_adapters_that_are_merged_already_are_not_merged_again():
+    model = adapted()
+    with torch.no_grad():
+        logits = model(input_ids=IDS).logits
+        model.merge_adapter()
+        torch.testing.assert_close(merged(model)(input_ids=IDS).logits, logits, atol=1e-4, rtol=1e-4)
+        with model.disable_adapter():
+            base = model(input_ids=IDS).logits
+            torch.testing.assert_close(merged(model)(input_ids=IDS).logits, base, atol=1e-4, rtol=1e-4)
