@@ -129,7 +129,6 @@ DECODER_ONLY = {
         )
     ),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)),
-    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**LLAMA, sliding_window=3)),
     "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**LLAMA)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(
@@ -141,13 +140,44 @@ DECODER_ONLY = {
     ),
 }
 FAMILIES = {**ENCODER_DECODER, **DECODER_ONLY}
+TWO_LAYERS = {**LLAMA, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+SLIDING = {
+    "mistral": lambda window: hf.MistralForCausalLM(
+        hf.MistralConfig(**{k: v for k, v in TWO_LAYERS.items() if k != "layer_types"}, sliding_window=window)
+    ),
+    "gemma2": lambda window: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(
+            **TWO_LAYERS,
+            sliding_window=window,
+            query_pre_attn_scalar=8,
+            attn_logit_softcapping=0.5,
+            final_logit_softcapping=0.5,
+        )
+    ),
+    "gemma3": lambda window: hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(**TWO_LAYERS, sliding_window=window, query_pre_attn_scalar=8)
+    ),
+    "qwen2": lambda window: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(**TWO_LAYERS, use_sliding_window=True, sliding_window=window, max_window_layers=0)
+    ),
+}
+"""Decoder-only models whose positions see only so many before them, in one layer at least."""
 
 
 def tiny(family, seed=0, dtype=torch.float32):
     """A model of a family, dropout off, its weights large enough that every part of the head shows in the loss."""
+    return random_weights(FAMILIES[family], seed, dtype)
+
+
+def sliding(family, window=4, dtype=torch.float32):
+    """A model whose positions see only so many before them."""
+    return random_weights(lambda: SLIDING[family](window), 0, dtype)
+
+
+def random_weights(make, seed, dtype):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = FAMILIES[family]()
+        model = make()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)

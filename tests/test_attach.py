@@ -8,43 +8,23 @@ import subprocess
 import sys
 import warnings
 
-import peft
 import pytest
 import torch
 import torch.distributed as dist
 import transformers as hf
 from lanes import few
-from models import BART, BERT, DECODER_ONLY, ENCODER_DECODER, FAMILIES, LLAMA, PAD, V, batch, tiny
+from models import BART, BERT, DECODER_ONLY, ENCODER_DECODER, FAMILIES, LLAMA, PAD, SLIDING, V, batch, sliding, tiny
+from own_logits import OBJECTIVE, assert_same_gradients, reference
 from torch.testing import assert_close
 
 from ngramloss import JointLoss
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, detach, last_parts
-from ngramloss.hf.heads import bare, head_module
+from ngramloss.hf.heads import head_module
 from ngramloss.hf.step_loss import compute_loss_func, shifted
 
-OBJECTIVE = "ce + 0.5*matches(1,2) + bag(2)"
 SHARPENING = "soft(2) + gated(1) + near(2) + convex + dft + tailr + mixce + unlikelihood"
 SOME = ["bart", "t5", "bert2bert", "gemma2"]
-
-
-def reference(model, inputs, objective=OBJECTIVE, **counts):
-    """The loss of the model's own logits; its gradients are left in a copy of the model."""
-    model = detach(copy.deepcopy(model))
-    labels = inputs["labels"] if model.config.is_encoder_decoder else shifted(inputs["labels"])
-    loss = JointLoss(objective)(model(**inputs).logits, labels, **counts)
-    loss.backward()
-    return loss, model
-
-
-def assert_same_gradients(model, other):
-    for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
-        zero = torch.zeros_like(ours)
-        assert_close(
-            ours.grad if ours.grad is not None else zero,
-            theirs.grad if theirs.grad is not None else zero,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +61,20 @@ def test_sharpening_and_weighted_objectives_too(family):
     loss.backward()
     assert_close(loss, expected)
     assert_same_gradients(model, other)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", SLIDING)
+def test_windows_and_soft_caps_of_attention_are_the_models_own(family, side):
+    model, inputs = sliding(family), batch(family)
+    if side == "left":
+        inputs = {name: tensor.flip(-1) for name, tensor in inputs.items()}
+    expected, other = reference(model, inputs)
+    loss = attach(model, OBJECTIVE)(**inputs).loss
+    loss.backward()
+    assert_close(loss, expected)
+    assert_same_gradients(model, other)
+    assert not torch.allclose(loss, reference(sliding(family, window=64), inputs)[0])
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODER)
@@ -440,10 +434,12 @@ def test_tokens_of_the_step_scale_every_term_by_the_share_of_this_batch(family, 
 
 
 @pytest.mark.filterwarnings("ignore:a stock Trainer")
-def test_a_micro_batch_of_padding_alone_gives_zero():
-    model, inputs = attach(tiny("bart"), OBJECTIVE), batch("bart")
+@pytest.mark.parametrize("of_the_step", [{}, {"num_items_in_batch": torch.tensor(20)}, {"num_items_in_batch": 0}])
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_a_micro_batch_of_padding_alone_gives_zero(family, of_the_step):
+    model, inputs = attach(tiny(family), OBJECTIVE), batch(family)
     inputs["labels"][:] = -100
-    loss = model(**inputs, num_items_in_batch=torch.tensor(20)).loss
+    loss = model(**inputs, **of_the_step).loss
     loss.backward()
     assert loss.item() == 0
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
@@ -532,83 +528,6 @@ def with_head(make):
     model = tiny("llama")
     model.lm_head = make(model.lm_head)
     return model
-
-
-def lora(model, **options):
-    """The real PEFT around a model, with every adapter away from zero, so that a dropped one shows."""
-    torch.manual_seed(0)
-    return peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False, **options))
-
-
-def test_an_adapter_on_the_head_itself_is_refused():
-    options = {"target_modules": ["q_proj", "lm_head"]}
-    with pytest.raises(
-        ValueError, match=r"wrapped by an adapter .*target_modules.*name it in `modules_to_save` instead"
-    ):
-        attach(lora(tiny("llama"), **options), OBJECTIVE)
-    model = lora(attach(tiny("llama"), OBJECTIVE), **options)
-    with pytest.raises(ValueError, match="wrapped by an adapter"):
-        model(**batch("llama"))
-
-
-@pytest.mark.parametrize("first", ["attach", "wrap"])
-@pytest.mark.parametrize("family", ["llama", "bart"])
-def test_a_head_in_modules_to_save_is_the_active_adapter_s_copy(family, first):
-    model, inputs = tiny(family), batch(family)
-    if first == "attach":
-        attach(model, OBJECTIVE)
-    options = {"r": 2, "init_lora_weights": False, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
-    wrapped = lora(model, target_modules=["q_proj"], modules_to_save=["lm_head"])
-    wrapped.add_adapter("second", peft.LoraConfig(**options))
-    head = bare(wrapped).get_output_embeddings()
-    with torch.no_grad():
-        for number, copied in enumerate(head.modules_to_save.values()):
-            copied.weight.add_(torch.randn_like(copied.weight), alpha=0.1 * (number + 1))
-    if first == "wrap":
-        attach(wrapped, OBJECTIVE)
-    losses = []
-    for name in ("default", "second"):
-        wrapped.set_adapter(name)
-        expected, other = reference(model, inputs)
-        model.zero_grad()
-        loss = wrapped(**inputs).loss
-        loss.backward()
-        assert_close(loss, expected)
-        assert_same_gradients(model, other)
-        assert head.modules_to_save[name].weight.grad.abs().sum() > 0
-        assert head.original_module.weight.grad is None or family == "bart"
-        losses.append(loss.item())
-    with wrapped.disable_adapter():
-        model.requires_grad_(True)
-        expected, _ = reference(model, inputs)
-        assert_close(wrapped(**inputs).loss, expected)
-        losses.append(expected.item())
-    assert len(set(losses)) == 3
-
-
-@pytest.mark.parametrize("first", ["attach", "wrap"])
-@pytest.mark.parametrize("family", ["llama", "bart", "t5"])
-def test_lora_away_from_the_head_is_served(family, first):
-    model, inputs = tiny(family), batch(family)
-    modules = ["q", "v"] if family == "t5" else ["q_proj", "v_proj"]
-    if first == "attach":
-        attach(model, OBJECTIVE)
-    wrapped = lora(model, target_modules=modules)
-    expected, other = reference(model, inputs)
-    if first == "wrap":
-        assert attach(wrapped, OBJECTIVE) is wrapped
-    loss = wrapped(**inputs).loss
-    loss.backward()
-    assert_close(loss, expected)
-    assert_same_gradients(model, other)
-    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
-
-
-def test_a_merged_adapter_is_a_plain_model_again():
-    wrapped, inputs = lora(tiny("llama"), target_modules=["q_proj", "lm_head"]), batch("llama")
-    model = wrapped.merge_and_unload().requires_grad_(True)
-    expected, _ = reference(model, inputs)
-    assert_close(attach(model, OBJECTIVE)(**inputs).loss, expected)
 
 
 def test_a_quantised_head_is_refused():

@@ -71,6 +71,43 @@ def test_statistics_and_gradients_equal_the_plain_ones(backend, memory, options)
 
 
 @every_sweep
+def test_low_rank_columns_are_columns_of_the_weight_and_only_what_is_trained_gets_a_product(
+    backend, memory, monkeypatch
+):
+    hidden, weight, labels = example(D=12)
+    whole = torch.cat([weight, torch.randn(300, 3, generator=torch.Generator().manual_seed(1)).to(weight)], -1)
+    wide = torch.cat([hidden, hidden[..., :3] * 0.5], -1)  # [B, T, D + r]
+    expected = gradients(JointLoss(EVERYTHING, backend="plain"), wide, whole, labels, scale=0.7)
+    products = []
+    real = head._weight_gradient
+    monkeypatch.setattr(head, "_weight_gradient", lambda *given: products.append(given[1].shape[-1]) or real(*given))
+    loss_fn = JointLoss(EVERYTHING, backend=backend, memory=memory)
+    for trained in ({"hidden"}, {"hidden", "low_rank"}, {"weight", "low_rank"}, {"hidden", "weight"}):
+        inputs = {"hidden": wide, "weight": whole[:, :12], "low_rank": whole[:, 12:]}
+        inputs = {name: tensor.detach().clone().requires_grad_(name in trained) for name, tensor in inputs.items()}
+        products.clear()
+        loss = loss_fn.from_hidden(**inputs, labels=labels, scale=0.7)
+        loss.backward()
+        torch.testing.assert_close(loss.detach(), expected[0], atol=2e-6, rtol=1e-4)  # sums in another order
+        truth = {"hidden": expected[1], "weight": expected[2][:, :12], "low_rank": expected[2][:, 12:]}
+        for name, tensor in inputs.items():
+            if name in trained:
+                torch.testing.assert_close(tensor.grad, truth[name], atol=2e-6, rtol=1e-4)
+            else:
+                assert tensor.grad is None
+        assert set(products) == {width for name, width in (("weight", 12), ("low_rank", 3)) if name in trained}
+
+
+def test_low_rank_columns_of_another_height_or_precision_are_refused():
+    hidden, weight, labels = example()
+    for low_rank in (torch.zeros(7, 4), torch.zeros(300, 4, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"low_rank must be \[V, r\] with V = 300 and torch.float32"):
+            token_stats_from_hidden(torch.zeros(2, 6, 20), weight, labels, low_rank=low_rank)
+    with pytest.raises(ValueError, match=r"weight must be \[V, D\] with D = 12 as in hidden"):
+        token_stats_from_hidden(hidden, weight, labels, low_rank=torch.zeros(300, 4))
+
+
+@every_sweep
 @pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], [torch.float32, torch.bfloat16, torch.float16]))
 @pytest.mark.parametrize(
     "written",

@@ -71,6 +71,8 @@ def test_padding_is_counted_in_sources_and_targets_together():
     assert train.padding_share([whole]) == pytest.approx(1 / 12)  # without a mask no source is padded
     joined = {name: value for name, value in padded.items() if name != "decoder_input_ids"}
     assert train.padding_share([joined]) == pytest.approx(2 / 8)  # targets are in the same rows
+    ours = {"input_ids": ids, "labels": labels, "label_positions": torch.tensor([[1, 2], [4, 0]])}
+    assert train.padding_share([ours]) == pytest.approx(2 / 8)  # the rows end with positions 3 and 5
     filled = padded | {"labels": torch.tensor([[1, 2], [-100, -100]])}  # nothing of its second row is real
     assert train.padding_share([filled]) == pytest.approx(6 / 12)
     assert train.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
@@ -172,8 +174,9 @@ def rows_of(batch):
     for row, (ids, mask, labels) in enumerate(zip(batch["input_ids"], masks, batch["labels"], strict=True)):
         real = labels != -100
         if "label_positions" in batch:
-            predicted = batch["input_ids"].flatten()[batch["label_positions"][row][real] + 1]
-            assert predicted.tolist() == labels[real].tolist()
+            positions = batch["label_positions"][row][real] + 1
+            assert batch["input_ids"].flatten()[positions].tolist() == labels[real].tolist()
+            mask = torch.arange(len(ids)) <= positions.max() % len(ids)
         if "decoder_input_ids" in batch:
             yield (*ids[mask.bool()].tolist(), None, *batch["decoder_input_ids"][row][real].tolist())
         yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist())

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import transformers as hf
 from models import TINY_MODEL
 
 from ngramloss import cli
@@ -212,6 +213,34 @@ def test_a_model_that_writes_no_text_is_refused_before_data_are_read(here, capsy
         f"error: bert writes no text (its type is bert): ngramloss {verb} needs an encoder-decoder, such as "
         "facebook/bart-base, or a decoder-only model, such as HuggingFaceTB/SmolLM2-135M-Instruct.\n"
     )
+    assert not (here / "a").exists()
+
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (hf.ViTConfig(**SMALL), "writes no text (its type is vit): ngramloss train needs"),
+        (hf.WhisperConfig(), "writes no text from text (its type is whisper): ngramloss train needs"),
+        (
+            hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(hf.ViTConfig(**SMALL), hf.GPT2Config()),
+            "writes no text from text (its type is vision-encoder-decoder)",
+        ),
+        (hf.Wav2Vec2Config(), "writes no text (its type is wav2vec2)"),
+        (
+            hf.LlamaConfig(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+            "other is quantised (bitsandbytes), and ngramloss train needs whole weights. Name the model that it was",
+        ),
+    ],
+    ids=lambda config: getattr(config, "model_type", ""),
+)
+def test_other_kinds_of_models_are_refused_before_data_are_read(here, capsys, config, said):
+    config.save_pretrained(here / "other")
+    options = "tiny.toml --run a --set model.name=other --set data.name=not-there.csv"
+    assert cli.main(["train", *shlex.split(options)]) == 2
+    assert said in capsys.readouterr().err
     assert not (here / "a").exists()
 
 

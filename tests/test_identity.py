@@ -152,10 +152,10 @@ def test_a_run_continues_from_its_own_weights_whatever_those_of_the_base_are(pla
     assert "continuing run from step 1" in capsys.readouterr().err
 
 
-def test_a_model_on_the_hub_is_known_by_its_commit(monkeypatch):
-    monkeypatch.setattr(prepare.loading, "load_config", lambda *_, **__: SimpleNamespace(_commit_hash="abc"))
-    assert prepare._model_files(recipe.load("xsum"), False) == {"commit": "abc"}
-    assert prepare._model_files(recipe.load("demo"), False) == {}
+def test_a_model_on_the_hub_is_known_by_its_commit():
+    config = SimpleNamespace(_commit_hash="abc")
+    assert prepare._model_files(recipe.load("xsum"), config) == {"commit": "abc"}
+    assert prepare._model_files(recipe.load("demo"), config) == {}
 
 
 def forget(checkpoint, *kinds):

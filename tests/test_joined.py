@@ -1,14 +1,23 @@
 """Steps of decoder-only models: prompts and texts in one row, labels where they are predicted."""
 
+import json
+import os
+
 import numpy as np
 import pytest
 import torch
+from forks import fork_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import V, tiny
+from models import SLIDING, V, sliding, tiny
+from safetensors.torch import load_file
+from trainings import EACH_RANK, assert_same_weights, train_joined
 
 import ngramloss as ng
 from ngramloss import JointLoss, UserError
+from ngramloss.generation import engines
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.recipe import Generation
 from ngramloss.steps.joined import JoinedPadder, split_turns
 from ngramloss.steps.plan import Plan, Size, fitted_grid
 from ngramloss.steps.planned import lengths_of
@@ -50,18 +59,58 @@ def test_a_batch_has_the_loss_of_its_texts(rows, filled):
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=1e-10)
 
 
-ROWS = [{"input_ids": [5, 6, 7, 8, 9, 5], "labels": [7, 6, 2]}, {"input_ids": [9], "labels": [5, 2]}]
+LONG = [
+    {"input_ids": list(range(3, 3 + n)), "labels": [5, 6, ~7, *range(4, 4 + m)]} for n, m in ((2, 3), (9, 4), (5, 8))
+]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2"])
-def test_padding_on_the_right_needs_no_mask_but_a_window_does(family):
-    loss_fn, model = JointLoss(OBJECTIVE), tiny(family, dtype=torch.float64)
+@pytest.mark.parametrize("family", SLIDING)
+def test_padding_on_the_right_is_right_for_windows_and_soft_caps_of_attention(family):
+    loss_fn, model = JointLoss(OBJECTIVE), sliding(family, dtype=torch.float64)
+    expected = sum(value for row in LONG for value in loss_in_plain_python(model, row, loss_fn))
+    batch = JoinedPadder(1)(LONG)
+    assert "attention_mask" not in batch
     implementation = model.config._attn_implementation
-    expected = sum(value for row in ROWS for value in loss_in_plain_python(model, row, loss_fn))
-    batch = JoinedPadder(1)(ROWS, Size(4, 16, 8, 1, 1))
     loss = ng.attach(model, OBJECTIVE)(**batch, num_tokens=1, num_sequences=1).loss
-    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)  # Gemma's norms compute in fp32
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)  # some compute attention in fp32
     assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", SLIDING)
+def test_padding_before_a_prompt_does_not_change_texts_of_windows_and_soft_caps(family, beams):
+    model = sliding(family).eval()
+    engine = engines.load("hf", model, search_of(model, Generation(num_beams=beams, max_length=8)))
+    prompts = [row["input_ids"] for row in LONG]
+    assert engine.write(prompts) == [engine.write([prompt])[0] for prompt in prompts]
+
+
+def test_rows_without_a_text_count_for_nothing_in_the_loop():
+    examples = [{"input_ids": [3 + i, 4], "labels": [5, 6, 2]} for i in range(3)]
+    empty = {"input_ids": [7, 8], "labels": []}
+    losses = {}
+    for name, data in (("without", examples), ("with", [examples[0], empty, *examples[1:]]), ("only", [empty] * 4)):
+        model = tiny("llama")
+        before = {key: weight.clone() for key, weight in model.state_dict().items()}
+        lines = []
+        ng.train(
+            model,
+            None,
+            data,
+            objective=OBJECTIVE,
+            batch_size=len(data),
+            accumulate=1,
+            max_steps=1,
+            log_every=1,
+            warmup_steps=0,
+            weight_decay=0.0,
+            on_step=lambda step, line, lines=lines: lines.append(line["loss"]),
+        )
+        losses[name] = lines[0]
+        same = all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
+        assert same == (name == "only")
+    assert losses["with"] == pytest.approx(losses["without"], rel=1e-5)
+    assert losses["only"] == 0
 
 
 def test_masks_are_left_out_only_where_a_batch_is_ours(monkeypatch):
@@ -72,11 +121,11 @@ def test_masks_are_left_out_only_where_a_batch_is_ours(monkeypatch):
         "scaled_dot_product_attention",
         lambda *args, **more: (seen.append(more["attn_mask"]), attend(*args, **more))[1],
     )
-    model, batch = ng.attach(tiny("llama"), OBJECTIVE), JoinedPadder(1)(ROWS)
+    model, batch = ng.attach(tiny("llama"), OBJECTIVE), JoinedPadder(1)(LONG)
     model(**batch)
     assert [mask is None for mask in seen] == [True] * len(seen)
     seen.clear()
-    model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    model(input_ids=batch["input_ids"], attention_mask=(batch["input_ids"] != 1).long())
     assert [mask is None for mask in seen] == [False] * len(seen)
 
 
@@ -198,34 +247,77 @@ def test_plans_by_tokens_hold_every_row_once(rows, most):
                 assert batch["input_ids"].numel() == piece.size.tokens
 
 
-@pytest.mark.parametrize("objective", [OBJECTIVE, "ce + rank"])
-def test_a_model_learns_in_the_loop_however_steps_are_split(objective, tmp_path):
-    examples = [
-        {"input_ids": [3 + i % 5, 4, 9], "labels": [5 + i % 4, 6, 2], "candidates": [[7, 2]], "gains": [0.5]}
-        for i in range(8)
-    ]
-    if "rank" not in objective:
-        examples = [{name: row[name] for name in ("input_ids", "labels")} for row in examples]
-    results = []
-    for split in ({"accumulate": 1, "batch_size": 8}, {"accumulate": 4, "batch_size": 2}, {"max_tokens": 20}):
-        torch.manual_seed(0)
-        model = tiny("llama")
-        lines = []
-        ng.train(
-            model,
-            None,
-            examples,
-            objective=objective,
-            **{"batch_size": 8, "accumulate": 1, **split},
-            max_steps=20,
-            learning_rate=0.01,
-            warmup_steps=0,
-            eval_every=0,
-            log_every=5,
-            validation=examples if "rank" not in objective else None,
-            on_step=lambda number, values, lines=lines: lines.append(values.get("loss")),
-        )
-        results.append([line for line in lines if line is not None])
-    assert results[0][-1] < results[0][0] / 2
-    np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
-    np.testing.assert_allclose(results[2], results[0], rtol=1e-4)
+SPLITS = {
+    "accumulated": {"batch_size": 4, "accumulate": 2},
+    "by tokens": {"max_tokens": 60},
+    "two processes": {"processes": 2},
+    "two processes, accumulated": {"processes": 2, "batch_size": 4, "accumulate": 2},
+    "sharded": {"processes": 2, "fsdp": True},
+}
+KINDS = {
+    "turns": {"objective": "ce + matches(2,3)"},
+    "candidates": {"objective": "ce + matches(2) + rank + 0.5*risk + 2*prefer"},
+    "adapters": {"objective": "ce + matches(2,3)", "lora": 2},
+}
+
+
+def trained(folder, objective, processes=1, **settings):
+    """The losses and the weights of a training."""
+    if processes == 1:
+        losses = train_joined(folder, objective, **settings)
+    else:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        arguments = [str(folder), objective, json.dumps(settings)]
+        codes, errors = fork_ranks(EACH_RANK, arguments, environment=environment, count=processes)
+        assert codes == [0] * processes, errors[-3000:]
+        losses = json.loads((folder / "losses.json").read_text())
+    return losses, load_file(folder / "checkpoint-5" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return {kind: trained(tmp_path_factory.mktemp("whole"), **KINDS[kind]) for kind in KINDS}
+
+
+@pytest.mark.parametrize(
+    ("split", "kind"),
+    [
+        pytest.param(split, kind, marks=[pytest.mark.slow] * ("processes" in SPLITS[split]))
+        for split in SPLITS
+        for kind in KINDS
+        if (split, kind) != ("sharded", "adapters")
+    ],
+)
+def test_steps_may_be_split_over_micro_batches_and_processes(split, kind, whole, tmp_path):
+    losses, weights = trained(tmp_path, **KINDS[kind], **SPLITS[split])
+    expected, whole_weights = whole[kind]
+    assert len(set(losses)) == 5
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert_same_weights(weights, whole_weights)
+
+
+def test_a_model_learns_in_the_loop():
+    examples = [{"input_ids": [3 + i % 5, 4, 9], "labels": [5 + i % 4, 6, 2]} for i in range(8)]
+    losses = []
+    ng.train(
+        tiny("llama"),
+        None,
+        examples,
+        objective=OBJECTIVE,
+        batch_size=8,
+        accumulate=1,
+        max_steps=20,
+        learning_rate=0.01,
+        warmup_steps=0,
+        log_every=1,
+        eval_every=10,
+        validation=examples,
+        on_step=lambda number, values: losses.append(values["loss"]),
+    )
+    assert losses[-1] < losses[0] / 2
+
+
+def test_adapters_are_not_sharded(monkeypatch):
+    monkeypatch.setattr("ngramloss.training.loop.raise_unless_shardable", lambda *given: None)
+    with pytest.raises(UserError, match=r"train.fsdp does not shard adapters"):
+        train_joined(None, OBJECTIVE, lora=2, fsdp=True)

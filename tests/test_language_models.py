@@ -3,8 +3,9 @@
 import json
 
 import pytest
+import tiny_tokenizers
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ngramloss import cli, recipe
 from ngramloss.data.tokens import prompt_ids
@@ -220,6 +221,43 @@ def test_n_grams_of_a_prompt_may_be_written(run, options):
     )
 
 
+@pytest.fixture
+def chat_model(tmp_path):
+    """A folder with a model whose tokenizer has a chat template, and no padding."""
+    tokenizer = tiny_tokenizers.gpt_like()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=1, initializer_range=0.3, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "chat")
+    tokenizer.save_pretrained(tmp_path / "chat")
+    return tmp_path / "chat"
+
+
+def test_conversations_are_trained_on_and_their_last_answer_is_what_is_seen(chat_model, tmp_path, capsys):
+    talks = list(map(conversation, ROWS))
+    file = recipe_file(tmp_path, talks)
+    longer = [f"--set={name}" for name in ("data.max_source=200", "data.max_target=200", "generation.max_length=4")]
+    ran("train", file, "--run", tmp_path / "run", "--set", f"model.name={chat_model}", *longer)
+    ran("generate", tmp_path / "run")
+    model, tokenizer = (
+        kind.from_pretrained(tmp_path / "run" / "model") for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    for row, seen in zip(talks, lines(tmp_path / "run" / "seen.jsonl"), strict=True):
+        before = tokenizer.apply_chat_template(row["messages"][:-1], add_generation_prompt=True)["input_ids"]
+        whole = tokenizer.apply_chat_template(row["messages"])["input_ids"][:-1]  # without the line break
+        logp = model(input_ids=torch.tensor([whole])).logits[0].log_softmax(-1)  # [L, V]
+        answer = range(len(before), len(whole))
+        assert seen["tokens"] == [tokenizer.decode([whole[at]]) for at in answer]
+        assert seen["label_probability"] == pytest.approx(
+            [logp[at - 1, whole[at]].exp().item() for at in answer], abs=1e-3
+        )
+    read = lines(tmp_path / "run" / "references.jsonl")
+    assert read[0]["document"] == f"{ROWS[0]['document']}\n{ROWS[0]['summary']}\nWho?"
+    capsys.readouterr()
+    ran("data", "stats", tmp_path / "data", "--split", "test", "--json")
+    words = json.loads(capsys.readouterr().out)["splits"]["test"]
+    assert words["source_words"] == pytest.approx(sum(len(row["document"].split()) + 4 for row in ROWS) / len(ROWS))
+
+
 def test_conversations_are_not_scored_in_training(tmp_path, capsys):
     file = recipe_file(tmp_path, list(map(conversation, ROWS)), train='best = "rouge2"')
     assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2
@@ -229,13 +267,35 @@ def test_conversations_are_not_scored_in_training(tmp_path, capsys):
 def test_adapters_of_tied_embeddings_are_refused(tmp_path, capsys):
     file = recipe_file(tmp_path, model='lora = 4\nlora_targets = ["embed_tokens", "q_proj"]')
     assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2
-    assert "Leave embeddings out of model.lora_targets" in capsys.readouterr().err
+    assert "Leave both out of model.lora_targets" in capsys.readouterr().err
 
 
 def test_adapters_are_not_sharded(tmp_path, capsys):
     file = recipe_file(tmp_path, model="lora = 4", train="fsdp = true")
     assert cli.main(["train", str(file), "--run", str(tmp_path / "run")]) == 2
     assert "fsdp" in capsys.readouterr().err
+
+
+def test_a_model_must_have_positions_for_prompt_and_text(chat_model, tmp_path, capsys):
+    config = json.loads((chat_model / "config.json").read_text())
+    (chat_model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 50}))
+    file = recipe_file(tmp_path)
+    options = ["--set", f"model.name={chat_model}", "--set", "data.max_source=40"]
+    arguments = ["train", str(file), "--run", str(tmp_path / "run"), *options]
+    assert cli.main([*arguments, "--set", "data.max_target=11"]) == 2
+    assert "supports 50 positions, but the recipe asks for 51 tokens" in capsys.readouterr().err
+    assert cli.main([*arguments, "--set", "data.max_target=10"]) == 0
+
+
+def test_a_model_needs_a_token_that_ends_a_text(chat_model, tmp_path, capsys):
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        settings = json.loads((chat_model / name).read_text())
+        settings = {key: value for key, value in settings.items() if key not in ("eos_token_id", "eos_token")}
+        (chat_model / name).write_text(json.dumps(settings | ({"eos_token_id": None} if name == "config.json" else {})))
+    file = recipe_file(tmp_path)
+    arguments = ["train", str(file), "--run", str(tmp_path / "run"), "--set", f"model.name={chat_model}"]
+    assert cli.main(arguments) == 2
+    assert "has no token that ends a text. Set eos_token_id in its generation_config.json." in capsys.readouterr().err
 
 
 def test_prompt_and_text_must_fit_into_the_model(run, tmp_path, capsys):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import tiny_tokenizers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_tokenizers import CHATML, gpt_like
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ngramloss import recipe
 from ngramloss.data import Example, load, prompts
@@ -22,36 +22,8 @@ from ngramloss.recipe import Data, Model
 from ngramloss.training import prepare
 from ngramloss.training.processes import Processes
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 SOURCE = "The cat sat on the mat. It slept there all day!"
 TARGET = "The cat slept."
-
-
-def gpt_like(*, bos=True, template=CHATML):
-    """Byte-level BPE without a padding token; <s> begins a text, nothing ends it."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(
-        tiny_tokenizers.TEXTS,
-        trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIAL, show_progress=False, initial_alphabet=alphabet),
-    )
-    if bos:
-        bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token="<s>",
-        eos_token="</s>",
-        extra_special_tokens=["<|im_start|>", "<|im_end|>"],
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def llama_like():
@@ -341,11 +313,13 @@ LLAMA = replace(BART, architecture="llama", width=16, decoder_layers=1, heads=2,
 
 
 def test_an_encoder_decoder_has_no_prompt():
-    assert shape_of(Data(), "summarisation", BART, tiny_tokenizers.ours()) == Shape.of(Data())
+    assert shape_of(Data(), "summarisation", BART, loading.load_config(BART), tiny_tokenizers.ours()) == Shape.of(
+        Data()
+    )
     with pytest.raises(UserError, match=r"Text before its sources is data\.prefix"):
-        shape_of(Data(prompt="{source} ="), "summarisation", BART, tiny_tokenizers.ours())
+        shape_of(Data(prompt="{source} ="), "summarisation", BART, loading.load_config(BART), tiny_tokenizers.ours())
     with pytest.raises(UserError, match="has conversations, for decoder-only models"):
-        shape_of(Data(), "summarisation", BART, tiny_tokenizers.ours(), column="messages")
+        shape_of(Data(), "summarisation", BART, loading.load_config(BART), tiny_tokenizers.ours(), column="messages")
 
 
 # Tokens on disk
@@ -431,7 +405,7 @@ def test_a_causal_model_without_padding_is_padded_with_its_end(saved):
     model = loading.load(saved, tokenizer)
     assert isinstance(model, LlamaForCausalLM)
     assert (tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id) == (1, 1, 1)
-    shape = shape_of(Data(), "summarisation", saved, tokenizer)
+    shape = shape_of(Data(), "summarisation", saved, loading.load_config(saved), tokenizer)
     (labels,) = completion_ids([SOURCE], [TARGET], tokenizer, shape.prompt, 99)
     assert labels[-1] == tokenizer.pad_token_id, "the end is learnt, though it pads, too"
 
@@ -439,11 +413,13 @@ def test_a_causal_model_without_padding_is_padded_with_its_end(saved):
 def test_generation_stops_at_the_end_of_a_turn(saved):
     tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
     model = loading.load(saved, tokenizer)
-    align_stop(model, shape_of(Data(prompt="chat"), "summarisation", saved, tokenizer).prompt)
+    align_stop(
+        model, shape_of(Data(prompt="chat"), "summarisation", saved, loading.load_config(saved), tokenizer).prompt
+    )
     assert model.generation_config.eos_token_id == [TURN, END]
     model.save_pretrained(saved.name)
-    assert loading.stop_ids(saved, tokenizer) == [TURN, END]
-    assert shape_of(Data(), "summarisation", saved, tokenizer).prompt.ending == (END,)
+    assert loading.stop_ids(saved, loading.load_config(saved), tokenizer) == [TURN, END]
+    assert shape_of(Data(), "summarisation", saved, loading.load_config(saved), tokenizer).prompt.ending == (END,)
 
 
 def test_the_stop_of_a_model_without_generation_settings_is_in_its_config(saved):
@@ -451,8 +427,8 @@ def test_the_stop_of_a_model_without_generation_settings_is_in_its_config(saved)
 
     (Path(saved.name) / "generation_config.json").unlink()
     tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
-    assert loading.stop_ids(saved, tokenizer) == [1]
-    assert loading.stop_ids(LLAMA, tokenizer) == [1]
+    assert loading.stop_ids(saved, loading.load_config(saved), tokenizer) == [1]
+    assert loading.stop_ids(LLAMA, loading.load_config(LLAMA), tokenizer) == [1]
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -1,11 +1,15 @@
 """rows of ids → tiny models that NgramTrainer trained on them, for tests that compare trainings."""
 
+from pathlib import Path
+
 import models
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from ngramloss import NgramTrainer
+from ngramloss import NgramTrainer, train
 from ngramloss.hf.attach import decoder_inputs
+from ngramloss.models.adapters import add_lora
+from ngramloss.recipe import Model
 
 OBJECTIVE = "ce + matches(2,3) + bag(2)"
 
@@ -118,3 +122,53 @@ def assert_same_weights(one, other, tolerance=1e-5):
 def moved(labels):
     start = torch.full((len(labels), 1), 99)
     return torch.cat([start, labels[:, :-1]], 1).masked_fill(torch.cat([start, labels[:, :-1]], 1) == -100, 1)
+
+
+# Decoder-only models, in the loop of ngramloss train
+
+
+def joined_rows(count, seed=1, *, candidates=False):
+    """Prompts and what follows them: of one turn, with candidates, or of several turns."""
+    source = torch.Generator().manual_seed(seed)
+
+    def number(least, below):
+        return int(torch.randint(least, below, (1,), generator=source))
+
+    def ids(least, below):
+        return torch.randint(4, models.V, (number(least, below),), generator=source).tolist()
+
+    made = []
+    for row in rows_with_candidates(count, seed) if candidates else rows(count, seed):
+        if not candidates and number(0, 2):
+            row["labels"] += [*(~token for token in ids(1, 5)), *ids(2, 7)]
+        made.append(row)
+    return made
+
+
+def train_joined(folder, objective, *, lora=0, **settings):
+    """Train a tiny Llama, or adapters of it, with checkpoints in a folder. Returns the loss of each step."""
+    torch.manual_seed(0)
+    losses = []
+    train(
+        add_lora(models.tiny("llama"), Model(lora=lora, lora_targets=["q_proj", "down_proj", "lm_head"])),
+        None,
+        joined_rows(22, candidates="rank" in objective),
+        objective=objective,
+        folder=folder,
+        **{"batch_size": 8, "accumulate": 1, "max_steps": 5, "learning_rate": 1e-2, "warmup_steps": 0, **settings},
+        log_every=1,
+        on_step=lambda step, line: losses.append(line["loss"]),
+    )
+    return losses
+
+
+EACH_RANK = f"""
+import json, os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import trainings
+folder, objective, settings = sys.argv[1:]
+losses = trainings.train_joined(folder, objective, **json.loads(settings))
+if os.environ["RANK"] == "0":
+    open(os.path.join(folder, "losses.json"), "w").write(json.dumps(losses))
+"""
+"""A program: :func:`train_joined` in one of several processes."""

@@ -140,7 +140,7 @@ class JointLoss(torch.nn.Module):
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        segments: Segments = None, positions: Tensor | None = None,
+        segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -153,17 +153,19 @@ class JointLoss(torch.nn.Module):
             softcap: bounds the logits by ``softcap·tanh(logits / softcap)``.
             positions: compute the head only there, as found by ``ngramloss.stats.labelled(labels, segments)``, which
                 also finds the segments. In fine-tuning a decoder-only model most positions have no label.
+            low_rank: further columns of the weight, [V, r], as in ``ngramloss.stats.token_stats_from_hidden``.
         """
         return self.from_hidden_with_parts(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
             num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
+            low_rank=low_rank,
         ).total
 
     def from_hidden_with_parts(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        segments: Segments = None, positions: Tensor | None = None,
+        segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
     ) -> Loss:
         """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
@@ -171,6 +173,7 @@ class JointLoss(torch.nn.Module):
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
             backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
+            low_rank=low_rank,
         )
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed

@@ -443,6 +443,9 @@ def padding_share(batches: Iterable[Any]) -> float:
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
         counted = labels != IGNORE_INDEX  # [B, T]
         used = torch.ones_like(ids) if mask is None else mask  # [B, S]
+        if (positions := batch.get("label_positions")) is not None:  # a row ends with its last label
+            last = positions.where(counted, -1).amax(-1, keepdim=True) % ids.shape[1] + 1  # [B, 1]
+            used = torch.arange(ids.shape[1]) <= last  # [B, S]
         real += int(used[counted.any(-1)].sum())
         every += ids.numel()
         if "decoder_input_ids" in batch:  # otherwise targets are in the same rows

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.data import origins
 from ngramloss.data.columns import Columns, columns
-from ngramloss.data.messages import ANSWER, MESSAGES, has_messages, split_messages
+from ngramloss.data.messages import ANSWER, MESSAGES, has_messages, split_messages, spoken
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import UserError
 from ngramloss.output.progress import Progress
@@ -54,6 +54,13 @@ class Split(NamedTuple):
     fingerprint: str
     more: bool = False
     column: str = ""
+
+    @property
+    def readable(self) -> list[Example]:
+        """The examples with sources as people read them: of messages only what they say."""
+        if self.column != MESSAGES:
+            return self.examples
+        return [example._replace(source=spoken(example.source)) for example in self.examples]
 
 
 def load(

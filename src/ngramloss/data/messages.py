@@ -42,6 +42,16 @@ def split_messages(row: Row | BadRow) -> Row | BadRow:
     return row._replace(values={**row.values, **texts})
 
 
+def spoken(source: str) -> str:
+    """What the messages of a source say, one after the other, for those who count or show texts.
+
+    Example:
+        >>> spoken('[{"role": "user", "content": "The cat sat."}, {"role": "assistant", "content": "Why?"}]')
+        'The cat sat.\\nWhy?'
+    """
+    return "\n".join(message["content"] for message in json.loads(source))
+
+
 def _fault(messages: object) -> str:
     """Why these are not messages with an answer, or an empty string."""
     if not isinstance(messages, list) or not messages:

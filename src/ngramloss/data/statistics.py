@@ -203,11 +203,12 @@ def measurement(
     notes: dict[str, list[str]] = {}
     for wanted in splits or split_names(name):
         loaded = load(name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit, seed=seed)
-        with Progress(f"counting {loaded.split}", total=2 * len(loaded.examples), unit="texts") as progress:
+        examples = loaded.readable
+        with Progress(f"counting {loaded.split}", total=2 * len(examples), unit="texts") as progress:
             by_split[loaded.split] = statistics(
-                loaded.examples, rules=rules, language=language, processes=processes, progress=progress.update
+                examples, rules=rules, language=language, processes=processes, progress=progress.update
             )
-        first = [example.source for example in loaded.examples[:LOOKED_AT]] if rules == "standard" else []
+        first = [example.source for example in examples[:LOOKED_AT]] if rules == "standard" else []
         notes[loaded.split] = splitting_notes(first, "pysbd", language, "--language")
         fingerprints[loaded.split], skipped[loaded.split] = loaded.fingerprint, loaded.skipped
     return Measurement(name, rules, by_split, fingerprints, skipped, notes)

@@ -68,7 +68,7 @@ def _write_baseline(work: Job, write: Write, split: Split, run: RunFolder) -> No
         return
     shares.write_share(
         predictions_in(run),
-        split.examples,
+        split.readable,
         lambda examples: [[] for _ in examples],
         lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
         Budget(documents=work.batch_size),
@@ -131,7 +131,7 @@ def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *,
         write_whole(run.generation, json.dumps(settings, indent=1))
         rows = (
             {"id": example.id, "reference": list(example.references) or example.target, "document": example.source}
-            for example in split.examples
+            for example in split.readable
         )
         write_whole(run.references, "".join(map(shares.line, rows)))
     return True

@@ -42,9 +42,9 @@ def forced_predictions(
     """
     model.eval()
     pad: Pad = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
-    if is_causal(model.config):
-        pad = JoinedPadder(tokenizer.pad_token_id)
     rows = [{"input_ids": list(source), "labels": target} for source, target in zip(sources, references, strict=True)]
+    if is_causal(model.config):
+        pad, batch_size = JoinedPadder(tokenizer.pad_token_id), min(batch_size, _joined_at_once(model, rows))
     for start in range(0, len(rows), batch_size):
         batch = {name: tensor.to(model.device) for name, tensor in pad(rows[start : start + batch_size]).items()}
         labels = batch["labels"]  # [B, T]
@@ -107,8 +107,7 @@ def _joined_text_logp(
         for source, own in zip(sources, texts, strict=True)
         for row in own
     ]
-    longest = max(len(row["input_ids"]) + len(row["labels"]) for row in rows)
-    count = max(1, MOST_LOGITS // (model.get_output_embeddings().weight.shape[0] * longest))
+    count = _joined_at_once(model, rows)
     found: list[float] = []
     for start in range(0, len(rows), count):
         batch = JoinedPadder(pad)(rows[start : start + count])
@@ -116,6 +115,12 @@ def _joined_text_logp(
         found += token_stats(logits_of(model, {**sent, "use_cache": False}), sent["labels"]).label_logp.sum(-1).tolist()
     sums = iter(found)
     return [[next(sums) for _ in own] for own in texts]
+
+
+def _joined_at_once(model: Any, rows: Sequence[dict[str, Any]]) -> int:
+    """How many of these rows of a decoder-only model have no more logits than are computed at a time."""
+    longest = max((len(row["input_ids"]) + len(row["labels"]) for row in rows), default=1)
+    return max(1, int(MOST_LOGITS // (model.get_output_embeddings().weight.shape[0] * longest)))
 
 
 def _tensors(rows: Sequence[Sequence[int]], fill: int) -> list[torch.Tensor]:

@@ -149,9 +149,7 @@ def writer_of(
         column: the name of the column that the sources are from, if it is known.
     """
     column = source_column(work, column)
-    shape = shape_of(
-        work.data, work.task, work.loading, tokenizer, column=column, trust_remote_code=work.trust_remote_code
-    )
+    shape = shape_of(work.data, work.task, work.loading, model.config, tokenizer, column=column)
     if shape.prompt is not None:
         align_stop(model, shape.prompt)
     if options.rerank and model.config.model_type in NOT_CAUSAL:

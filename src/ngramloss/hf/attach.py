@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
+from ngramloss.hf.adapted_heads import adapter_state, head_input, without_dropout
 from ngramloss.hf.calls import (
     REPLACEMENT,
     AttachedForward,
@@ -338,8 +340,12 @@ class _State:
         self.watch(module)
         capture = Capture(module)
         before = self.hook.begin(capture)
+        # A hook on the output may behave differently at every call.
+        now = hooks_of(module), adapter_state(module)
+        checks = not torch.compiler.is_compiling() and (now != self.checked or now[0][-1])
         try:
-            outputs = forward(model, **inputs, return_dict=True)
+            with without_dropout(module) if checks else nullcontext():
+                outputs = forward(model, **inputs, return_dict=True)
         finally:
             self.hook.begin(before)
         hidden = capture.hidden  # [B, T, D], ProphetNet's [B, n, T, D]
@@ -350,18 +356,19 @@ class _State:
             )
         head = head_of(model, module)
         hidden = hidden[:, 0] if hidden.ndim == 4 else hidden  # [B, T, D], ProphetNet's first stream
-        if not torch.compiler.is_compiling():
-            hooks = hooks_of(module)
-            if hooks != self.checked or hooks[-1]:  # a hook on the output may behave differently at every call
-                raise_unless_equal(model, outputs.get("logits"), hidden[:, :1], head)
-                self.checked = hooks
-        return outputs, hidden.to(head.weight.device), head
+        if checks:
+            with without_dropout(module):
+                raise_unless_equal(model, outputs.get("logits"), head_input(module, hidden[:, :1]), head)
+            self.checked = now
+        return outputs, head_input(module, hidden.to(head.weight.device)), head
 
 
 def _on_the_right(forward: Callable[..., Outputs]) -> Callable[..., Outputs]:
     """The same forward for rows that are padded on the right, without masks of the padding and without a cache."""
 
     def run(model: Any, **inputs: Any) -> Outputs:
+        if inputs.get("attention_mask") is None and isinstance(ids := inputs.get("input_ids"), Tensor):
+            inputs["attention_mask"] = torch.ones_like(ids)  # or transformers would look for packed documents, [R, L]
         with unmasked(model):
             return forward(model, **{"use_cache": False, **inputs})
 

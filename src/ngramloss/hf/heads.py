@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, ModuleDict, Parameter
+from torch.nn import Module, Parameter
 
 from ngramloss.errors import UnsupportedModelError, UserError
+from ngramloss.hf.adapted_heads import (
+    base_weight,
+    bias_of,
+    low_rank_of,
+    refuse_unknown_adapter,
+    running_module,
+    weight_of,
+)
 from ngramloss.stats import head_logits
-
-ADAPTER_SIGNS = ("base_layer", "lora_A", "modules_to_save", "original_module")
-"""Attributes that identify PEFT's layers and wrappers without importing PEFT."""
 
 SHARD_SIGNS = ("placements", "ds_id", "tensor_model_parallel")
 """Attributes of a DTensor, of a ZeRO-3 parameter and of Megatron's vocabulary-parallel weight."""
@@ -28,6 +33,8 @@ class Head(NamedTuple):
     """The sum of the head's own bias and the model's ``final_logits_bias``, [V]."""
     scale: float
     softcap: float | None
+    low_rank: Tensor | None = None
+    """Further columns of the weight, [V, r]: those of LoRA on the head, whose input then is [B, T, D + r]."""
 
 
 def has_encoder(model: Any) -> bool:
@@ -53,14 +60,9 @@ def head_module(model: Module) -> Module:
             f"{name} has no output head: expected a Hugging Face model whose get_output_embeddings() is a module, "
             f"got {module!r}. Call JointLoss(...).from_hidden(hidden, weight, labels) in your own forward instead."
         )
-    module = _active_copy(module)
-    if any(hasattr(module, sign) for sign in ADAPTER_SIGNS):
-        raise UserError(
-            f"the output head of {name} is wrapped by an adapter ({type(module).__name__}), so the logits do not "
-            "depend on its weight alone. Remove it from `target_modules`, or merge the adapter. To train the whole "
-            "head, name it in `modules_to_save` instead."
-        )
-    weight = getattr(module, "weight", None)
+    module = running_module(module)
+    refuse_unknown_adapter(name, module)
+    weight = base_weight(module)  # [V, D]
     if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
         actual = f"a weight of {weight.dtype}" if isinstance(weight, Tensor) else "no weight"
         raise UnsupportedModelError(
@@ -71,28 +73,21 @@ def head_module(model: Module) -> Module:
     return module
 
 
-def _active_copy(module: Any) -> Module:
-    """What runs inside PEFT's wrapper for ``modules_to_save``: the active adapter's copy, or the original module."""
-    copies = getattr(module, "modules_to_save", None)
-    if not isinstance(copies, ModuleDict):
-        return cast(Module, module)
-    active = [] if module.disable_adapters else module.active_adapters
-    has_copy = active and all(name in copies for name in active)
-    return cast(Module, copies[active[0]] if has_copy else module.original_module)
-
-
 def head_of(model: Module, module: Any) -> Head:
     """The head's current parameters: they may be sharded, cast or replaced between two steps."""
-    weight = module.weight
-    _refuse_partial(type(model).__name__, weight)
-    biases = [bias.reshape(-1) for bias in (getattr(module, "bias", None), _buffer(model)) if bias is not None]  # [V]
-    return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), _softcap(model))
+    weight = weight_of(module)  # [V, D]
+    low_rank = low_rank_of(module, weight)  # [V, r]
+    for part in (weight, low_rank):
+        if part is not None:
+            _refuse_partial(type(model).__name__, part)
+    biases = [bias.reshape(-1) for bias in (bias_of(module), _buffer(model)) if bias is not None]  # [V]
+    return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), _softcap(model), low_rank)
 
 
 def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -> None:
     """Compare the model's own logits at one position with ours. Raises if the model post-processes its logits."""
     with torch.no_grad():
-        coarse = torch.finfo(F.linear(hidden, head.weight).dtype).eps
+        coarse = torch.finfo(F.linear(hidden[..., : head.weight.shape[1]], head.weight).dtype).eps
         ours = head_logits(hidden, **head._asdict()).float()  # [B, 1, V]
         off = torch.tensor(float("inf"))  # []
         if isinstance(theirs, Tensor) and theirs.shape == ours.shape:

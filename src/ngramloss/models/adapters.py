@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -17,6 +18,8 @@ from ngramloss.recipe import Model
 
 ADAPTER = "adapter"
 """The folder of the adapter alone, in that of the merged model."""
+
+NOT_SHARDED = "train.fsdp does not shard adapters. Leave it out, or set model.lora = 0."
 
 
 def add_lora(model: Any, settings: Model) -> Any:
@@ -52,23 +55,39 @@ def add_lora(model: Any, settings: Model) -> Any:
 
 
 def raise_unless_mergeable(model: Any) -> None:
-    """Raise if adapters of a model cannot be merged into its weights here."""
+    """Raise if adapters of a model cannot be merged into its weights here, before it is trained."""
     if not has_adapters(model):
         return
     lora = needed("peft.tuners.lora", "model.lora", "lora")
+    tuners = needed("peft.tuners.tuners_utils", "model.lora", "lora")
     base = model.get_base_model()
-    for name, layer in base.named_modules():
-        if hasattr(layer, "modules_to_save") and hasattr(layer, "original_module"):
-            raise UserError(f"{name} is trained whole (modules_to_save), which `ngramloss train` does not save yet.")
-        if not isinstance(layer, lora.LoraLayer):
-            continue
-        if isinstance(layer, lora.Embedding) and base.config.tie_word_embeddings:
+    layers = dict(base.named_modules(remove_duplicate=False))
+    uses = Counter(id(weight) for part in layers.values() for weight in part.parameters(recurse=False))
+    for name, layer in layers.items():
+        if hasattr(layer, "original_module"):
             raise UserError(
-                f"{name} has an adapter, but its weight is also that of the head, which has none. Leave embeddings out "
-                "of model.lora_targets."
+                f"{name} is trained whole or in single tokens (modules_to_save, trainable_token_indices), which "
+                "checkpoints here do not save. Leave that out, train the whole model without adapters, or use attach "
+                "with another trainer."
             )
-        if any(layer.use_dora.values()) or any(layer.lora_bias.values()):
-            raise UserError(f"the adapter of {name} uses DoRA or a bias, which are not merged here. Use plain LoRA.")
+        if not isinstance(layer, tuners.BaseTunerLayer):
+            continue
+        if not isinstance(layer, lora.Linear | lora.Embedding):
+            raise UserError(
+                f"the adapter of {name} ({type(layer).__name__}) cannot be merged into its weight here: it is not "
+                "LoRA, or the weight is quantised. Use plain LoRA on a model that is not quantised, or attach with "
+                "another trainer."
+            )
+        if layer.lora_variant or any(layer.lora_bias.values()):
+            raise UserError(
+                f"the adapter of {name} uses a bias, DoRA or another variant of LoRA, which are not merged here. Use "
+                "plain LoRA."
+            )
+        if uses[id(layer.get_base_layer().weight)] > 1:
+            raise UserError(
+                f"{name} has an adapter, but its weight is also that of another layer: embeddings and head are tied. "
+                "Leave both out of model.lora_targets."
+            )
 
 
 @torch.no_grad()
@@ -84,7 +103,8 @@ def merged(model: Any) -> Any:
     for name, layer in base.named_modules():
         if isinstance(layer, lora.LoraLayer):
             weight = layer.get_base_layer().weight
-            delta = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
+            active = [] if layer.merged or layer.disable_adapters else layer.active_adapters
+            delta = sum(layer.get_delta_weight(adapter) for adapter in active if adapter in layer.scaling)
             state[f"{name}.weight"] = (weight + delta).to(weight.dtype)
     plain = type(base)._from_config(deepcopy(base.config), dtype=base.dtype).to(base.device)
     plain.load_state_dict(state)
@@ -108,7 +128,7 @@ def save(model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> 
     with quiet_loading():
         merged(model).save_pretrained(folder, state_dict=weights)
         if has_adapters(model):
-            model.save_pretrained(folder / ADAPTER)
+            model.save_pretrained(folder / ADAPTER, save_embedding_layers=False)  # these are in the merged model
 
 
 def restore(model: Any, folder: Path) -> None:

@@ -97,15 +97,20 @@ def is_causal(config: Any) -> bool:
     return "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
 
 
-def stop_ids(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> list[int]:
-    """The ids at which a decoder-only model stops: those of its generation settings, or its tokenizer's end token."""
+def stop_ids(settings: Model, config: Any, tokenizer: Any) -> list[int]:
+    """The ids at which a decoder-only model stops: those of its generation settings, or its tokenizer's end token.
+
+    Args:
+        settings: the model section of a recipe.
+        config: the model's configuration.
+        tokenizer: its tokenizer.
+    """
     found = None
     if settings.name != "scratch":
         from transformers import GenerationConfig
 
-        options = _loading(settings, trust_remote_code)
+        options = _loading(settings, False)
         options.pop("trust_remote_code")  # it is a file of settings, which has no code
-        config = load_config(settings, trust_remote_code=trust_remote_code)
         with _explained(settings.name, "model"):
             try:
                 generation = GenerationConfig.from_pretrained(settings.name, **options)
@@ -136,13 +141,28 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
         config = AutoConfig.from_pretrained(settings.name, **_loading(settings, trust_remote_code))
         if not trust_remote_code:
             _refuse_foreign_kernels(config)
-    if not getattr(config, "is_encoder_decoder", False) and not is_causal(config):
+    if not is_causal(config) and not _rewrites_text(config):
         raise UserError(
-            f"{settings.name} writes no text (its type is {config.model_type}): ngramloss {verb} needs an "
-            "encoder-decoder, such as facebook/bart-base, or a decoder-only model, such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct."
+            f"{settings.name} writes no text{' from text' * config.is_encoder_decoder} (its type is "
+            f"{config.model_type}): ngramloss {verb} needs an encoder-decoder, such as facebook/bart-base, or a "
+            "decoder-only model, such as HuggingFaceTB/SmolLM2-135M-Instruct."
+        )
+    if quantised := getattr(config, "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise UserError(
+            f"{settings.name} is quantised ({method or 'quantization_config'}), and ngramloss {verb} needs whole "
+            "weights. Name the model that it was made from, or one that model.dequantize() and save_pretrained wrote. "
+            "To train adapters of a quantised model, use attach with PEFT in another trainer."
         )
     return config
+
+
+def _rewrites_text(config: Any) -> bool:
+    """Whether a configuration is that of an encoder-decoder that reads text, not images or speech."""
+    from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as FROM_TEXT
+
+    code = getattr(config, "auto_map", None) or {}
+    return config.is_encoder_decoder and (type(config) in FROM_TEXT or "AutoModelForSeq2SeqLM" in code)
 
 
 @cache

@@ -9,27 +9,23 @@ from ngramloss.data.prompts import Prompt, prompt_of
 from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import bare
-from ngramloss.models import loading
+from ngramloss.models.loading import is_causal, stop_ids
 from ngramloss.recipe import Data, Model
 
 
-def shape_of(
-    data: Data, task: str, model: Model, tokenizer: Any, *, column: str = "", trust_remote_code: bool = False
-) -> Shape:
+def shape_of(data: Data, task: str, model: Model, config: Any, tokenizer: Any, *, column: str = "") -> Shape:
     """The settings for turning texts into the tokens of this model. Those of a decoder-only model have a prompt.
 
     Args:
         data: the data section of a recipe.
         task: of the recipe; it decides the template if none is given.
         model: the model section.
+        config: the model's configuration.
         tokenizer: the model's tokenizer.
         column: the name of the source column, :attr:`Split.column`, if it is known.
-        trust_remote_code: as in :func:`loading.load`.
     """
-    config = loading.load_config(model, trust_remote_code=trust_remote_code)
-    if loading.is_causal(config):
-        stops = loading.stop_ids(model, tokenizer, trust_remote_code=trust_remote_code)
-        return Shape.of(data, prompt_of(data, task, column, tokenizer, stops))
+    if is_causal(config):
+        return Shape.of(data, prompt_of(data, task, column, tokenizer, stop_ids(model, config, tokenizer)))
     if data.prompt:
         raise UserError(f"data.prompt: {model.name} is an encoder-decoder. Text before its sources is data.prefix.")
     if column == MESSAGES:

@@ -49,6 +49,7 @@ def token_stats_from_hidden(
     memory: str = "fast",
     texts: Texts | None = None,
     positions: Tensor | None = None,
+    low_rank: Tensor | None = None,
 ) -> TokenStats:
     """Summarise the logits of a head: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
@@ -68,13 +69,15 @@ def token_stats_from_hidden(
         texts: as in :func:`token_stats`.
         positions: indices into the B·T positions, −1 where there is none, [N]: only these are computed, and all others
             must have no label. See :func:`ngramloss.stats.labelled`.
+        low_rank: further columns of the weight, [V, r], for hidden states [B, T, D + r]: LoRA's B, for hidden states
+            beside LoRA's A times them. Kept apart, they can be trained without a gradient of the weight.
 
     Example:
         >>> hidden, weight, labels = torch.eye(2).unsqueeze(0), torch.eye(3, 2), torch.tensor([[0, 1]])
         >>> token_stats_from_hidden(hidden, weight, labels).best_token
         tensor([[0, 1]])
     """
-    _check_head(hidden, weight, bias, scale, softcap)
+    _check_head(hidden, weight, low_rank, bias, scale, softcap)
     if missing := LOGITS_ONLY & set(needs):
         raise ValueError(
             f"`{min(missing)}` needs all logits of a position at once, and they are computed in blocks here. Use "
@@ -90,12 +93,12 @@ def token_stats_from_hidden(
         shape = labels.shape
         hidden, labels, texts = _gather(positions, hidden, labels, texts)   # [1, N, D], [1, N]
     if name == "plain":
-        logits = head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap)   # [B, T, V]
+        logits = head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap, low_rank=low_rank)   # [B, T, V]
         stats = token_stats(logits, labels, needs=needs, texts=texts)
     else:
         stats = head.sweep(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
-            kernels=_kernels(name), lean=memory == "lean", texts=texts,
+            kernels=_kernels(name), lean=memory == "lean", texts=texts, low_rank=low_rank,
         )
     return stats if positions is None else _spread(positions, stats, shape)
 
@@ -169,14 +172,22 @@ def _kernels(name: str) -> head.Kernels:
     return chunked
 
 
-def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> None:
+def _check_head(
+    hidden: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, scale: float, softcap: float | None
+) -> None:
     if hidden.ndim != 3:
         hint = NOT_FLATTENED.format("hidden") if hidden.ndim == 2 else ""
         raise ValueError(f"hidden must be [B, T, D], got {list(hidden.shape)}.{hint}")
-    if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
+    more = 0 if low_rank is None else low_rank.shape[-1]
+    if weight.ndim != 2 or weight.shape[1] + more != hidden.shape[-1]:
         raise ValueError(
-            f"weight must be [V, D] with D = {hidden.shape[-1]} as in hidden, got {list(weight.shape)}. "
+            f"weight must be [V, D] with D = {hidden.shape[-1] - more} as in hidden, got {list(weight.shape)}. "
             "Pass the head's own weight, as in torch.nn.Linear, not its transpose."
+        )
+    if low_rank is not None and (low_rank.shape[:-1] != weight.shape[:1] or low_rank.dtype != weight.dtype):
+        raise ValueError(
+            f"low_rank must be [V, r] with V = {weight.shape[0]} and {weight.dtype} as in weight, got "
+            f"{list(low_rank.shape)} and {low_rank.dtype}."
         )
     if bias is not None and bias.numel() != weight.shape[0]:
         raise ValueError(f"bias must have V = {weight.shape[0]} numbers, got {list(bias.shape)}.")

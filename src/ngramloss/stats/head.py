@@ -117,7 +117,7 @@ class Plan(NamedTuple):
 
 def sweep(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
-    needs: Collection[str], kernels: Kernels, lean: bool, texts: Texts | None = None,
+    needs: Collection[str], kernels: Kernels, lean: bool, texts: Texts | None = None, low_rank: Tensor | None = None,
 ) -> TokenStats:
     """Compute the statistics, with their gradient, in one pass over the vocabulary."""
     # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
@@ -127,20 +127,22 @@ def sweep(
     if "cross_logp" in needs:
         texts = texts or rows_as_texts(labels)
         texts = Texts(texts.labels.contiguous(), texts.owner.reshape(-1).contiguous())   # [S, U], [N]
-    return TokenStats(*_Sweep.apply(hidden, weight, flat_bias, labels, plan, texts))  # type: ignore[no-untyped-call]
+    return TokenStats(*_Sweep.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, low_rank, flat_bias, labels, plan, texts
+    ))
 
 
 class _Sweep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, plan: Plan,
-        texts: Texts | None,
+        ctx: Any, hidden: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, labels: Tensor,
+        plan: Plan, texts: Texts | None,
     ) -> tuple[Tensor | None, ...]:
         device = hidden.device.type
         casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast does not cast fp64
         dtype = torch.get_autocast_dtype(device) if casts else hidden.dtype
         B, T, _ = hidden.shape
-        rows = _rows(hidden, plan.scale, dtype)                          # [N, D]
+        rows = _rows(hidden, plan.scale, dtype)                          # [N, D], with low rank [N, D + r]
         flat = labels.reshape(-1)                                        # [N]
         running = _fresh(flat, dtype, plan.needs)
         texts = texts if "cross_logp" in plan.needs else None
@@ -150,13 +152,13 @@ class _Sweep(torch.autograd.Function):
         # Triton launches on the current device, which may not be the tensors' device.
         here = torch.cuda.device(hidden.device) if device == "cuda" else nullcontext()
         with here:
-            for made in _blocks(rows, weight, bias, plan, whole=keep):
+            for made in _blocks(rows, weight, low_rank, bias, plan, whole=keep):
                 plan.kernels.absorb(made[0], flat, running)
                 if texts is not None and cross is not None:
                     plan.kernels.absorb_cross(made[0], flat, texts, running.lse, cross)
         if differentiable:
             own = (None, None) if texts is None else texts
-            ctx.save_for_backward(hidden, weight, bias, flat, cross, *own, *running._replace(entropy=None))
+            ctx.save_for_backward(hidden, weight, low_rank, bias, flat, cross, *own, *running._replace(entropy=None))
             ctx.plan, ctx.dtype, ctx.kept = plan, dtype, made if keep else None
         ctx.set_materialize_grads(False)
         lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
@@ -168,7 +170,7 @@ class _Sweep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, flat, cross, reference, owner, *saved = ctx.saved_tensors
+        hidden, weight, low_rank, bias, flat, cross, reference, owner, *saved = ctx.saved_tensors
         plan, stats, texts = ctx.plan, Running(*saved), Texts(reference, owner)
         if not plan.lean and ctx.kept is None:
             raise RuntimeError(
@@ -181,36 +183,43 @@ class _Sweep(torch.autograd.Function):
             by_cross = by_cross.flatten(0, 1).contiguous()               # [N, U]
         by_row = (None if x is None else x.reshape(-1) for x in (by_lse, by_best, by_label, by_mean))
         rowwise = Slopes(*by_row)
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        rows = _rows(hidden, plan.scale, ctx.dtype)                      # [N, D]
+        wants_hidden, wants_weight, wants_low_rank, wants_bias = ctx.needs_input_grad[:4]
+        rows = _rows(hidden, plan.scale, ctx.dtype)                      # [N, D], with low rank [N, D + r]
+        D = weight.shape[1]
         d_rows: Tensor | None = None
         d_weight = torch.empty_like(weight) if plan.lean and wants_weight else None   # [V, D]
+        d_low_rank = torch.empty_like(low_rank) if plan.lean and wants_low_rank else None   # [V, r]
         d_bias = torch.empty_like(bias) if wants_bias and bias is not None else None   # [V]
         with torch.autocast(hidden.device.type, enabled=False):
-            for block, part in _blocks(rows, weight, bias, plan, whole=False) if plan.lean else [ctx.kept]:
+            blocks = _blocks(rows, weight, low_rank, bias, plan, whole=False) if plan.lean else [ctx.kept]
+            for block, part, low_rank_part in blocks:
                 plan.kernels.differentiate(block, flat, stats, rowwise)
                 if by_cross is not None:
                     plan.kernels.differentiate_cross(block, flat, texts, stats, rowwise, cross, by_cross)
                 gradient = block.logits                                  # [N, columns]
                 if wants_hidden:
                     product = gradient @ part                            # [N, D]
+                    if low_rank_part is not None:
+                        product = torch.cat([product, gradient @ low_rank_part], -1)   # [N, D + r]
                     if d_rows is None:
                         d_rows = product if block.last else _exact(product)   # [N, D]
                     else:
                         d_rows += product
                 if wants_weight:
-                    d_weight = _weight_gradient(gradient, rows, block, d_weight, weight.dtype)   # [V, D]
+                    d_weight = _weight_gradient(gradient, rows[:, :D], block, d_weight, weight.dtype)   # [V, D]
+                if wants_low_rank:
+                    d_low_rank = _weight_gradient(gradient, rows[:, D:], block, d_low_rank, low_rank.dtype)   # [V, r]
                 if d_bias is not None:
                     d_bias[block.start : block.start + block.width] = gradient.sum(0)[: block.width]
         ctx.kept = None
         if d_rows is not None:
             d_rows = d_rows if plan.scale == 1.0 else d_rows * plan.scale   # [N, D]
             d_rows = d_rows.to(hidden.dtype).view_as(hidden)             # [B, T, D]
-        return d_rows, d_weight, d_bias, None, None, None
+        return d_rows, d_weight, d_low_rank, d_bias, None, None, None
 
 
 def _rows(hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """The input of the products, rounded once, [N, D]."""
+    """The input of the products, rounded once, [N, D], with low rank [N, D + r]."""
     return (hidden if scale == 1.0 else hidden * scale).reshape(-1, hidden.shape[-1]).to(dtype)
 
 
@@ -244,10 +253,10 @@ def _fresh(labels: Tensor, dtype: torch.dtype, needs: frozenset[str]) -> Running
 
 
 def _blocks(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, *, whole: bool
-) -> Iterator[tuple[Block, Tensor]]:
-    """Each block of logits, and the part of the weight it was computed from, padded like the block."""
-    V = weight.shape[0]
+    rows: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, plan: Plan, *, whole: bool
+) -> Iterator[tuple[Block, Tensor, Tensor | None]]:
+    """Each block of logits, and the parts of weight and low rank it was computed from, padded like the block."""
+    V, D = weight.shape
     most = V if whole else max(LEAN_BYTES // (rows.element_size() * max(len(rows), 1)) // ALIGNMENT, 1) * ALIGNMENT
     spare = SPARE if "cross_logp" in plan.needs else 0
     space: Tensor | None = None
@@ -257,9 +266,13 @@ def _blocks(
         if space is None or space.shape[1] != len(part) + spare:
             space = rows.new_empty(len(rows), len(part) + spare)         # [N, columns + spare]
         logits = space[:, : len(part)]                                   # [N, columns]
-        torch.mm(rows, part.t(), out=logits)
+        torch.mm(rows[:, :D], part.t(), out=logits)
+        low_rank_part = None
+        if low_rank is not None:
+            low_rank_part = _padded(low_rank[start : start + width], rows.dtype)   # [columns, r]
+            logits.addmm_(rows[:, D:], low_rank_part.t())
         own = None if bias is None else _exact(bias.detach()[start : start + width])   # [width]
-        yield Block(logits, space, start, width, V, own, plan.softcap), part
+        yield Block(logits, space, start, width, V, own, plan.softcap), part, low_rank_part
 
 
 def _padded(part: Tensor, dtype: torch.dtype) -> Tensor:

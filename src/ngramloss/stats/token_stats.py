@@ -144,15 +144,20 @@ def cross_labels(labels: Tensor, texts: Texts) -> Tensor:
 
 
 def head_logits(
-    hidden: Tensor, weight: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None
+    hidden: Tensor, weight: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
+    low_rank: Tensor | None = None,
 ) -> Tensor:
     """The logits of a head, [B, T, V]: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
     They have the precision of the product. Together with :func:`token_stats` this is the specification of all backends.
+    With ``low_rank``, the weight is ``[weight, low_rank]``, [V, D + r].
     """
     scaled = hidden if scale == 1.0 else hidden * scale                  # [B, T, D]
     flat_bias = None if bias is None else bias.reshape(-1).to(weight.dtype)   # [V]
-    logits = F.linear(scaled, weight, flat_bias)                         # [B, T, V]
+    D = weight.shape[1]
+    logits = F.linear(scaled[..., :D], weight, flat_bias)                # [B, T, V]
+    if low_rank is not None:
+        logits = logits + F.linear(scaled[..., D:], low_rank)            # [B, T, V]
     if softcap is not None:
         logits = (_at_least_fp32(logits) / softcap).tanh() * softcap     # [B, T, V]
     return logits

@@ -1,7 +1,6 @@
 """prompts and what follows them → padded batches of a decoder-only model, with the position that predicts each label.
 
-A row is a prompt and the text behind it, padded on the right: no token sees what comes after it, so attention needs no
-mask (:mod:`ngramloss.hf.unmasked`); experts with a router read it.
+A row is a prompt and the text behind it, padded on the right: no token sees what comes after it, so no mask is needed.
 Only the labels are predicted, so a batch says where they are, and the head computes nothing else. Their number is known
 before the batch is made, so nothing is read from the device.
 """
@@ -42,18 +41,19 @@ def split_turns(labels: Any) -> tuple[Ids, list[range]]:
 class JoinedPadder:
     """Collate rows with ``input_ids``, the prompt, and ``labels``, what follows it.
 
-    A batch has ``input_ids`` and ``attention_mask`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is
-    none; and ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With
-    candidates it also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]; their rows
-    follow those of the references.
+    A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
+    ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
+    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]; their rows follow those
+    of the references.
 
     Args:
         pad: padding id.
         multiple: where no size is given, lengths are rounded up to a multiple of this.
+        always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
     """
 
-    def __init__(self, pad: int, *, multiple: int = 1) -> None:
-        self.pad, self.multiple = pad, multiple
+    def __init__(self, pad: int, *, multiple: int = 1, always_mask: bool = False) -> None:
+        self.pad, self.multiple, self.always_mask = pad, multiple, always_mask
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them."""
@@ -88,7 +88,9 @@ class JoinedPadder:
                     s, length = b * K + k + turn, span.stop - first
                     labels[s, :length] = tokens[first : span.stop]
                     places[s, :length] = r * L + len(prompt) + np.arange(first, span.stop) - 1
-        batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}  # [R, L] each
+        batch = {"input_ids": torch.from_numpy(ids)}
+        if self.always_mask:
+            batch["attention_mask"] = torch.from_numpy(mask)
         both = {"labels": torch.from_numpy(labels), "label_positions": torch.from_numpy(places)}  # [S, T] each
         if not compared:
             return batch | both

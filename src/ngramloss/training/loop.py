@@ -23,7 +23,7 @@ from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_part
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.hf.heads import has_encoder
 from ngramloss.loss import JointLoss
-from ngramloss.models.adapters import raise_unless_mergeable
+from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.steps import reduction
@@ -121,6 +121,8 @@ def run(job: Job, here: Processes) -> Outcome:
     model, objective = job.model, JointLoss(job.objective)
     if job.folder is not None:
         raise_unless_mergeable(model)
+    if settings.fsdp and has_adapters(model):
+        raise UserError(NOT_SHARDED)
     attach(model, objective.with_ce().terms, memory=settings.memory)
     loss_fn = attached_loss(model)
     loss_fn.progress = 0.0
@@ -394,7 +396,7 @@ def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False)
     )
     multiple = MULTIPLE if here.device.type == "cuda" else 1
     if _joined(model):  # padding follows the text, so any id will do
-        return JoinedPadder(int(pad or 0), multiple=multiple)
+        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=hasattr(model.config, "output_router_logits"))
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
     return Padder(int(pad), lambda labels: decoder_inputs(model, labels), multiple=multiple, always_mask=always_mask)

@@ -130,14 +130,8 @@ def prepare(
         trust_remote_code=trust_remote_code,
     )
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
-    shape = shape_of(
-        settings.data,
-        settings.task,
-        settings.model,
-        tokenizer,
-        column=train.column,
-        trust_remote_code=trust_remote_code,
-    )
+    config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+    shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column)
     tokens = _tokenise(settings, splits, tokenizer, shape)
     used = _overview(settings, splits, tokens, shape)
     _recommend_ce(settings)
@@ -149,7 +143,7 @@ def prepare(
         splits={name: _described(splits[name], rows) for name, rows in tokens.items()},
         used=tuple(used),
         candidates=compared,
-        model_files=_model_files(settings, trust_remote_code),
+        model_files=_model_files(settings, config),
         tokens={name: tokens_fingerprint(folder) for name, folder in folders.items()},
         plugins=plugin_sources(parse(settings.objective)),
         metrics=_metric_source(settings),
@@ -269,13 +263,13 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 # What the run is recognised by
 
 
-def _model_files(settings: Recipe, trust_remote_code: bool) -> dict[str, str]:
+def _model_files(settings: Recipe, config: Any) -> dict[str, str]:
     """Hashes of the files that model and tokenizer are loaded from; of a model on the hub, its commit."""
     if settings.model.name == "scratch":
         return {}
     if files := model_files(Path(settings.model.name)):
         return files
-    return {"commit": str(loading.load_config(settings.model, trust_remote_code=trust_remote_code)._commit_hash)}
+    return {"commit": str(config._commit_hash)}
 
 
 def _metric_source(settings: Recipe) -> dict[str, str]:

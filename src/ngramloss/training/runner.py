@@ -89,7 +89,7 @@ def _check(settings: Recipe, processes: int) -> None:
     loop.check_settings(settings.train, processes, device)
     check_trackers(settings.train.report_to)
     if settings.model.lora and settings.train.fsdp:
-        raise UserError("train.fsdp does not shard adapters. Leave it out, or set model.lora = 0.")
+        raise UserError(adapters.NOT_SHARDED)
 
 
 def _run(
@@ -151,9 +151,7 @@ def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool
     model = loading.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
     loading.prepare_generation(model, settings.generation)
-    shape = shape_of(
-        data, settings.task, settings.model, tokenizer, column=prepared.column, trust_remote_code=trust_remote_code
-    )
+    shape = shape_of(data, settings.task, settings.model, model.config, tokenizer, column=prepared.column)
     if shape.prompt is None:
         align_start(model, tokenizer, name=settings.model.name, training=True)
     else:
