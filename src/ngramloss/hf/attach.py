@@ -193,6 +193,8 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
     if has_encoder(bare(model)):
         _add_decoder_inputs(bare(model), inputs, labels)
+    else:
+        inputs.setdefault("use_cache", False)
     logits: Tensor = model(**inputs, return_dict=True).logits  # [B, T, V]
     return logits if positions is None else at_positions(logits, positions)
 

@@ -32,7 +32,8 @@ def diagnostics(
     rows, was_training = _first_rows(batch), model.training
     model.eval()
     try:
-        with torch.no_grad(), autocast():
+        # Compiled layers would be compiled again for these few rows.
+        with torch.no_grad(), autocast(), torch.compiler.set_stance("force_eager"):
             labels, packed = aligned_labels(model, rows), aligned_packing(model, rows)
             values = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed)
     finally:
