@@ -31,6 +31,8 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
         yield f"it has no models of the kind {kind!r}, only {', '.join(FAMILIES)}"
     if str(model.dtype) != "torch.float32":
         yield "it is made of weights in fp32, but generation.precision is another"
+    if len(search.ends) != 1:
+        yield f"it ends texts at one token, but the model has {len(search.ends)} end tokens"
     if search.others:
         yield f"it does not know these generation settings of the model: {', '.join(search.others)}"
     if search.last not in (None, search.end):
@@ -67,12 +69,14 @@ def differences(model: Any, search: Search, *, precision: str) -> Iterator[str]:
 def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     translator = _translator(model, search, precision)
+    assert search.start is not None  # a decoder-only model is refused
+    start = search.start
     best_of = _best_with_forced_end if search.last is not None and search.num_beams > 1 else _best
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
         words = [[str(token) for token in source] for source in sources]
         return [
-            [[search.start, *map(int, hypothesis)] for hypothesis in hypotheses]
+            [[start, *map(int, hypothesis)] for hypothesis in hypotheses]
             for hypotheses in best_of(translator, search, words)
         ]
 
