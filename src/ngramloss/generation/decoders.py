@@ -21,6 +21,7 @@ from torch.nn import Module
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ngramloss.errors import UserError
+from ngramloss.generation.fused_layers import fused_forwards, replaced
 from ngramloss.hf.heads import has_encoder, head_module, head_of
 from ngramloss.stats import head_logits, triton_is_installed
 
@@ -370,7 +371,8 @@ class CausalDecoder(Decoder):
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V]."""
         places = (self.source_lengths.unsqueeze(-1) + position).expand_as(tokens)    # [B, K]
-        with _attention_of(self.model.config, CACHED):
+        forwards = fused_forwards(self.decoder) if self.has_kernels else {}
+        with _attention_of(self.model.config, CACHED), replaced(forwards):
             hidden = self.decoder(
                 inputs_embeds=self._embedded(tokens), position_ids=places, use_cache=False,
                 cached=self, text_position=position,
@@ -399,6 +401,15 @@ class CausalDecoder(Decoder):
         """
         B, K, _ = queries.shape
         sources = self.source_keys[index], self.source_values[index]     # [B, H, S, d] each
+        if self.has_kernels:
+            from ngramloss.gpu import decoding
+
+            bounds: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+            prompt = decoding.attend_to_prompt(queries, *sources, self.source_lengths, position, **bounds)
+            cached = self.keys[index], self.values[index]                # [B · K, H, L, d] each
+            return decoding.attend_to_text(
+                queries, keys, values, cached, self.origin, position, prompt=prompt, **bounds
+            )
         texts = [each.unflatten(0, (B, K)) for each in self._written(index, keys, values, position)]  # [B, K, H, L, d]
         grouped = queries.view(B, K, self.heads, -1, self.width)         # [B, K, H, G, d]
         to_source = torch.einsum("bkhgd,bhsd->bkhgs", grouped, sources[0])           # [B, K, H, G, S]
