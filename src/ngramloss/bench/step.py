@@ -132,19 +132,46 @@ def _captured_times(
 SHAPES = {"bart-base": (50_265, 768, 6, 12), "small": (8_000, 256, 3, 4), "bart-tiny": (1_000, 32, 1, 2)}
 """Vocabulary, width, layers and heads of the models that are created here, with random weights."""
 
+LLAMAS: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "vocab_size": 49_152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+        "tie_word_embeddings": True,
+    },
+    "llama-tiny": {
+        "vocab_size": 1_000,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    },
+}
+"""Decoder-only models that are created here: settings of a ``LlamaConfig``."""
+
 
 def built(name: str, *, trust_remote_code: bool = False) -> Any:
-    """Create one of ``SHAPES`` with random weights, or load any other name from a folder or the hub."""
+    """Create one of ``SHAPES`` or ``LLAMAS`` with random weights, or load any other name from a folder or the hub."""
     import transformers
 
     from ngramloss.models import loading
     from ngramloss.recipe import Model
 
-    if name not in SHAPES:
+    if name not in SHAPES | LLAMAS:
         _raise_if_scratch(name)
         return loading.load(Model(name=name), None, trust_remote_code=trust_remote_code)
     torch.manual_seed(0)
-    return transformers.BartForConditionalGeneration(configuration(name))
+    kind: Any = transformers.LlamaForCausalLM if name in LLAMAS else transformers.BartForConditionalGeneration
+    return kind(configuration(name))
 
 
 def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -154,9 +181,11 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
     from ngramloss.models import loading
     from ngramloss.recipe import Model
 
-    if name not in SHAPES:
+    if name not in SHAPES | LLAMAS:
         _raise_if_scratch(name)
         return loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
+    if name in LLAMAS:
+        return transformers.LlamaConfig(**LLAMAS[name])
     V, D, layers, heads = SHAPES[name]
     return transformers.BartConfig(
         vocab_size=V,
@@ -173,7 +202,8 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
 
 def _raise_if_scratch(name: str) -> None:
     if name == "scratch":
-        raise UserError(f"bench cannot use scratch, which has no size. Use {', '.join(SHAPES)}, a folder or a hub id.")
+        names = ", ".join(SHAPES | LLAMAS)
+        raise UserError(f"bench cannot use scratch, which has no size. Use {names}, a folder or a hub id.")
 
 
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:
