@@ -288,6 +288,8 @@ def test_int8_is_taken_by_name_only_and_says_that_it_differs():
     ("family", "settings", "reason"),
     [
         ("led", {}, "it has no models of the kind 'led', only bart, mbart"),
+        ("llama", {"eos_token_id": [2, 3]}, "it serves encoder-decoders here, and llama is decoder-only"),
+        ("bart", {"eos_token_id": [2, 3]}, "it ends texts at one token, but the model has 2 end tokens"),
         (
             "bart",
             {"repetition_penalty": 1.3},

@@ -15,6 +15,7 @@ import torch
 from ngramloss.errors import UserError
 from ngramloss.generation.engines.conversion import FAMILIES, converted
 from ngramloss.generation.search import Search
+from ngramloss.hf.heads import has_encoder
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 """What CTranslate2 calls a precision."""
@@ -27,6 +28,9 @@ Ids = Sequence[int]
 def unsupported(model: Any, search: Search) -> Iterator[str]:
     """What CTranslate2 cannot do at all."""
     kind = model.config.model_type
+    if not has_encoder(model):
+        yield f"it serves encoder-decoders here, and {kind} is decoder-only"
+        return
     if kind not in FAMILIES or not type(model).__module__.startswith("transformers."):
         yield f"it has no models of the kind {kind!r}, only {', '.join(FAMILIES)}"
     if str(model.dtype) != "torch.float32":
