@@ -92,7 +92,8 @@ def test_attention_of_all_beams_to_their_source(K, S, d, dtype):
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize(("softcap", "window"), [(None, None), (1.5, None), (None, 4), (2.0, 40), (None, 200)])
 @pytest.mark.parametrize(
-    ("K", "G", "S", "position", "d"), [(1, 1, 7, 0, 8), (2, 3, 130, 33, 16), (3, 2, 64, 5, 20), (34, 2, 3, 2, 16)]
+    ("K", "G", "S", "position", "d"),
+    [(1, 1, 7, 0, 8), (1, 2, 40, 3, 130), (2, 3, 130, 33, 16), (3, 2, 64, 5, 20), (34, 2, 3, 2, 16)],
 )
 def test_attention_to_a_prompt_and_the_text_behind_it(K, G, S, position, d, softcap, window, dtype):
     """Prompts of different lengths, one of them empty, and queries that share keys, against one softmax over both."""

@@ -87,12 +87,12 @@ def attend_to_text(
     """
     (B, K, _), (_, H, L, d) = queries.shape, cached[0].shape
     found = torch.empty_like(queries)                                    # [B, K, H · G · d]
-    G = queries.shape[2] // (H * d)
+    G, wide = queries.shape[2] // (H * d), triton.next_power_of_2(d)
     _attend_to_text[(B * K, H * G)](
         queries.contiguous(), keys.contiguous(), values.contiguous(), *cached, origin, position,
         queries if bias is None else bias, *(prompt or (queries, queries)), found, scale, softcap or 0.0, window or 0,
         K, H, L, d, G=G, HAS_BIAS=bias is not None, HAS_PROMPT=prompt is not None, HAS_CAP=softcap is not None,
-        HAS_WINDOW=window is not None, TOKENS=32, WIDTH=triton.next_power_of_2(d), num_warps=1,
+        HAS_WINDOW=window is not None, TOKENS=32, WIDTH=wide, num_warps=max(1, wide // 64),
     )
     return found
 
@@ -211,11 +211,13 @@ def _launch_to_source(
     (B, K, _), (_, H, S, d) = queries.shape, keys.shape
     G = queries.shape[2] // (H * d)
     rows = min(max(16, triton.next_power_of_2(K * G)), 64)   # 16 is the least of a matrix unit
+    wide = max(16, triton.next_power_of_2(d))
+    tokens = min(max(16, 2**14 // (wide * keys.element_size())), 64)   # keys that fit into the memory of a program
     _attend_to_source[(B, H, triton.cdiv(K * G, rows))](
         queries.contiguous(), keys, values, lengths, lengths if position is None else position, found,
         found if sums is None else sums, scale, softcap or 0.0, window or 0, K, H, S, d, G=G,
         HAS_SUMS=sums is not None, HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
-        ROWS=rows, TOKENS=64, WIDTH=max(16, triton.next_power_of_2(d)), num_warps=4,
+        ROWS=rows, TOKENS=tokens, WIDTH=wide, num_warps=4,
     )
 
 

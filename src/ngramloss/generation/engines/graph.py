@@ -20,7 +20,6 @@ from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.sampling import sampled, text_seeds
 from ngramloss.generation.search import Search
 from ngramloss.gpu import graphs
-from ngramloss.hf.heads import bare
 from ngramloss.steps.padding import padded
 
 LOOKED = 8
@@ -82,7 +81,6 @@ def differences(model: Any, search: Search, *, precision: str) -> list[str]:
 
 def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
-    model = bare(model)
     model.eval()
     largest = difference(model)
     if not largest <= TOLERANCES.get(model.dtype, 1e-3):  # also if it is NaN
