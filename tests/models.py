@@ -139,6 +139,44 @@ DECODER_ONLY = {
         hf.GraniteConfig(**{k: v for k, v in LLAMA.items() if k != "head_dim"}, logits_scaling=4.0)
     ),
 }
+PLAIN = {name: value for name, value in LLAMA.items() if name != "head_dim"}
+GROUPED = {**LLAMA, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+"""Queries that share keys, in two layers."""
+WINDOWED = {**GROUPED, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+OTHERS = {
+    "grouped": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, attention_bias=True)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=6)),
+    "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**GROUPED)),
+    "gemma2_sliding": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**WINDOWED, query_pre_attn_scalar=8, attn_logit_softcapping=2.0, final_logit_softcapping=30.0)
+    ),
+    "gemma3_text": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**WINDOWED, query_pre_attn_scalar=8)),
+    "qwen2_sliding": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**WINDOWED, use_sliding_window=True)),
+    "smollm3": lambda: hf.SmolLM3ForCausalLM(hf.SmolLM3Config(**GROUPED, no_rope_layers=[1, 0])),
+    "olmo": lambda: hf.OlmoForCausalLM(hf.OlmoConfig(**PLAIN, clip_qkv=4.0)),
+    "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**PLAIN)),
+    "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**PLAIN, partial_rotary_factor=0.5)),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**PLAIN)),
+    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(
+        hf.GPTNeoXConfig(**{k: v for k, v in PLAIN.items() if k != "num_key_value_heads"}, rotary_pct=0.5)
+    ),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(
+            vocab_size=V,
+            hidden_size=16,
+            ffn_dim=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            word_embed_proj_dim=8,
+            dropout=0.0,
+            bos_token_id=0,
+            eos_token_id=EOS,
+            pad_token_id=PAD,
+        )
+    ),
+}
+"""Further decoder-only models: kinds that need no test of their head, and settings of attention."""
 FAMILIES = {**ENCODER_DECODER, **DECODER_ONLY}
 TWO_LAYERS = {**LLAMA, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 SLIDING = {
@@ -166,7 +204,7 @@ SLIDING = {
 
 def tiny(family, seed=0, dtype=torch.float32):
     """A model of a family, dropout off, its weights large enough that every part of the head shows in the loss."""
-    return random_weights(FAMILIES[family], seed, dtype)
+    return random_weights({**FAMILIES, **OTHERS}[family], seed, dtype)
 
 
 def sliding(family, window=4, dtype=torch.float32):

@@ -9,6 +9,7 @@ import torch
 
 from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation.batches import Budget
+from ngramloss.generation.decoders import CAUSAL, DECODERS
 from ngramloss.generation.engines import Loaded, hf
 from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.job import job
@@ -16,6 +17,10 @@ from ngramloss.generation.writer import Writer, load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Data, Generation, Model
 
+PROMPTED = [name for name in (*models.DECODER_ONLY, *models.OTHERS) if name != "gemma2"]
+"""Decoder-only models that ``graph`` serves; the logits of gemma2 are equal there, because its head is bounded so tightly."""
+SERVED = [*(family for family in DECODERS if family not in CAUSAL), *PROMPTED]
+"""All tiny models that ``graph`` serves."""
 SOURCES = [[5, 6, 7, 8, 2], [9, 2], [12, 4, 4, 10, 11, 5, 6, 9, 12, 2], [7, 2], [4, 5, 2], [11, 8, 10, 2]]
 
 
@@ -32,6 +37,7 @@ def tiny(family, seed=0):
 
 
 def with_settings(model, **settings):
+    """A search with these settings. The lengths of a decoder-only model count the last token of the prompt, as a start."""
     defaults = {
         "num_beams": 1,
         "max_length": 12,
@@ -52,7 +58,14 @@ def with_settings(model, **settings):
         "top_p": 1.0,
         "temperature": 1.0,
     }
-    model.generation_config.update(max_new_tokens=None, **{**defaults, **settings})
+    chosen = {**defaults, **settings, "max_new_tokens": None, "min_new_tokens": None}
+    if loading.is_causal(model.config):
+        chosen |= {
+            "max_new_tokens": chosen["max_length"] - 1,
+            "min_new_tokens": max(chosen["min_length"] - 1, 0) or None,
+        }
+        chosen |= {"max_length": None, "min_length": None, "forced_bos_token_id": None}
+    model.generation_config.update(**chosen)
     return dataclasses.replace(search_of(model), seed=3 if settings.get("do_sample") else None)
 
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from lanes import few
-from searches import SOURCES, tiny, with_settings, written
+from searches import SERVED, SOURCES, tiny, with_settings, written
 
 from ngramloss.errors import UserError
 from ngramloss.generation import beams, sampling
-from ngramloss.generation.decoders import DECODERS, difference
+from ngramloss.generation.decoders import difference
 from ngramloss.generation.engines import graph, hf
 
 # The texts of hf
@@ -38,12 +38,12 @@ searches = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", few(["bart", "t5"], DECODERS))
+@pytest.mark.parametrize("family", few(["bart", "t5", "grouped", "gemma2_sliding"], SERVED))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     searches,
     lengths,
-    st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12]),
+    st.sampled_from([models.EOS, 0, 3, 5, 7, 10, 12, [3, 7], []]),
     st.booleans(),
     st.sampled_from([None, models.PAD, 3]),
     st.integers(0, 2),
@@ -51,20 +51,21 @@ searches = st.fixed_dictionaries(
 def test_texts_are_those_of_hf_token_for_token(family, drawn, length, end, forced, start, seed):
     """The end token is one of several, because a random model writes some of them often and others never."""
     assume(not (drawn["bad_words_ids"] and end == 5))
+    one = end if isinstance(end, int) else None
     model = tiny(family, seed)
     if family == "m2m_100":  # to hf, a padding token in a text shifts the positions after it
         drawn = {**drawn, "bad_words_ids": [[models.PAD]]}
     ends = {
-        "eos_token_id": end,
-        "forced_eos_token_id": end if forced else None,
-        "decoder_start_token_id": end if start is None else start,
+        "eos_token_id": end if end != [] else None,
+        "forced_eos_token_id": one if forced else None,
+        "decoder_start_token_id": (one or 0) if start is None else start,
     }
     search = with_settings(model, **drawn, **ends, min_length=length[0], max_length=length[1])
     assert not list(graph.unsupported(model, search))
     assert written(graph, model, search) == written(hf, model, search)
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", SERVED)
 @pytest.mark.parametrize("beams_of_each", [1, 4])
 def test_texts_of_every_family_are_those_of_hf(family, beams_of_each):
     model = tiny(family)
@@ -141,14 +142,16 @@ def test_the_same_tokens_would_repeat_an_ngram(n):
         assert torch.equal(found, NoRepeatNGramLogitsProcessor(n)(ids[:, :length], torch.zeros(40, 4)))
 
 
-def test_several_texts_are_those_of_hf_in_their_order():
-    model = tiny("t5", 1)
+@pytest.mark.parametrize("family", ["t5", "grouped"])
+def test_several_texts_are_those_of_hf_in_their_order(family):
+    model = tiny(family, 1)
     search = with_settings(model, num_beams=4, num_return_sequences=3, eos_token_id=7, decoder_start_token_id=7)
     assert written(graph, model, search) == written(hf, model, search)
 
 
-def test_a_text_does_not_depend_on_its_batch():
-    model = tiny("bart")
+@pytest.mark.parametrize("family", ["bart", "mistral"])
+def test_a_text_does_not_depend_on_its_batch(family):
+    model = tiny(family)
     for changes in ({"num_beams": 3, "early_stopping": "never"}, {"do_sample": True}):
         search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=30, **changes)
         assert written(graph, model, search) == [written(graph, model, search, [source])[0] for source in SOURCES]
@@ -157,8 +160,9 @@ def test_a_text_does_not_depend_on_its_batch():
 @pytest.mark.parametrize(
     "changes", [{"num_beams": 3, "early_stopping": False}, {}, {"do_sample": True, "num_return_sequences": 2}]
 )
-def test_a_searcher_is_used_again_and_may_have_room_for_more_sources(changes):
-    model = tiny("t5")
+@pytest.mark.parametrize("family", ["t5", "grouped"])
+def test_a_searcher_is_used_again_and_may_have_room_for_more_sources(family, changes):
+    model = tiny(family)
     search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=20, **changes)
     searcher = graph.Searcher(model, search, 4, 16)
     for sources in (SOURCES[:2], SOURCES[2:6], SOURCES[:2], SOURCES[3:4]):
@@ -178,7 +182,7 @@ def test_a_searcher_is_used_again_and_may_have_room_for_more_sources(changes):
         ],
     ),
 )
-@pytest.mark.parametrize("family", few(["bart"], ["bart", "t5"]))
+@pytest.mark.parametrize("family", few(["bart", "mistral"], ["bart", "t5", "mistral", "gpt2"]))
 def test_sources_that_are_done_leave_the_batch(family, changes, monkeypatch):
     """The end token is one of several, because a random model writes some of them often and others never."""
     model, sizes, take = tiny(family), [], graph.Searcher.take
@@ -305,20 +309,28 @@ def diverse(next_logp, search, groups):
 
 @pytest.mark.parametrize(("count", "groups"), [(4, 2), (4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("diversity", [0.0, 0.7, 3.0])
-def test_groups_are_diverse_beam_search(count, groups, diversity):
-    model = tiny("bart")
+@pytest.mark.parametrize("family", ["bart", "grouped"])
+def test_groups_are_diverse_beam_search(family, count, groups, diversity):
+    model = tiny(family)
     plain = with_settings(
         model, num_beams=count, num_return_sequences=count, eos_token_id=7, decoder_start_token_id=7, max_length=8
     )
     search = replace(plain, groups=groups, diversity=diversity)
 
     def next_logp(source, ids):
+        inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([ids])}
+        if search.start is None:  # texts begin with the last token of the prompt
+            inputs = {"input_ids": torch.tensor([[*source, *ids[1:]]])}
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids])).logits[0, -1]
-        return logits.log_softmax(-1).tolist()
+            return model(**inputs).logits[0, -1].log_softmax(-1).tolist()
 
     expected = [
-        diverse(functools.cache(functools.partial(next_logp, source)), search, groups) for source in SOURCES[:3]
+        diverse(
+            functools.cache(functools.partial(next_logp, source)),
+            replace(search, start=source[-1]) if search.start is None else search,
+            groups,
+        )
+        for source in SOURCES[:3]
     ]
     assert written(graph, model, search, SOURCES[:3]) == expected
     assert (list(hf.unsupported(model, search)) == []) is (groups == 1)

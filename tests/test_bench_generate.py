@@ -54,6 +54,14 @@ def test_every_engine_writes_texts_of_the_given_length(tmp_path, monkeypatch):
         assert 0.05 < row.gibibytes < 50
 
 
+def test_prompts_are_read_and_new_tokens_are_counted():
+    """Of the first engine, too: it begins with the last token of a prompt, and writes this many behind it."""
+    first, second = (generate.written(setup(model="llama-tiny", batches=(1, 3)), name) for name in ("hf", "graph"))
+    assert [measured.texts for measured in first] == [measured.texts for measured in second]
+    assert {len(text) for measured in first for best in measured.texts for text in best} == {9}
+    assert first[0].row.tokens_per_second == pytest.approx(8 * first[0].row.docs_per_second)
+
+
 def test_engines_are_compared_with_hugging_face_at_the_same_batch():
     stock = [generate.Measured(generate.Row("hf", 2, 4.0), [[[1]], [[2]]])]
     other = [generate.Measured(generate.Row("x", 2, 10.0), [[[1]], [[3]]])]
@@ -101,6 +109,10 @@ def test_hugging_face_is_always_measured_first():
         ({"batches": (0, 2)}, "--batch must be 1 or more, got 0."),
         ({"source": 2000}, "--source must be from 1 to 1,024 for bart-tiny, got 2,000."),
         ({"length": 3}, "--length must be from 4 to 1,024 for bart-tiny, got 3."),
+        (
+            {"model": "llama-tiny", "source": 1000, "length": 25},
+            "--source and --length are 1,025 together, but llama-tiny has 1,024 positions.",
+        ),
     ],
 )
 def test_numbers_that_cannot_be_are_a_sentence(changes, sentence):

@@ -89,10 +89,79 @@ def test_attention_of_all_beams_to_their_source(K, S, d, dtype):
     torch.testing.assert_close(found.float(), expected, **CLOSE[dtype])
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("softcap", "window"), [(None, None), (1.5, None), (None, 4), (2.0, 40), (None, 200)])
+@pytest.mark.parametrize(
+    ("K", "G", "S", "position", "d"),
+    [(1, 1, 7, 0, 8), (1, 2, 40, 3, 130), (2, 3, 130, 33, 16), (3, 2, 64, 5, 20), (34, 2, 3, 2, 16)],
+)
+def test_attention_to_a_prompt_and_the_text_behind_it(K, G, S, position, d, softcap, window, dtype):
+    """Prompts of different lengths, one of them empty, and queries that share keys, against one softmax over both."""
+    B, H, L = 4, 2, 41
+    queries, keys, values = (drawn(B, K, size * d, dtype=dtype, seed=seed) for seed, size in enumerate((H * G, H, H)))
+    prompt = [drawn(B, H, S, d, dtype=dtype, seed=seed) for seed in (3, 4)]
+    cached = tuple(drawn(B * K, H, L, d, dtype=dtype, seed=seed) for seed in (5, 6))
+    before = [each.clone() for each in cached]
+    origin = torch.randint(K, (B, K, L), generator=torch.Generator().manual_seed(7)).to(DEVICE)
+    lengths, here = torch.tensor([S, 0, 1, S // 2], device=DEVICE), torch.tensor(position, device=DEVICE)
+    bounds = {"scale": 0.4, "softcap": softcap, "window": window}
+    part = decoding.attend_to_prompt(queries, *prompt, lengths, here, **bounds)
+    found = decoding.attend_to_text(queries, keys, values, cached, origin, here, prompt=part, **bounds)
+    for b in range(B):
+        for k in range(K):
+            rows = [
+                [*whole[b, :, : lengths[b]].unbind(1)]
+                + [old[b * K + origin[b, k, t], :, t] for t in range(position)]
+                + [new[b, k].view(H, d)]
+                for whole, old, new in zip(prompt, before, (keys, values), strict=True)
+            ]
+            seen = [torch.stack(row[-window:] if window else row, 1).float() for row in rows]  # [H, t, d] each
+            scores = torch.einsum("hgd,htd->hgt", queries[b, k].view(H, G, d).float(), seen[0]) * 0.4
+            scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+            expected = torch.einsum("hgt,htd->hgd", scores.softmax(-1), seen[1]).flatten()
+            torch.testing.assert_close(found[b, k].float(), expected, **CLOSE[dtype])
+    for cache, old, new in zip(cached, before, (keys, values), strict=True):
+        old[:, :, position] = new.view(B * K, H, d)
+        assert torch.equal(cache, old)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_norms_are_those_of_transformers(dtype):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    own = LlamaRMSNorm(40, eps=1e-5)
+    own.weight.data = drawn(40, seed=1)
+    own = own.to(DEVICE, dtype)
+    for shape in ((3, 5, 40), (2, 3, 4, 40)):
+        hidden = drawn(*shape, dtype=dtype)
+        torch.testing.assert_close(decoding.rms_norm(hidden, own.weight, 1e-5), own(hidden), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("d", [8, 20])
+def test_rotary_positions_are_those_of_transformers(d, dtype):
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    B, K, heads = 2, 3, (6, 2)
+    rows = [drawn(B, K, H * d, dtype=dtype, seed=H) for H in heads]
+    cos, sin = (drawn(B, K, d, dtype=dtype, seed=seed) for seed in (7, 8))
+    split = [each.unflatten(-1, (-1, d)).transpose(1, 2) for each in rows]
+    expected = [each.transpose(1, 2).flatten(2) for each in apply_rotary_pos_emb(*split, cos, sin)]
+    decoding.rotate(*rows, cos, sin)
+    torch.testing.assert_close(rows, expected, **CLOSE[dtype])
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
+        ("grouped", {"num_beams": 3, "no_repeat_ngram_size": 2}),
+        ("mistral", {}),
+        ("qwen2_sliding", {}),
+        ("qwen3", {"num_beams": 2}),
+        ("granite", {}),
+        ("gemma2_sliding", {"num_beams": 2}),
+        ("gpt2", {}),
         ("bart", {"num_beams": 3, "no_repeat_ngram_size": 2}),
         ("t5", {"num_beams": 2, "min_length": 5, "forced_eos_token_id": 7}),
         ("t5", {}),

@@ -288,6 +288,8 @@ def test_int8_is_taken_by_name_only_and_says_that_it_differs():
     ("family", "settings", "reason"),
     [
         ("led", {}, "it has no models of the kind 'led', only bart, mbart"),
+        ("llama", {"eos_token_id": [2, 3]}, "it serves encoder-decoders here, and llama is decoder-only"),
+        ("bart", {"eos_token_id": [2, 3]}, "it ends texts at one token, but the model has 2 end tokens"),
         (
             "bart",
             {"repetition_penalty": 1.3},
@@ -318,9 +320,8 @@ def test_on_a_gpu_auto_is_hf_for_a_family_that_graph_does_not_serve():
 
     loaded = engines.load("auto", OnGpu(), search)
     assert loaded.name == "hf"
-    assert loaded.note == (
-        "engine hf; graph is not used: it serves bart, mbart, pegasus, marian, m2m_100, t5, mt5, umt5, not prophetnet."
-    )
+    assert loaded.note.startswith("engine hf; graph is not used: it serves bart, mbart, pegasus, marian, m2m_100, t5, ")
+    assert loaded.note.endswith(", opt, not prophetnet.")
 
 
 @pytest.mark.parametrize(
@@ -488,7 +489,7 @@ def test_a_sample_depends_on_the_seed_and_its_source_alone():
     assert written(hf, model, dataclasses.replace(search, seed=4)) != whole
 
 
-@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize("family", ["bart", "t5", "grouped"])
 @pytest.mark.parametrize(
     "settings",
     [

@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from ngramloss import cli, recipe
 from ngramloss.data.tokens import prompt_ids
+from ngramloss.engine_registry import ENGINES
+from ngramloss.generation.engines import graph
 from ngramloss.generation.job import job
 from ngramloss.generation.search import Options
 from ngramloss.generation.writer import load_model, writer_of
@@ -164,14 +166,26 @@ def _reader(run, form):
     return tokenizer, writer_of(work, model, tokenizer, column="prompt" if form == "prompt" else "document").shape
 
 
-def test_the_best_checkpoint_may_be_chosen_by_a_score(tmp_path):
-    file = recipe_file(tmp_path, train='best = "rouge2"')
-    ran("train", file, "--run", tmp_path / "run")
-    assert any("eval_rouge2" in line for line in lines(tmp_path / "run" / "log.jsonl"))
+@pytest.mark.parametrize("model", ["", "lora = 4"], ids=["whole", "adapters"])
+def test_the_best_checkpoint_may_be_chosen_by_a_score(model, tmp_path, monkeypatch):
+    """The texts are those of hf, also by the engine that validates on a GPU."""
+    file = recipe_file(tmp_path, model=model, train='best = "rouge1"')
+    ran("train", file, "--run", tmp_path / "hf")
+    loaded, load = [], graph.load
+    monkeypatch.setitem(ENGINES, "graph", ENGINES["graph"]._replace(automatic="cpu"))
+    monkeypatch.setattr(graph, "load", lambda *args, **options: (loaded.append(1), load(*args, **options))[1])
+    ran("train", file, "--run", tmp_path / "graph")
+    scores = [
+        [line["eval_rouge1"] for line in lines(tmp_path / name / "log.jsonl") if "eval_rouge1" in line]
+        for name in ("hf", "graph")
+    ]
+    assert scores[0] == scores[1]
+    assert len(loaded) == len(scores[0]) == 2
 
 
-def test_candidates_are_made_and_learnt_from(run, tmp_path):
-    ran("candidates", run, "--split", "train", "--count", 3, "--how", "beams", "--out", tmp_path / "candidates")
+@pytest.mark.parametrize("how", [(), ("--how", "beams")], ids=["groups", "beams"])
+def test_candidates_are_made_and_learnt_from(run, tmp_path, how):
+    ran("candidates", run, "--split", "train", "--count", 3, *how, "--out", tmp_path / "candidates")
     file = recipe_file(tmp_path, more=f'candidates = "{tmp_path / "candidates"}"')
     ran("train", file, "--run", tmp_path / "run", "--set", "objective=ce + rank")
     logged = [line for line in lines(tmp_path / "run" / "log.jsonl") if "loss" in line]
@@ -204,9 +218,19 @@ def test_a_run_reads_other_data_as_in_its_training(run, tmp_path, capsys):
     assert writer_of(work, *load_model(work)).shape.prompt.after.endswith("Summary:")  # as TextGenerator calls it
 
 
+def test_every_engine_writes_the_same_texts(run, tmp_path):
+    for name in ("hf", "graph"):
+        ran("generate", run, "--out", tmp_path / name, "--engine", name, "--set", "generation.min_length=3")
+    hf, other = (lines(tmp_path / name / "predictions.jsonl") for name in ("hf", "graph"))
+    assert hf == other
+    assert json.loads((tmp_path / "graph" / "generation.json").read_text())["engine"]["name"] == "graph"
+
+
+@pytest.mark.parametrize("engine", ["hf", "graph"])
 @pytest.mark.parametrize("options", [Options(), Options(texts=2, sample=True)], ids=["beams", "sample"])
-def test_n_grams_of_a_prompt_may_be_written(run, options):
-    work = job(str(run), overrides=["generation.no_repeat_ngram_size=1", "generation.max_length=6"])
+def test_n_grams_of_a_prompt_may_be_written(run, options, engine):
+    changes = ["generation.no_repeat_ngram_size=1", "generation.max_length=6", f"generation.engine={engine}"]
+    work = job(str(run), overrides=changes)
     model, tokenizer = load_model(work)
     writer = writer_of(work, model, tokenizer, options, column="document")
     ids = writer.ids([ROWS[0]["document"], ROWS[1]["document"]])

@@ -277,8 +277,8 @@ def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker,
 def test_bench_step_has_no_size_for_scratch(capsys):
     assert ran("bench", "step", "--model", "scratch") == 2
     assert (
-        "bench cannot use scratch, which has no size. Use bart-base, small, bart-tiny, a folder or a hub id."
-        in capsys.readouterr().err
+        "bench cannot use scratch, which has no size. Use bart-base, small, bart-tiny, "
+        "smollm2-135m, llama-tiny, a folder or a hub id." in capsys.readouterr().err
     )
 
 

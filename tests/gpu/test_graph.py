@@ -7,11 +7,11 @@ import random
 import models
 import pytest
 import torch
-from searches import SOURCES, tiny, with_settings, written
+from searches import PROMPTED, SERVED, SOURCES, tiny, with_settings, written
 
 from ngramloss.bench import step
 from ngramloss.generation import engines
-from ngramloss.generation.decoders import DECODERS, difference
+from ngramloss.generation.decoders import difference
 from ngramloss.generation.engines import graph, hf
 from ngramloss.generation.engines.hf import search_of
 
@@ -37,7 +37,7 @@ def settings_drawn(seed):
     }
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", SERVED)
 def test_texts_are_those_of_hf_token_for_token(family):
     model = copy.deepcopy(tiny(family)).cuda()
     banned = {"bad_words_ids": [[models.PAD]]} if family == "m2m_100" else {}  # to hf, it shifts the positions after it
@@ -48,8 +48,27 @@ def test_texts_are_those_of_hf_token_for_token(family):
         assert written(graph, model, search) == written(hf, model, search), settings_drawn(seed)
 
 
-def test_auto_is_graph_and_says_so():
-    model = copy.deepcopy(tiny("bart")).cuda()
+@pytest.mark.parametrize("family", ["grouped", "mistral", "gemma3_text", "gpt2"])
+def test_long_prompts_of_different_lengths(family):
+    """Longer than what one program of a kernel reads at a time, or than a window, beside one of a single token."""
+    model = copy.deepcopy(tiny(family)).cuda()
+    generator = torch.Generator().manual_seed(0)
+    most = 44 if family == "gpt2" else 300
+    prompts = [torch.randint(4, 13, (length,), generator=generator).tolist() for length in range(1, most, most // 20)]
+    for changes in ({"num_beams": 4}, {}, {"do_sample": True, "num_return_sequences": 3}):
+        search = with_settings(model, eos_token_id=[7, 3], max_length=20, no_repeat_ngram_size=3, **changes)
+        assert written(graph, model, search, prompts) == written(hf, model, search, prompts), changes
+
+
+@pytest.mark.parametrize("family", PROMPTED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_prompts_in_16_bits_differ_by_rounding(family, dtype):
+    assert difference(copy.deepcopy(tiny(family)).cuda().to(dtype)) < 0.5
+
+
+@pytest.mark.parametrize("family", ["bart", "grouped"])
+def test_auto_is_graph_and_says_so(family):
+    model = copy.deepcopy(tiny(family)).cuda()
     loaded = engines.load("auto", model, with_settings(model, num_beams=2))
     assert loaded.name == "graph"
     assert loaded.note.endswith("on a GPU it is faster than hf, and its texts are the same with these settings.")
@@ -58,7 +77,7 @@ def test_auto_is_graph_and_says_so():
     assert loaded.note.endswith("its texts are the same but for rounding in bf16.")
 
 
-@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize("family", ["bart", "t5", "grouped", "gemma2_sliding"])
 def test_samples_and_groups_are_those_of_a_cpu(family):
     from dataclasses import replace
 
@@ -71,12 +90,14 @@ def test_samples_and_groups_are_those_of_a_cpu(family):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_larger_model_in_every_precision(dtype):
+@pytest.mark.parametrize("name", ["small", "smollm2-135m"])
+def test_a_larger_model_in_every_precision(name, dtype):
     """Random weights have hypotheses that differ by less than rounding, so in 16 bits only most texts are equal."""
-    model = step.built("small").eval().cuda().to(dtype)
-    model.generation_config.update(
-        num_beams=4, min_length=20, max_length=40, early_stopping=False, no_repeat_ngram_size=3, max_new_tokens=None
-    )
+    model = step.built(name).eval().cuda().to(dtype)
+    lengths = {"min_length": 20, "max_length": 40, "min_new_tokens": None, "max_new_tokens": None}
+    if name not in step.SHAPES:
+        lengths = {"min_length": None, "max_length": None, "min_new_tokens": 20, "max_new_tokens": 40}
+    model.generation_config.update(num_beams=4, early_stopping=False, no_repeat_ngram_size=3, **lengths)
     V = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randint(4, V, (length,), generator=generator).tolist() for length in range(5, 105, 2)]
@@ -85,11 +106,15 @@ def test_a_larger_model_in_every_precision(dtype):
     assert equal >= (0.95 if dtype == torch.float32 else 0.5)
 
 
-def test_memory_is_at_most_that_of_hf_and_comes_back():
-    model = step.built("bart-base").eval().cuda().bfloat16()
-    model.generation_config.update(num_beams=6, min_length=30, max_length=30, max_new_tokens=None, min_new_tokens=None)
+@pytest.mark.parametrize("name", ["bart-base", "smollm2-135m"])
+def test_memory_is_at_most_that_of_hf_and_comes_back(name):
+    model = step.built(name).eval().cuda().bfloat16()
+    lengths = {"min_length": 30, "max_length": 30, "max_new_tokens": None, "min_new_tokens": None}
+    if name not in step.SHAPES:
+        lengths = {"min_length": None, "max_length": None, "max_new_tokens": 30, "min_new_tokens": 30}
+    model.generation_config.update(num_beams=6, **lengths)
     search = search_of(model)
-    sources = torch.randint(4, 50_000, (48, 512), generator=torch.Generator().manual_seed(0)).tolist()
+    sources = torch.randint(4, 49_000, (48, 512), generator=torch.Generator().manual_seed(0)).tolist()
     peaks, before = {}, torch.cuda.memory_allocated()
     for name, engine in (("hf", hf), ("graph", graph), ("again", graph)):
         gc.collect()

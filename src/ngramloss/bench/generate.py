@@ -20,6 +20,7 @@ from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD, raise
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.engines.hf import search_of
+from ngramloss.models.loading import is_causal
 from ngramloss.output.console import logger
 from ngramloss.output.tabular import aligned, fixed
 
@@ -35,7 +36,7 @@ class Setup:
     batches: tuple[int, ...]
     beams: int
     length: int
-    """Tokens of every text, with its start and end: random weights would never end one."""
+    """Tokens of every text, with its start and end: random weights would never end one. A prompt's are not counted."""
     source: int
     repeats: int
     device: str
@@ -90,12 +91,15 @@ def chosen(only: Sequence[str]) -> list[str]:
 def raise_unless_possible(setup: Setup) -> None:
     """Raise if a number is too small, or larger than the model's positions allow."""
     config = step.configuration(setup.model, trust_remote_code=setup.trust_remote_code)
-    longest = getattr(config, "max_position_embeddings", None) or max(setup.source, setup.length)
+    both = setup.source + setup.length
+    longest = getattr(config, "max_position_embeddings", None) or both
     if min(setup.batches) < 1:
         raise UserError(f"--batch must be 1 or more, got {min(setup.batches)}.")
     for flag, value, least in (("--source", setup.source, 1), ("--length", setup.length, 4)):
         if not least <= value <= longest:
             raise UserError(f"{flag} must be from {least} to {longest:,} for {setup.model}, got {value:,}.")
+    if is_causal(config) and both > longest:
+        raise UserError(f"--source and --length are {both:,} together, but {setup.model} has {longest:,} positions.")
 
 
 def measure(setup: Setup, names: Sequence[str]) -> list[Row]:
@@ -139,15 +143,14 @@ def written(setup: Setup, name: str) -> list[Measured]:
     warnings.simplefilter("ignore")
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code).eval()
     model.to(setup.device, getattr(torch, PRECISIONS[setup.precision]))
+    lengths: dict[str, Any] = dict.fromkeys(("min_length", "max_length", "min_new_tokens", "max_new_tokens"))
+    names = ("min_new_tokens", "max_new_tokens") if is_causal(model.config) else ("min_length", "max_length")
     search = search_of(
         model,
         num_beams=setup.beams,
         early_stopping=setup.beams > 1,
-        min_length=setup.length,
-        max_length=setup.length,
         renormalize_logits=True,
-        max_new_tokens=None,
-        min_new_tokens=None,
+        **lengths | dict.fromkeys(names, setup.length),
     )
     V = model.get_output_embeddings().weight.shape[0]
     write = engines.load(name, model, search).write

@@ -141,13 +141,14 @@ class Shape(NamedTuple):
     key_value_heads: int = 0
     """Of a Llama; a BART has none of its own."""
     mlp: int = 0
+    positions: int = 1_024
 
 
 SHAPES = {
     "bart-base": Shape(50_265, 768, 6, 12),
     "small": Shape(8_000, 256, 3, 4),
     "bart-tiny": Shape(1_000, 32, 1, 2),
-    "smollm2-135m": Shape(49_152, 576, 30, 9, key_value_heads=3, mlp=1_536),
+    "smollm2-135m": Shape(49_152, 576, 30, 9, key_value_heads=3, mlp=1_536, positions=8_192),
     "llama-tiny": Shape(1_000, 32, 2, 4, key_value_heads=2, mlp=64),
 }
 """The models that are created here, by name."""
@@ -180,7 +181,7 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
     if name not in SHAPES:
         _raise_if_scratch(name)
         return loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
-    V, D, layers, heads, key_value_heads, mlp = SHAPES[name]
+    V, D, layers, heads, key_value_heads, mlp, positions = SHAPES[name]
     if key_value_heads:
         return transformers.LlamaConfig(
             vocab_size=V,
@@ -189,7 +190,7 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
             num_attention_heads=heads,
             num_key_value_heads=key_value_heads,
             intermediate_size=mlp,
-            max_position_embeddings=8192,
+            max_position_embeddings=positions,
             rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
             rms_norm_eps=1e-5,
             tie_word_embeddings=True,
@@ -206,13 +207,14 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
         decoder_attention_heads=heads,
         encoder_ffn_dim=4 * D,
         decoder_ffn_dim=4 * D,
-        max_position_embeddings=1024,
+        max_position_embeddings=positions,
     )
 
 
 def _raise_if_scratch(name: str) -> None:
     if name == "scratch":
-        raise UserError(f"bench cannot use scratch, which has no size. Use {', '.join(SHAPES)}, a folder or a hub id.")
+        names = ", ".join(SHAPES)
+        raise UserError(f"bench cannot use scratch, which has no size. Use {names}, a folder or a hub id.")
 
 
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:

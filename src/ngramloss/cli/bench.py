@@ -63,6 +63,7 @@ examples:
   ngramloss bench generate --beams 4 --length 62 --source 400 --batch 8 --json generate.json --plot generate.png
   ngramloss bench generate --model path/or/hub-id --engines ctranslate2-int8
   ngramloss bench generate --beams 6 --source 512 --batch 32 128 --engines graph      # on a GPU
+  ngramloss bench generate --model smollm2-135m --source 256 --length 48 --batch 64 --engines graph
   ngramloss bench generate --model bart-tiny --source 50 --length 20      # quick
 """
 
@@ -190,8 +191,8 @@ def _add_generate(generate: argparse.ArgumentParser) -> None:
     batches = "batch sizes (default: 1 8)"
     generate.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="B", help=batches)
     add_number(generate, "--beams", 4, "N", "beams; 1 is greedy")
-    add_number(generate, "--length", 62, "T", "tokens of each text, with its start and end")
-    add_number(generate, "--source", 400, "T", "document tokens")
+    add_number(generate, "--length", 62, "T", "tokens of each text, with its start and end; behind a prompt, new ones")
+    add_number(generate, "--source", 400, "T", "tokens of each document, or of each prompt")
     add_number(generate, "--repeats", 3, "N", "times that each batch is written; the median counts")
     _add_precision(generate, "of the weights, for engines that take them as they are")
     add_number(generate, "--seed", 0, "N", "random seed of the documents")
@@ -221,8 +222,8 @@ def _add_ngrams(ngrams: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     model = (
-        "bart-base, small, bart-tiny, smollm2-135m or llama-tiny with random weights, a folder or a hub id (default: "
-        "%(default)s)"
+        "bart-base, small or bart-tiny, or decoder-only smollm2-135m or llama-tiny, with random weights, a folder or a "
+        "hub id (default: %(default)s)"
     )
     parser.add_argument("--model", default="bart-base", metavar="NAME", help=model)
     add_trust(parser)

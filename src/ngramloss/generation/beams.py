@@ -28,19 +28,21 @@ class Limits(NamedTuple):
         penalties: a text's score is its log-probability divided by this, by its tokens after the start token, [L + 1].
         ends: the end tokens, [ends].
         banned: tokens that are never written, [banned].
+        before: tokens at the beginning of a text that belong to its prompt. Their n-grams may repeat.
     """
 
     search: Search
     penalties: Tensor
     ends: Tensor
     banned: Tensor
+    before: int
 
 
 def limits(search: Search, device: torch.device) -> Limits:
     """Make the tensors of a search."""
     penalties = [float(max(length, 1)) ** search.length_penalty for length in range(search.max_length + 1)]
-    tokens = (torch.tensor(each, dtype=torch.long, device=device) for each in (search.ends, search.banned))
-    return Limits(search, torch.tensor(penalties, device=device), *tokens)
+    ends, banned = (torch.tensor(each, dtype=torch.long, device=device) for each in (search.ends, search.banned))
+    return Limits(search, torch.tensor(penalties, device=device), ends, banned, before=int(search.start is None))
 
 
 class Options(NamedTuple):
@@ -108,7 +110,7 @@ def rule_out(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> None
     """
     search = given.search
     if search.no_repeat_ngram_size:
-        _rule_out_repeats(scores, ids, length, search.no_repeat_ngram_size)
+        _rule_out_repeats(scores, ids[:, given.before :], length - given.before, search.no_repeat_ngram_size)
     if search.banned:
         scores.index_fill_(1, given.banned, -torch.inf)
     if search.min_length > 1 and search.ends:
@@ -150,20 +152,20 @@ class Beams:
 
     @classmethod
     def begin(cls, sources: int, beams: int, search: Search, device: torch.device) -> Beams:
-        """The state after the start token."""
+        """The state after a start token, which is padding: there may be fewer sources than there is room for."""
         ids = torch.empty(sources, beams, search.max_length, dtype=torch.long, device=device)        # [B, K, L]
         scores = torch.empty(sources, beams, device=device)              # [B, K]
         made = cls(
             ids, scores, ids.clone(), scores.clone(), torch.empty_like(scores, dtype=torch.bool),
             torch.empty(sources, 1, dtype=torch.bool, device=device), torch.empty((), dtype=torch.long, device=device),
         )
-        made.restart(search)
+        made.restart(search, torch.full_like(ids[:, 0, 0], search.pad))
         return made
 
-    def restart(self, search: Search) -> None:
-        """Go back to the state after the start token, in place."""
+    def restart(self, search: Search, starts: Tensor) -> None:
+        """Become the state after the start token of each source, [B], in place."""
         self.ids.fill_(search.pad or (search.ends[0] if search.ends else 0))
-        self.ids[:, :, 0] = search.start
+        self.ids[:, :, 0] = starts.unsqueeze(-1)
         self.ended_ids.copy_(self.ids)
         self.scores.fill_(NEVER)
         self.scores[:, 0] = 0.0   # all beams are equal at first, so only one counts

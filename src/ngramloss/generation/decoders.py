@@ -1,24 +1,29 @@
-"""a Hugging Face encoder-decoder → its decoder one token at a time, with caches that stay where they are.
+"""a Hugging Face model → its decoder one token at a time, with caches that stay where they are.
 
 The weights and modules are the model's own. What differs from its forward: keys and values of a source are kept once
 for all of its beams, those of the texts so far stay where they were written while a table says which beam wrote them,
 and the position is a tensor. So no step copies a cache or asks the device for a value.
+
+To a decoder-only model, a prompt is what a source is to an encoder-decoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.functional import linear, pad, scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import head_module, head_of
-from ngramloss.stats import triton_is_installed
+from ngramloss.generation.fused_layers import fused_forwards, replaced
+from ngramloss.hf.heads import has_encoder, head_module, head_of
+from ngramloss.stats import head_logits, triton_is_installed
 
 MULTIPLE = 64
 """On a GPU the head's rows are filled up to a multiple of this, or matrix products take several times as long."""
@@ -31,13 +36,20 @@ class PaddedHead(NamedTuple):
         weight: [V', D].
         bias: [V']; None if it is 0.
         scale: multiplies the hidden states.
+        softcap: bounds the logits; None if nothing does.
         vocabulary: the rows that count, V.
     """
 
     weight: Tensor
     bias: Tensor | None
     scale: float
+    softcap: float | None
     vocabulary: int
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, K, D] → [B, K, V]."""
+        made = head_logits(hidden, self.weight, bias=self.bias, scale=self.scale, softcap=self.softcap)   # [B, K, V']
+        return made[..., : self.vocabulary]
 
 
 @torch.no_grad()
@@ -49,14 +61,14 @@ def padded_head(model: Any) -> PaddedHead:
     weight = pad(head.weight, (0, 0, 0, more)) if more else head.weight  # [V', D]
     has_bias = head.bias is not None and bool(head.bias.any())
     bias = pad(head.bias, (0, more)).to(weight) if head.bias is not None and has_bias else None  # [V']
-    return PaddedHead(weight, bias, head.scale, V)
+    return PaddedHead(weight, bias, head.scale, head.softcap, V)
 
 
 class Decoder:
     """The decoder of a model.
 
     Args:
-        model: an encoder-decoder of a kind in ``DECODERS``.
+        model: of a kind in ``DECODERS``.
         sources: the number of sources, B.
         beams: texts of each source, K.
         source_length: tokens of a source with padding, S.
@@ -65,8 +77,11 @@ class Decoder:
     """
 
     heads: int
+    """That have keys and values."""
     width: int
     """Of a head."""
+    most_positions: int | None = None
+    """Of a prompt and its text together, if the model has no more."""
 
     def __init__(
         self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int, head: PaddedHead
@@ -84,20 +99,13 @@ class Decoder:
         self.origin = self.own.clone()                                   # [B, K, L]
         self.has_kernels = device.type == "cuda" and triton_is_installed()
 
-    def _head(self, hidden: Tensor) -> Tensor:
-        """Logits, [B, K, V]."""
-        head = self.head
-        hidden = hidden if head.scale == 1 else hidden * head.scale
-        return linear(hidden, head.weight, head.bias)[..., : head.vocabulary]
-
     def read(self, ids: Tensor, mask: Tensor) -> None:
-        """Encode the sources: ids and mask, [B, S] each, with padding on the right."""
-        hidden = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state      # [B, S, D]
+        """Read the sources: ids and mask, [B, S] each, with padding on the right."""
         self.source_lengths.copy_(mask.sum(-1))
         self.origin.copy_(self.own)
-        for index, (keys, values) in enumerate(self.source_projections()):
-            self.source_keys[index].copy_(self._split(keys(hidden)))
-            self.source_values[index].copy_(self._split(values(hidden)))
+        for index, (keys, values) in enumerate(self.source_states(ids, mask)):
+            self.source_keys[index].copy_(keys)
+            self.source_values[index].copy_(values)
 
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V].
@@ -129,8 +137,14 @@ class Decoder:
         """The layers of the decoder."""
         raise NotImplementedError
 
+    def source_states(self, ids: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each layer, keys and values of the sources, [B, H, S, d] each."""
+        hidden = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state      # [B, S, D]
+        for keys, values in self.source_projections():
+            yield self._split(keys(hidden)), self._split(values(hidden))
+
     def source_projections(self) -> Iterator[tuple[Module, Module]]:
-        """For each layer, what makes keys and values of a source."""
+        """For each layer, what makes keys and values of an encoder's output."""
         raise NotImplementedError
 
     def _split(self, rows: Tensor) -> Tensor:
@@ -151,23 +165,29 @@ class Decoder:
             scale: multiplies the products of queries and keys.
             bias: of the newest position to each other, [H, L].
         """
-        cached = self.keys[index], self.values[index]                    # [B · K, H, L, d] each
         if self.has_kernels:
             from ngramloss.gpu import decoding
 
+            cached = self.keys[index], self.values[index]                # [B · K, H, L, d] each
             return decoding.attend_to_text(queries, keys, values, cached, self.origin, position, scale=scale, bias=bias)
         B, K, _ = queries.shape
-        newest = [self._split(rows.flatten(0, 1).unsqueeze(1)) for rows in (queries, keys, values)]   # [B·K, H, 1, d]
-        for cache, rows in zip(cached, newest[1:], strict=True):
-            cache.index_copy_(2, position.view(1), rows)
-        first = torch.arange(0, B * K, K, device=queries.device).view(-1, 1, 1)      # [B, 1, 1]
-        slots = (first + self.origin).flatten(0, 1)                      # [B · K, L]
-        texts = [cache[slots, :, self.positions].transpose(1, 2) for cache in cached]    # [B · K, H, L, d] each
+        texts = self._written(index, keys, values, position)             # [B · K, H, L, d] each
         mask = (self.positions <= position).view(1, 1, 1, -1)            # [1, 1, 1, L]
         if bias is not None:
             mask = bias.unsqueeze(1).masked_fill(~mask, torch.finfo(bias.dtype).min)     # [1, H, 1, L]
-        found = scaled_dot_product_attention(newest[0], texts[0], texts[1], attn_mask=mask, scale=scale)
+        newest = self._split(queries.flatten(0, 1).unsqueeze(1))         # [B · K, H, 1, d]
+        found = scaled_dot_product_attention(newest, texts[0], texts[1], attn_mask=mask, scale=scale)
         return found.transpose(1, 2).reshape(B, K, -1)
+
+    def _written(self, index: int, keys: Tensor, values: Tensor, position: Tensor) -> list[Tensor]:
+        """Put keys and values of the newest tokens into the caches. Returns those of all texts, [B · K, H, L, d]."""
+        cached = self.keys[index], self.values[index]                    # [B · K, H, L, d] each
+        for cache, rows in zip(cached, (keys, values), strict=True):
+            cache.index_copy_(2, position.view(1), self._split(rows.flatten(0, 1).unsqueeze(1)))
+        B, K, _ = keys.shape
+        first = torch.arange(0, B * K, K, device=keys.device).view(-1, 1, 1)         # [B, 1, 1]
+        slots = (first + self.origin).flatten(0, 1)                      # [B · K, L]
+        return [cache[slots, :, self.positions].transpose(1, 2) for cache in cached]
 
     def _attend_to_source(self, index: int, queries: Tensor, *, scale: float) -> Tensor:
         """Attention of the newest tokens of all beams to their source, [B, K, H · d]."""
@@ -226,8 +246,7 @@ class BartDecoder(Decoder):
             hidden = self._added(hidden, to_source, layer.encoder_attn_layer_norm)
             hidden = self._added(hidden, forward, layer.final_layer_norm)
         last = getattr(self.decoder, "layer_norm", None)
-        hidden = hidden if last is None else last(hidden)                # [B, K, D]
-        return self._head(hidden)
+        return self.head.logits(hidden if last is None else last(hidden))
 
     def _added(self, hidden: Tensor, part: Callable[[Tensor], Tensor], norm: Module) -> Tensor:
         if self.norms_first:
@@ -304,7 +323,7 @@ class T5Decoder(Decoder):
         hidden = self.decoder.final_layer_norm(hidden)                   # [B, K, D]
         if self._scales_outputs():
             hidden = hidden * self.model.config.d_model**-0.5
-        return self._head(hidden)
+        return self.head.logits(hidden)
 
     def _scales_outputs(self) -> bool:
         config = self.model.config
@@ -314,8 +333,137 @@ class T5Decoder(Decoder):
         return bool(getattr(config, "scale_decoder_outputs", False))
 
 
-DECODERS = dict.fromkeys(["bart", "mbart", "pegasus", "marian", "m2m_100"], BartDecoder) | dict.fromkeys(
-    ["t5", "mt5", "umt5"], T5Decoder
+class CausalDecoder(Decoder):
+    """A decoder-only model. Its own forward runs, with an attention function that has the caches here.
+
+    A source is a prompt without its last token, with which the text starts. The beams of a source stand where the
+    model has the positions of a row: everything but attention treats each position alone.
+    """
+
+    def __init__(self, model: Any, *, source_length: int, **sizes: Any) -> None:
+        from transformers import AttentionInterface
+
+        config = model.config
+        self.heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if not any("rotary" in name for name, _ in model.named_modules()):
+            self.most_positions = config.max_position_embeddings
+            source_length = min(source_length, config.max_position_embeddings)   # it was rounded up
+        super().__init__(model, source_length=source_length, **sizes)
+        self.softcaps = config._attn_implementation != "sdpa"   # which does not in transformers 5.17
+        AttentionInterface.register(CACHED, _cached_attention)
+
+    def layers(self) -> Any:
+        """Something for each layer."""
+        return range(self.model.config.num_hidden_layers)
+
+    def source_states(self, ids: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each layer, keys and values of the prompts, [B, H, S, d] each. Nothing reads the padding behind them."""
+        from transformers import DynamicCache
+
+        if not ids.shape[1]:
+            return
+        cache: Any = DynamicCache()
+        self.decoder(inputs_embeds=self._embedded(ids), past_key_values=cache, use_cache=True)
+        for layer in cache.layers:
+            yield layer.keys, layer.values
+
+    def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits of the tokens after these, [B, K, V]."""
+        places = (self.source_lengths.unsqueeze(-1) + position).expand_as(tokens)    # [B, K]
+        forwards = fused_forwards(self.decoder) if self.has_kernels else {}
+        with _attention_of(self.model.config, CACHED), replaced(forwards):
+            hidden = self.decoder(
+                inputs_embeds=self._embedded(tokens), position_ids=places, use_cache=False,
+                cached=self, text_position=position,
+            ).last_hidden_state                                          # [B, K, D]
+        return self.head.logits(hidden)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """[B, T] → [B, T, D]. Some models would look on the host for padding among ids."""
+        embedded: Tensor = self.model.get_input_embeddings()(ids)
+        return embedded
+
+    def attend(
+        self, index: int, queries: Tensor, keys: Tensor, values: Tensor, position: Tensor, *, scale: float,
+        softcap: float | None = None, window: int | None = None,
+    ) -> Tensor:
+        """Attention of the newest tokens to their prompt and to the texts so far, [B, K, G · H · d].
+
+        Args:
+            index: of the layer.
+            queries: of the newest tokens, [B, K, H · G · d]. G of them share a key.
+            keys, values: of the newest tokens, [B, K, H · d].
+            position: of the newest tokens in their texts, [].
+            scale: multiplies the products of queries and keys.
+            softcap: bounds them, if given.
+            window: how many positions a token attends to, with its own; None: to all.
+        """
+        B, K, _ = queries.shape
+        sources = self.source_keys[index], self.source_values[index]     # [B, H, S, d] each
+        if self.has_kernels:
+            from ngramloss.gpu import decoding
+
+            bounds: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+            prompt = decoding.attend_to_prompt(queries, *sources, self.source_lengths, position, **bounds)
+            cached = self.keys[index], self.values[index]                # [B · K, H, L, d] each
+            return decoding.attend_to_text(
+                queries, keys, values, cached, self.origin, position, prompt=prompt, **bounds
+            )
+        texts = [each.unflatten(0, (B, K)) for each in self._written(index, keys, values, position)]  # [B, K, H, L, d]
+        grouped = queries.view(B, K, self.heads, -1, self.width)         # [B, K, H, G, d]
+        to_source = torch.einsum("bkhgd,bhsd->bkhgs", grouped, sources[0])           # [B, K, H, G, S]
+        to_text = torch.einsum("bkhgd,bkhtd->bkhgt", grouped, texts[0])  # [B, K, H, G, L]
+        scores = scale * torch.cat([to_source, to_text], -1)             # [B, K, H, G, S + L]
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        S, lengths = sources[0].shape[2], self.source_lengths.unsqueeze(-1)          # [B, 1]
+        places = torch.arange(S, device=scores.device).expand(B, -1)     # [B, S]
+        places = torch.cat([places.where(places < lengths, -1), lengths + self.positions], 1)        # [B, S + L]
+        newest = lengths + position                                      # [B, 1]
+        visible = (places >= 0) & (places <= newest)                     # [B, S + L]
+        if window is not None:
+            visible &= places > newest - window
+        weights = scores.float().masked_fill(~visible[:, None, None, None], -torch.inf).softmax(-1).to(scores.dtype)
+        found = torch.einsum("bkhgs,bhsd->bkhgd", weights[..., :S], sources[1])      # [B, K, H, G, d]
+        return (found + torch.einsum("bkhgt,bkhtd->bkhgd", weights[..., S:], texts[1])).flatten(2)
+
+
+CACHED = "ngramloss"
+"""The name of :func:`_cached_attention` for transformers."""
+
+
+def _cached_attention(
+    module: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: None, *, cached: CausalDecoder,
+    text_position: Tensor, scaling: float, softcap: float | None = None, sliding_window: int | None = None, **_: Any,
+) -> tuple[Tensor, None]:
+    """What a layer calls instead of its own attention: queries, keys and values [B, heads, K, d] → [B, K, heads, d]."""
+    query, key, value = (each.transpose(1, 2).flatten(2) for each in (queries, keys, values))        # [B, K, heads · d]
+    found = cached.attend(
+        module.layer_idx, query, key, value, text_position, scale=scaling,
+        softcap=softcap if cached.softcaps else None, window=sliding_window,
+    )
+    return found.unflatten(-1, (-1, cached.width)), None
+
+
+@contextmanager
+def _attention_of(config: Any, name: str) -> Iterator[None]:
+    """Let a model use another attention function for a while."""
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+CAUSAL = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3", "olmo", "olmo2", "phi",
+          "phi3", "granite", "cohere", "gpt2", "gpt_neox", "opt"]
+"""Decoder-only models whose texts are compared with those of ``hf``."""
+DECODERS: dict[str, type[Decoder]] = (
+    dict.fromkeys(["bart", "mbart", "pegasus", "marian", "m2m_100"], BartDecoder)
+    | dict.fromkeys(["t5", "mt5", "umt5"], T5Decoder)
+    | dict.fromkeys(CAUSAL, CausalDecoder)
 )
 """Kind of model → its decoder."""
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
@@ -346,8 +494,12 @@ def difference(model: Any) -> float:
     mask[1, S // 2 :] = 0
     training = model.training
     model.eval()
-    own = type(model).forward   # not what a trainer put in its place: it may compute in another precision
-    expected = own(model, input_ids=source, attention_mask=mask, decoder_input_ids=target).logits    # [B, T, V]
+    own = partial(type(model).forward, model)   # not what a trainer put there: it may compute in another precision
+    if has_encoder(model):
+        expected = own(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits       # [B, T, V]
+    else:
+        rows = [torch.cat(row).unsqueeze(0) for row in ((source[0], target[0]), (source[1, : S // 2], target[1]))]
+        expected = torch.cat([own(input_ids=row).logits[:, -T:] for row in rows])    # [B, T, V]
     decoder = DECODERS[model.config.model_type](
         model, sources=B, beams=1, source_length=S, text_length=T, head=padded_head(model)
     )

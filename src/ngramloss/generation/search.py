@@ -59,7 +59,8 @@ class Search:
     no_repeat_ngram_size: int
     renormalize: bool
     """Whether the probabilities of the tokens that are still allowed are made to sum to 1."""
-    start: int
+    start: int | None
+    """The token that texts start with; None: the last token of each prompt."""
     ends: tuple[int, ...]
     """The tokens that end a text; usually one."""
     pad: int
@@ -85,12 +86,14 @@ class Search:
     """What a token's log-probability loses for each beam of an earlier group that takes it at the same place."""
     rerank: str = ""
     """What orders the texts of a document instead of the search, one of ``RERANK``."""
+    counts_prompts: bool = False
+    """Whether lengths count prompts, too, as ``max_length`` in the settings of a decoder-only model does."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the model's ``generation_config``, by Hugging Face's names."""
 
     @property
     def end(self) -> int | None:
-        """The token that ends a text, if there is one; ``others`` has ``eos_token_id`` if there are more or none."""
+        """The first of the tokens that end a text, if there is one."""
         return self.ends[0] if self.ends else None
 
     @property

@@ -1,9 +1,12 @@
 """logits and caches of a search → the best tokens of each row, and attention to texts and sources, in Triton kernels.
 
-PyTorch would copy all caches at each token, because beams change places, and read the logits ten times.
+PyTorch would copy all caches at each token, because beams change places, and read the logits ten times. Norms and
+rotary positions are here, too: transformers computes them in many small kernels.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -51,61 +54,91 @@ def _top(logits, values, tokens, sums, stride, V, blocks, count, BLOCK: tl.const
         left = tl.where(place == at, float("-inf"), left)
 
 
+class Part(NamedTuple):
+    """Attention to a prompt alone, to be joined with attention to the text behind it.
+
+    Attributes:
+        means: of the values, [B, K, H · d], in fp32; 0 if nothing is attended to.
+        sums: the log-sum-exp of the scores, [B, K, H].
+    """
+
+    means: Tensor
+    sums: Tensor
+
+
 def attend_to_text(
     queries: Tensor, keys: Tensor, values: Tensor, cached: tuple[Tensor, Tensor], origin: Tensor, position: Tensor, *,
-    scale: float, bias: Tensor | None = None,
+    scale: float, bias: Tensor | None = None, prompt: Part | None = None, softcap: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of the newest token of each text to the text so far; its key and value are put into the caches.
 
     Args:
-        queries, keys, values: of the newest tokens, [B, K, H · d].
+        queries: of the newest tokens, [B, K, H · G · d]. G of them share a key.
+        keys, values: of the newest tokens, [B, K, H · d].
         cached: keys and values of all texts, [B · K, H, L, d] each; changed in place.
         origin: the beam in whose part of the cache each position of a text is, [B, K, L].
         position: of the newest tokens, [].
         scale: multiplies the products of queries and keys.
-        bias: of the newest position to each other, [H, L].
+        bias: of the newest position to each other, [H · G, L].
+        prompt: attention to what stands before the text, if anything does.
+        softcap: bounds the scores, if given.
+        window: how many positions a token attends to, with its own; None: to all.
     """
     (B, K, _), (_, H, L, d) = queries.shape, cached[0].shape
-    found = torch.empty_like(queries)                                    # [B, K, H · d]
-    _attend_to_text[(B * K, H)](
+    found = torch.empty_like(queries)                                    # [B, K, H · G · d]
+    G, wide = queries.shape[2] // (H * d), triton.next_power_of_2(d)
+    _attend_to_text[(B * K, H * G)](
         queries.contiguous(), keys.contiguous(), values.contiguous(), *cached, origin, position,
-        queries if bias is None else bias, found, scale, K, H, L, d,
-        HAS_BIAS=bias is not None, TOKENS=32, WIDTH=triton.next_power_of_2(d), num_warps=1,
+        queries if bias is None else bias, *(prompt or (queries, queries)), found, scale, softcap or 0.0, window or 0,
+        K, H, L, d, G=G, HAS_BIAS=bias is not None, HAS_PROMPT=prompt is not None, HAS_CAP=softcap is not None,
+        HAS_WINDOW=window is not None, TOKENS=32, WIDTH=wide, num_warps=max(1, wide // 64),
     )
     return found
 
 
 @triton.jit
 def _attend_to_text(
-    queries, keys, values, cached_keys, cached_values, origin, position, bias, found, scale, K, H, L, d,
-    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    queries, keys, values, cached_keys, cached_values, origin, position, bias, prompt_means, prompt_sums, found, scale,
+    softcap, window, K, H, L, d, G: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PROMPT: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
 ):
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, query_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head = query_head // G
     here = tl.load(position)
     across = tl.arange(0, WIDTH)
     inside = across < d
-    own = row * H * d + head * d + across
+    own = (row * H * G + query_head) * d + across
+    shared = (row * H + head) * d + across
     query = tl.load(queries + own, mask=inside, other=0.0).to(tl.float32) * scale
-    key = tl.load(keys + own, mask=inside, other=0.0)
-    value = tl.load(values + own, mask=inside, other=0.0)
+    key = tl.load(keys + shared, mask=inside, other=0.0)
+    value = tl.load(values + shared, mask=inside, other=0.0)
     kept = ((row * H + head) * L + here) * d + across
-    tl.store(cached_keys + kept, key, mask=inside)
-    tl.store(cached_values + kept, value, mask=inside)
+    if query_head % G == 0:   # one of those that share them
+        tl.store(cached_keys + kept, key, mask=inside)
+        tl.store(cached_values + kept, value, mask=inside)
     highest = tl.sum(query * key.to(tl.float32), 0)
+    if HAS_CAP:
+        highest = _capped(highest, softcap)
     if HAS_BIAS:
-        highest += tl.load(bias + head * L + here).to(tl.float32)
+        highest += tl.load(bias + query_head * L + here).to(tl.float32)
     total = highest * 0.0 + 1.0
     mean = value.to(tl.float32)
-    first = row // K * K
-    for start in range(0, here, TOKENS):
+    beams = row // K * K
+    first = here * 0
+    if HAS_WINDOW:
+        first = tl.maximum(here - window + 1, 0)
+    for start in range(first, here, TOKENS):
         at = start + tl.arange(0, TOKENS)
         before = at < here
-        beam = first + tl.load(origin + row * L + at, mask=before, other=0)
+        beam = beams + tl.load(origin + row * L + at, mask=before, other=0)
         places = ((beam * H + head) * L + at)[:, None] * d + across[None, :]
         real = before[:, None] & inside[None, :]
         scores = tl.sum(tl.load(cached_keys + places, mask=real, other=0.0).to(tl.float32) * query[None, :], 1)
+        if HAS_CAP:
+            scores = _capped(scores, softcap)
         if HAS_BIAS:
-            scores += tl.load(bias + head * L + at, mask=before, other=0.0).to(tl.float32)
+            scores += tl.load(bias + query_head * L + at, mask=before, other=0.0).to(tl.float32)
         scores = tl.where(before, scores, float("-inf"))
         new = tl.maximum(highest, tl.max(scores, 0))
         weights = tl.exp(scores - new)
@@ -114,7 +147,20 @@ def _attend_to_text(
         mean = mean * shrunk + tl.sum(rows * weights[:, None], 0)
         total = total * shrunk + tl.sum(weights, 0)
         highest = new
+    if HAS_PROMPT:
+        other = tl.load(prompt_sums + row * H * G + query_head)
+        new = tl.maximum(highest, other)
+        shrunk = tl.exp(highest - new)
+        weight = tl.exp(other - new)
+        mean = mean * shrunk + tl.load(prompt_means + own, mask=inside, other=0.0) * weight
+        total = total * shrunk + weight
     tl.store(found + own, (mean / total).to(found.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _capped(scores, softcap):
+    """``softcap · tanh(scores / softcap)``."""
+    return softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
 
 
 def attend_to_source(
@@ -125,43 +171,87 @@ def attend_to_source(
     Args:
         queries: [B, K, H · d].
         keys, values: of the sources, [B, H, S, d].
-        lengths: tokens of each source, [B].
+        lengths: tokens of each source, at least 1, [B].
         scale: multiplies the products of queries and keys.
     """
-    (B, K, _), (_, H, S, d) = queries.shape, keys.shape
     found = torch.empty_like(queries)                                    # [B, K, H · d]
-    texts = min(max(16, triton.next_power_of_2(K)), 64)   # 16 is the least of a matrix unit
-    _attend_to_source[(B, H, triton.cdiv(K, texts))](
-        queries.contiguous(), keys, values, lengths, found, scale, K, H, S, d,
-        TEXTS=texts, TOKENS=64, WIDTH=max(16, triton.next_power_of_2(d)), num_warps=4,
+    _launch_to_source(queries, keys, values, lengths, found, scale=scale)
+    return found
+
+
+def attend_to_prompt(
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, position: Tensor, *, scale: float,
+    softcap: float | None = None, window: int | None = None,
+) -> Part:
+    """Attention of the newest tokens of all texts to the prompt before them.
+
+    Args:
+        queries: [B, K, H · G · d]. G of them share a key.
+        keys, values: of the prompts, [B, H, S, d].
+        lengths: tokens of each prompt, [B].
+        position: of the newest tokens in their texts, [].
+        scale: multiplies the products of queries and keys.
+        softcap: bounds the scores, if given.
+        window: how many positions a token attends to, with its own; None: to all.
+    """
+    B, K, width = queries.shape
+    heads = width // keys.shape[3]                                       # H · G
+    found = Part(*(torch.empty(B, K, size, device=queries.device) for size in (width, heads)))
+    _launch_to_source(
+        queries, keys, values, lengths, found.means, sums=found.sums, position=position, scale=scale, softcap=softcap,
+        window=window,
     )
     return found
 
 
+def _launch_to_source(
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, found: Tensor, *, scale: float,
+    sums: Tensor | None = None, position: Tensor | None = None, softcap: float | None = None, window: int | None = None,
+) -> None:
+    (B, K, _), (_, H, S, d) = queries.shape, keys.shape
+    G = queries.shape[2] // (H * d)
+    rows = min(max(16, triton.next_power_of_2(K * G)), 64)   # 16 is the least of a matrix unit
+    wide = max(16, triton.next_power_of_2(d))
+    tokens = min(max(16, 2**14 // (wide * keys.element_size())), 64)   # keys that fit into the memory of a program
+    _attend_to_source[(B, H, triton.cdiv(K * G, rows))](
+        queries.contiguous(), keys, values, lengths, lengths if position is None else position, found,
+        found if sums is None else sums, scale, softcap or 0.0, window or 0, K, H, S, d, G=G,
+        HAS_SUMS=sums is not None, HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
+        ROWS=rows, TOKENS=tokens, WIDTH=wide, num_warps=4,
+    )
+
+
 @triton.jit
 def _attend_to_source(
-    queries, keys, values, lengths, found, scale, K, H, S, d,
-    TEXTS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    queries, keys, values, lengths, position, found, sums, scale, softcap, window, K, H, S, d, G: tl.constexpr,
+    HAS_SUMS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     source, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + source)
-    text = part * TEXTS + tl.arange(0, TEXTS)
+    row = part * ROWS + tl.arange(0, ROWS)   # the queries of all texts that share this head's keys
+    query_head = (source * K + row // G) * H * G + head * G + row % G
     across = tl.arange(0, WIDTH)
     inside = across < d
-    own = ((source * K + text) * H + head)[:, None] * d + across[None, :]
-    mine = (text < K)[:, None] & inside[None, :]
+    own = query_head[:, None] * d + across[None, :]
+    mine = (row < K * G)[:, None] & inside[None, :]
     query = tl.load(queries + own, mask=mine, other=0.0)
-    highest = tl.full([TEXTS], float("-inf"), tl.float32)
-    total = tl.zeros([TEXTS], tl.float32)
-    mean = tl.zeros([TEXTS, WIDTH], tl.float32)
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mean = tl.zeros([ROWS, WIDTH], tl.float32)
     base = (source * H + head) * S
-    for start in range(0, length, TOKENS):
+    first = length * 0
+    if HAS_WINDOW:
+        first = tl.maximum(length + tl.load(position) - window + 1, 0)
+    for start in range(first, length, TOKENS):
         at = start + tl.arange(0, TOKENS)
         before = at < length
         places = (base + at)[:, None] * d + across[None, :]
         real = before[:, None] & inside[None, :]
         key = tl.load(keys + places, mask=real, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if HAS_CAP:
+            scores = _capped(scores, softcap)
         scores = tl.where(before[None, :], scores, float("-inf"))
         new = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp(scores - new[:, None])
@@ -170,4 +260,67 @@ def _attend_to_source(
         mean = mean * shrunk[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         total = total * shrunk + tl.sum(weights, 1)
         highest = new
+    if HAS_SUMS:
+        tl.store(sums + query_head, highest + tl.log(total), mask=row < K * G)
+        total = tl.where(total > 0, total, 1.0)   # a prompt may have one token, or be outside of the window
     tl.store(found + own, (mean / total[:, None]).to(found.dtype.element_ty), mask=mine)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Each row divided by the root of its mean square, times a weight: [..., D] and [D]."""
+    hidden = hidden.contiguous()
+    D, normed = hidden.shape[-1], torch.empty_like(hidden)               # [..., D]
+    _rms_norm[(hidden.numel() // D,)](hidden, weight, normed, eps, D, WIDTH=triton.next_power_of_2(D), num_warps=4)
+    return normed
+
+
+@triton.jit
+def _rms_norm(hidden, weight, normed, eps, D, WIDTH: tl.constexpr):
+    across = tl.arange(0, WIDTH)
+    inside = across < D
+    own = tl.program_id(0).to(tl.int64) * D + across
+    given = tl.load(hidden + own, mask=inside, other=0.0)
+    row = given.to(tl.float32)
+    row = row * tl.rsqrt(tl.sum(row * row, 0) / D + eps)
+    row = row.to(given.dtype).to(tl.float32)   # as transformers rounds
+    tl.store(normed + own, (row * tl.load(weight + across, mask=inside, other=0.0)).to(given.dtype), mask=inside)
+
+
+def rotate(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate queries and keys by their positions, in place: the first half of each head with the second.
+
+    Args:
+        queries, keys: [B, K, heads · d], of any number of heads each.
+        cos, sin: of the angle of each position, [B, K, d].
+    """
+    B, K, d = cos.shape
+    heads = queries.shape[2] // d, keys.shape[2] // d
+    _rotate[(B * K,)](
+        queries, keys, cos.contiguous(), sin.contiguous(), *heads, d,
+        HEADS=triton.next_power_of_2(max(heads)), HALF=triton.next_power_of_2(d // 2), num_warps=4,
+    )
+
+
+@triton.jit
+def _rotate(queries, keys, cos, sin, query_heads, key_heads, d, HEADS: tl.constexpr, HALF: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    across = tl.arange(0, HALF)
+    inside = across < d // 2
+    angle = row * d + across
+    cos_low = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin_low = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+    cos_high = tl.load(cos + angle + d // 2, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin_high = tl.load(sin + angle + d // 2, mask=inside, other=0.0).to(tl.float32)[None, :]
+    head = tl.arange(0, HEADS)
+    _rotate_heads(queries, row, head, query_heads, across, inside, d, cos_low, sin_low, cos_high, sin_high)
+    _rotate_heads(keys, row, head, key_heads, across, inside, d, cos_low, sin_low, cos_high, sin_high)
+
+
+@triton.jit
+def _rotate_heads(rows, row, head, heads, across, inside, d, cos_low, sin_low, cos_high, sin_high):
+    place = rows + (row * heads + head)[:, None] * d + across[None, :]
+    real = (head < heads)[:, None] & inside[None, :]
+    low = tl.load(place, mask=real, other=0.0).to(tl.float32)
+    high = tl.load(place + d // 2, mask=real, other=0.0).to(tl.float32)
+    tl.store(place, (low * cos_low - high * sin_low).to(rows.dtype.element_ty), mask=real)
+    tl.store(place + d // 2, (high * cos_high + low * sin_high).to(rows.dtype.element_ty), mask=real)

@@ -15,6 +15,7 @@ import torch
 from ngramloss.errors import UserError
 from ngramloss.generation.engines.conversion import FAMILIES, converted
 from ngramloss.generation.search import Search
+from ngramloss.hf.heads import has_encoder
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 """What CTranslate2 calls a precision."""
@@ -27,10 +28,15 @@ Ids = Sequence[int]
 def unsupported(model: Any, search: Search) -> Iterator[str]:
     """What CTranslate2 cannot do at all."""
     kind = model.config.model_type
+    if not has_encoder(model):
+        yield f"it serves encoder-decoders here, and {kind} is decoder-only"
+        return
     if kind not in FAMILIES or not type(model).__module__.startswith("transformers."):
         yield f"it has no models of the kind {kind!r}, only {', '.join(FAMILIES)}"
     if str(model.dtype) != "torch.float32":
         yield "it is made of weights in fp32, but generation.precision is another"
+    if len(search.ends) != 1:
+        yield f"it ends texts at one token, but the model has {len(search.ends)} end tokens"
     if search.others:
         yield f"it does not know these generation settings of the model: {', '.join(search.others)}"
     if search.last not in (None, search.end):
@@ -67,12 +73,14 @@ def differences(model: Any, search: Search, *, precision: str) -> Iterator[str]:
 def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     translator = _translator(model, search, precision)
+    assert search.start is not None  # a decoder-only model is refused
+    start = search.start
     best_of = _best_with_forced_end if search.last is not None and search.num_beams > 1 else _best
 
     def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
         words = [[str(token) for token in source] for source in sources]
         return [
-            [[search.start, *map(int, hypothesis)] for hypothesis in hypotheses]
+            [[start, *map(int, hypothesis)] for hypothesis in hypotheses]
             for hypotheses in best_of(translator, search, words)
         ]
 

@@ -29,6 +29,9 @@ MOST_SHAPES, MOST_MEMORY = 8, 0.25
 """Shapes of sources whose caches and graphs are kept on a GPU: their number, and the share of its memory they may have.
 On a CPU none are kept: there is no graph to capture again, and a new cache costs nothing beside the search."""
 
+BY_LENGTH = {"dynamic", "longrope"}
+"""Types of rotary positions that change with the length of the text, which only the device knows."""
+
 FAMILIES = tuple(DECODERS)
 """The types of models that it serves."""
 
@@ -43,6 +46,15 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
     positions = None if kind == "m2m_100" else getattr(model.config, "max_position_embeddings", None)
     if positions is not None and search.max_length > positions:
         yield f"texts may have {search.max_length:,} tokens, but the model has {positions:,} positions"
+    if rotary := _rope_types(model.config) & BY_LENGTH:
+        yield f"with rope_type {' and '.join(sorted(rotary))}, positions depend on the longest text of a batch"
+    if search.counts_prompts:
+        yield (
+            "max_length and min_length in generation_config.json count the tokens of prompts: there, name them "
+            "max_new_tokens and min_new_tokens, or set generation.max_length in a recipe"
+        )
+    if search.start is None and search.first is not None:
+        yield "forced_bos_token_id concerns only prompts of one token"
     if search.sample and search.seed is None:
         yield "the model's own settings sample, but --sample was not given"
     if search.sample and search.num_beams > 1:
@@ -53,6 +65,13 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
         yield f"{search.num_beams} beams are not {search.groups} groups of equal size"
     if search.others:
         yield f"it does not know {', '.join(search.others)}"
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The types of rotary positions of a model; layers may have different ones."""
+    whole = getattr(config, "rope_parameters", None) or {}
+    parts = [part for part in whole.values() if isinstance(part, dict)] or [whole]
+    return {str(part.get("rope_type")) for part in parts}
 
 
 def differences(model: Any, search: Search, *, precision: str) -> list[str]:
@@ -120,7 +139,7 @@ class Searcher:
     On a GPU, one token of all beams is captured as a CUDA graph at the first use.
 
     Args:
-        model: a Hugging Face encoder-decoder.
+        model: a Hugging Face model.
         search: its settings.
         sources: the number of sources, B.
         length: tokens of a source with padding, S.
@@ -157,16 +176,22 @@ class Searcher:
     def begin(self, sources: Sequence[Ids]) -> None:
         """Read the sources. Where there are fewer than there is room for, the others are blank."""
         B, S = self.decoder.source_keys.shape[1], self.decoder.source_keys.shape[3]
-        pad, more = self.search.pad, B - len(sources)
-        rows = [*sources, *[[pad]] * more]
-        batch = map(torch.from_numpy, padded(rows, B, S, pad))  # [B, S] each
-        device = self.seeds.device
-        if self.search.sample:
-            self.seeds.copy_(text_seeds(self.search, rows))
+        search, device, most = self.search, self.seeds.device, self.decoder.most_positions
+        longest = max(map(len, sources)) + search.max_length - 2  # the last token has no position
+        if most is not None and longest > most:
+            raise UserError(
+                f"a prompt and its text may need {longest:,} positions, but the model has {most:,}. Lower "
+                "data.max_source or generation.max_length."
+            )
+        rows = [*sources, *[[search.pad]] * (B - len(sources))]
+        if search.sample:
+            self.seeds.copy_(text_seeds(search, rows))
         self.is_blank.copy_(torch.arange(B) >= len(sources))
+        starts = torch.tensor([row[-1] if search.start is None else search.start for row in rows], device=device)  # [B]
         for group in self.groups:
-            group.restart(self.search)
-        self.decoder.read(*(each.to(device) for each in batch))
+            group.restart(search, starts)
+        read = rows if search.start is not None else [row[:-1] for row in rows]
+        self.decoder.read(*(torch.from_numpy(each).to(device) for each in padded(read, B, S, search.pad)))
 
     def take(self, other: Searcher, rows: Sequence[int]) -> None:
         """Go on with these sources of another search that has as much room for each."""

@@ -78,7 +78,8 @@ def search_of(
     Raises:
         UserError: there are fewer beams than texts, or the beams cannot be divided into groups.
     """
-    changes |= {} if generation is None else generation_changes(generation, causal=is_causal(model.config))
+    causal = is_causal(model.config)
+    changes |= {} if generation is None else generation_changes(generation, causal=causal)
     changes |= _asked(options, _changed_config(model, changes).num_beams or 1)
     config = _changed_config(model, changes)
     defaults = config._get_default_generation_params()
@@ -98,9 +99,8 @@ def search_of(
         for name, chosen in config.to_diff_dict().items()
         if name not in KNOWN and chosen not in (None, False) and chosen != defaults.get(name, 0)
     ]
-    others += ["eos_token_id"] * (len(ends) != 1)
     others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
-    others += ["decoder_start_token_id"] * (not isinstance(start, int))
+    others += ["decoder_start_token_id"] * (not isinstance(start, int) and not causal)
     forced = {name: _only(getattr(config, name)) for name in ("forced_bos_token_id", "forced_eos_token_id")}
     others += [name for name, token in forced.items() if isinstance(token, list)]
     return Search(
@@ -111,7 +111,7 @@ def search_of(
         early_stopping=value("early_stopping"),
         no_repeat_ngram_size=value("no_repeat_ngram_size"),
         renormalize=bool(config.renormalize_logits),
-        start=start,
+        start=None if causal else start,
         ends=ends,
         pad=pads[0],
         first=forced["forced_bos_token_id"],
@@ -127,6 +127,7 @@ def search_of(
         groups=options.groups,
         diversity=options.diversity,
         rerank=options.rerank,
+        counts_prompts=causal and _counts_prompts(config),
         changes=changes,
     )
 
@@ -182,6 +183,12 @@ def _max_length(model: Any, config: Any, otherwise: int) -> int:
         return int(config.max_length)
     positions = getattr(model.config, "max_position_embeddings", None)
     return min(otherwise + 1, positions) if positions is not None else otherwise + 1
+
+
+def _counts_prompts(config: Any) -> bool:
+    """Whether the lengths of a configuration count the tokens that ``generate`` is given."""
+    most = config.max_new_tokens is None and config.max_length is not None
+    return most or (config.min_new_tokens is None and bool(config.min_length))
 
 
 def search_facts(model: Any, search: Search) -> dict[str, Any]:
