@@ -57,9 +57,10 @@ def compute_loss_func(
     return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift, segments, _Inputs(model))
 
 
-def is_compute_loss_func(function: Any) -> bool:
-    """Whether a ``compute_loss_func`` was created by :func:`compute_loss_func`."""
-    return isinstance(function, functools.partial) and function.func is _loss_of_outputs
+def step_loss_of(function: Any) -> StepLoss | None:
+    """The loss of a ``compute_loss_func`` that :func:`compute_loss_func` created; None if it did not."""
+    is_ours = isinstance(function, functools.partial) and function.func is _loss_of_outputs
+    return function.args[0] if is_ours else None
 
 
 def shifted(labels: Tensor) -> Tensor:
@@ -180,12 +181,7 @@ class StepLoss:
 
     def refuse_untraced_packing(self) -> None:
         """Raise if the calling trainer packs rows without a trace, and a term reads whole texts."""
-        whole = next((part.name for part in self.loss_fn.parts if not part.by_position), "")
-        if whole and packs_without_trace():
-            raise UserError(
-                "the trainer's packing_strategy='wrapped' puts documents into rows without saying where they begin, "
-                f"and {whole} reads whole texts. Use packing_strategy='bfd', or only terms per token such as ce."
-            )
+        refuse_lost_boundaries(self.loss_fn, packs_without_trace())
 
     def warn_of_unseen_packing(self) -> None:
         """Warn once that packed rows would not be noticed, if a term reads whole texts."""
@@ -213,6 +209,17 @@ class StepLoss:
         if message not in self._warned and not torch.compiler.is_compiling():
             self._warned.add(message)
             warnings.warn(message, stacklevel=3)
+
+
+def refuse_lost_boundaries(loss_fn: JointLoss, setting: str) -> None:
+    """Raise if a setting of the trainer loses where documents begin in packed rows, and a term reads whole texts."""
+    whole = next((part.name for part in loss_fn.parts if not part.by_position), "")
+    if whole and setting:
+        instead = {"packing_strategy='wrapped'": "'bfd'", "eval_packing=True": "eval_packing=False"}
+        raise UserError(
+            f"the trainer's {setting} puts documents into rows without saying where they begin, and {whole} reads "
+            f"whole texts. Use {instead.get(setting, 'padding_free=True')}, or only terms per token such as ce."
+        )
 
 
 def _loss_of_outputs(
