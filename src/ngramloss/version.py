@@ -16,9 +16,9 @@ def installed(package: str) -> str | None:
         return None
 
 
-NEWEST = {"transformers": "5.22.2", "trl": "1.16.0"}
+NEWEST = {"transformers": "5.22.2", "trl": "1.16.0", "axolotl": "0.19.0", "ms-swift": "4.6.0"}
 """Package → the newest version that the tests run with."""
-OLDEST = {"trl": "1.14.2"}
+OLDEST = {"trl": "1.14.2", "axolotl": "0.19.0", "ms-swift": "4.6.0"}
 """Package → the oldest version that the tests run with, if `pyproject.toml` does not require it."""
 
 

@@ -152,8 +152,8 @@ class ExactSteps(Trainer):
     def _warn_of_repeated_rows(self) -> None:
         warnings.warn(
             "Accelerate repeats rows to fill the last batch of an epoch, and a collator put the rows of a batch into "
-            "one, where they cannot be told apart: the repeated ones count twice. Use dataloader_drop_last=True, or a "
-            "number of rows that batches of all processes divide. Silence this warning with "
+            "one, where they cannot be distinguished: the repeated ones count twice. Use dataloader_drop_last=True, or "
+            "a number of rows that batches of all processes divide. Silence this warning with "
             "warnings.filterwarnings('ignore', message='Accelerate repeats').",
             stacklevel=3,
         )

@@ -12,7 +12,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attached_step_loss
 from ngramloss.hf.calls import calling_trainers, put_first
 from ngramloss.hf.heads import bare
-from ngramloss.hf.step_loss import LastCall, StepLoss, step_loss_of
+from ngramloss.hf.step_loss import LastCall, StepLoss, see_inputs, step_loss_of
 
 
 class LogParts(TrainerCallback):
@@ -36,8 +36,8 @@ class LogParts(TrainerCallback):
     """
 
     def __init__(self, loss_func: Any = None) -> None:
-        self._of_function = step_loss_of(loss_func)
-        if loss_func is not None and self._of_function is None:
+        self._function = loss_func
+        if loss_func is not None and step_loss_of(loss_func) is None:
             raise TypeError(
                 f"LogParts takes what ng.compute_loss_func(...) returned, got {type(loss_func).__name__}. For an "
                 "attached model write ng.LogParts()."
@@ -121,14 +121,16 @@ class LogParts(TrainerCallback):
         return {name: value / max(count, 1) for name, (value, count) in sums.items()}
 
     def _begin(self, model: Any) -> None:
-        """Find the objective, or raise."""
+        """Find the objective, or raise. A ``compute_loss_func`` without a model sees the inputs of this one."""
         put_first(self)
-        self._of_function = self._of_function or step_loss_of(calling_trainers("compute_loss_func"))
+        self._function = self._function or calling_trainers("compute_loss_func")
         self._step_loss(model)
+        if step_loss_of(self._function) is not None:
+            see_inputs(self._function, model)
 
     def _step_loss(self, model: Any) -> StepLoss:
         """The loss that is trained: of a ``compute_loss_func`` of ours, or attached."""
-        found = self._of_function or attached_step_loss(model)
+        found = step_loss_of(self._function) or attached_step_loss(model)
         if found is None:
             raise UserError(
                 f"LogParts found no objective: this {type(bare(model)).__name__} has none, and the trainer has no "

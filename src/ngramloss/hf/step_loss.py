@@ -45,7 +45,8 @@ def compute_loss_func(
         options: of :class:`JointLoss`.
 
     Returns:
-        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``. The copy has no model.
+        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``. The copy has no model. It also takes what
+        ms-swift passes, ``loss_scale`` and ``trainer``.
     """
     loss_fn = JointLoss(objective, **options)
     check_unit(segments)
@@ -63,6 +64,13 @@ def step_loss_of(function: Any) -> StepLoss | None:
     return function.args[0] if is_ours else None
 
 
+def see_inputs(function: Any, model: Any) -> None:
+    """Let a function of :func:`compute_loss_func` that has no model see the inputs of this one."""
+    inputs = function.args[3]
+    if not inputs.hooked:
+        inputs.see(model)
+
+
 def shifted(labels: Tensor) -> Tensor:
     """Labels for a decoder-only model: position t predicts token t + 1, the last position nothing, [B, T]."""
     return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
@@ -73,14 +81,18 @@ class _Inputs:
 
     def __init__(self, model: Any = None) -> None:
         self._thread = threading.local()
-        self.hooked = model is not None
+        self.hooked = False
         if model is not None:
-            inner = bare(model)
-            self._names = tuple(inspect.signature(inner.forward).parameters)
-            inner.register_forward_pre_hook(self._see, with_kwargs=True)
+            self.see(model)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_Inputs, ())
+
+    def see(self, model: Any) -> None:
+        """Hook this model."""
+        inner = bare(model)
+        self._names, self.hooked = tuple(inspect.signature(inner.forward).parameters), True
+        inner.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def _see(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -230,6 +242,9 @@ def _loss_of_outputs(
     outputs: Outputs,
     labels: Tensor | None,
     num_items_in_batch: Any = None,
+    *,
+    loss_scale: Tensor | None = None,
+    trainer: Any = None,
 ) -> Tensor:
     if factor := ignored_smoothing():
         raise UserError(
@@ -257,9 +272,34 @@ def _loss_of_outputs(
     given = inputs.take() if inputs.hooked else {}
     if causal and not inputs.hooked:
         loss.warn_of_unseen_packing()
+    _refuse_token_weights(loss_scale, aligned)
     packed = None
     if any(not part.by_position for part in loss.loss_fn.parts):
+        if given.get("logits_to_keep") is not None or getattr(
+            getattr(trainer, "args", None), "use_logits_to_keep", False
+        ):
+            raise UserError(
+                f"logits_to_keep removes positions before the loss, and {str(loss.loss_fn)!r} reads whole texts. With "
+                "ms-swift, set --use_logits_to_keep false."
+            )
         segments = segments_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)  # [B, T]
         packed = None if segments is None else packing(aligned, segments)
     score = functools.partial(loss.loss_fn.with_parts, logits)
     return loss(score, aligned, packed, num_items_in_batch=num_items_in_batch)
+
+
+def _refuse_token_weights(weights: Tensor | None, labels: Tensor) -> None:
+    """Raise if a trainer weights tokens, as ms-swift does by ``loss_scale``. A weight of 1 for every label is none.
+
+    Args:
+        weights: one for each position, flattened, aligned with the labels.
+        labels: aligned with the positions that predict them, [B, T].
+    """
+    if weights is None:
+        return
+    counted = weights.reshape(labels.shape)[labels != IGNORE_INDEX]  # [N]
+    if not bool((counted == 1).all()):
+        raise UserError(
+            "the trainer gives tokens weights (`loss_scale`), and objectives have none for single tokens. Use "
+            "--loss_scale default, in which every label weighs 1."
+        )
