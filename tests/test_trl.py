@@ -136,5 +136,11 @@ def test_a_version_that_was_not_tested_gets_one_warning_that_names_both(runs):
     assert "trl 9.9.9 is newer than 1.16.0" in warned
 
 
+def test_texts_are_scored_while_it_trains(runs):
+    (log,) = runs["others"]["scored"]
+    assert 0 < log["eval_rouge1"] <= 100
+    assert {"eval_rouge2", "eval_rougeL", "eval_loss", "eval_ce"} <= log.keys()
+
+
 def test_predictions_are_the_models_own_logits(runs):
     assert runs["others"]["logits"] == [1, 9, 13]

@@ -320,8 +320,16 @@ def others():
         warnings.simplefilter("always")
         for _ in range(2):
             trainer(completions()[0])
+    scored = trainer(
+        prompts()[0],
+        options={"callbacks": [ng.ScoreTexts(prompts()[0], max_new_tokens=4)], "peft_config": lora()},
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    scored.train()
     predicted = trainer(completions()[0], completion_only_loss=True).predict
     return {
+        "scored": [log for log in scored.state.log_history if "eval_rouge1" in log],
         "wrapped": wrapped.state.log_history[0]["loss"],
         "named": named.state.log_history[0]["loss"],
         "warned": [str(each.message) for each in caught if "trl 9.9.9" in str(each.message)],
