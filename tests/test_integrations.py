@@ -25,7 +25,7 @@ def run(request, tmp_path_factory):
     if not (OTHERS / request.param).is_dir():
         pytest.skip(f"{request.param} is not installed: make others does")
     folder = tmp_path_factory.mktemp(request.param)
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""), str(OTHERS)]
+    paths = [str(Path(__file__).parent), str(Path(ng.__file__).parents[1]), str(OTHERS)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     program = [sys.executable, "-W", "ignore", Path(__file__).with_name("other_trainers.py"), folder / "found.json"]
     done = subprocess.run([*program, request.param], capture_output=True, text=True, check=False, env=environment)

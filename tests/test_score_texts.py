@@ -145,6 +145,31 @@ def test_training_goes_on_as_without_it(tmp_path):
     ]
 
 
+def test_the_model_and_random_numbers_are_put_back(monkeypatch):
+    from ngramloss.generation.writer import Writer
+
+    callback, model = ng.ScoreTexts(ROWS["prompt"]), model_of("prompt").train()
+    monkeypatch.setattr(Writer, "best", lambda self, ids, **_: [str(torch.rand(1)) for _ in ids])
+    before = torch.get_rng_state()
+    callback._found(model, tokenizer())
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_text_ends_where_its_chat_template_ends_and_where_the_model_stops(monkeypatch):
+    from ngramloss.generation import engines
+
+    found, load = [], engines.load_in_training
+    monkeypatch.setattr(
+        engines, "load_in_training", lambda name, model, search: found.append(search) or load(name, model, search)
+    )
+    model = model_of("messages")
+    model.generation_config.eos_token_id = 5
+    ng.ScoreTexts(ROWS["messages"], max_new_tokens=3, num_beams=2)._found(model, tokenizer())
+    assert (found[0].ends, found[0].num_beams, found[0].max_length, found[0].sample) == ((2, 5), 2, 4, False)
+    assert model.generation_config.eos_token_id == 5
+
+
 def test_the_best_checkpoint_may_be_that_of_a_score(tmp_path):
     it = trainer(
         "prompt",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import ngramloss
+
 pytestmark = [pytest.mark.adopt, pytest.mark.filterwarnings("ignore")]
 
 OLDER = Path(sys.prefix) / "older"
@@ -33,7 +35,7 @@ def runs(request, tmp_path_factory):
     if request.param == "1.14.2" and not (OLDER / "trl").is_dir():
         pytest.skip("no older TRL is installed: make setup does")
     folder = tmp_path_factory.mktemp("trl")
-    paths = [*VERSIONS[request.param], str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [*VERSIONS[request.param], str(Path(__file__).parent), str(Path(ngramloss.__file__).parents[1])]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
@@ -125,6 +127,10 @@ def test_what_cannot_be_done_is_refused_before_training(runs, mistake, told):
 
 def test_terms_per_token_take_wrapped_rows(runs):
     assert runs["others"]["wrapped"] > 0
+
+
+def test_a_compiled_model_has_the_same_loss(runs):
+    assert runs["others"]["compiled"] == pytest.approx(runs["modes"]["completion"]["expected"]["loss"], abs=1e-5)
 
 
 def test_a_model_may_be_given_by_its_name(runs):

@@ -309,6 +309,8 @@ def others():
 
     wrapped = trainer(completions()[0], objective="ce", packing=True, packing_strategy="wrapped", max_length=16)
     wrapped.train()
+    compiled = trainer(completions()[0], completion_only_loss=True, torch_compile=True, torch_compile_backend="eager")
+    compiled.train()
     folder = tempfile.mkdtemp()
     tiny("llama").save_pretrained(folder)
     named = trainer(completions()[0], model=folder, completion_only_loss=True)
@@ -331,6 +333,7 @@ def others():
     return {
         "scored": [log for log in scored.state.log_history if "eval_rouge1" in log],
         "wrapped": wrapped.state.log_history[0]["loss"],
+        "compiled": compiled.state.log_history[0]["loss"],
         "named": named.state.log_history[0]["loss"],
         "warned": [str(each.message) for each in caught if "trl 9.9.9" in str(each.message)],
         "logits": list(

@@ -19,7 +19,7 @@ from ngramloss.hf.heads import bare
 from ngramloss.hf.segments import Unit
 from ngramloss.hf.step_loss import refuse_lost_boundaries
 from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, TokenStats
+from ngramloss.stats import TokenStats
 from ngramloss.terms import Term
 from ngramloss.terms.term import Part
 from ngramloss.version import warn_if_untested
@@ -130,7 +130,7 @@ def _tokens_read(batch: dict[str, Any]) -> Tensor:
 
 def _right(stats: TokenStats, labels: Tensor) -> Tensor:
     """How many labels of each row are the most probable token, [B]."""
-    return ((stats.best_token == labels) & (labels != IGNORE_INDEX)).to(stats.lse.dtype).sum(-1)
+    return (stats.best_token == labels).to(stats.lse.dtype).sum(-1)
 
 
 def _entropy(stats: TokenStats, labels: Tensor) -> Tensor:
