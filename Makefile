@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-ray test-all test-oldest mutants check demo bench clean
+.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-ray others test-all test-oldest mutants check demo bench clean
 
 setup: .venv/ready
 
@@ -40,6 +40,15 @@ test-docs: setup
 
 test-adopt: setup
 	$(PYTEST) -m "adopt and not docs"
+
+# axolotl and ms-swift for test-adopt, which skips them otherwise. They ask for older packages than are installed, so they
+# come without what they ask for, and only with what their trainers import.
+others: .venv/others/ready
+.venv/others/ready: .venv/ready constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt --target .venv/others \
+	  axolotl addict colorama llvmlite numba sentencepiece charset-normalizer idna \
+	  ms-swift modelscope modelscope-hub cffi certifi cryptography einops json-repair pycparser requests simplejson urllib3
+	touch $@
 
 # Ten thousand damaged files.
 test-fuzz: setup

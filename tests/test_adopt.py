@@ -252,7 +252,7 @@ def test_trl_of_today_never_asks_the_model_for_a_loss(tmp_path):
             "does not come from the objective attached to this LlamaForCausalLM: after attach, `model.forward` was replaced (by trl.trainer.utils)"
             in told
         )
-        assert "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(..., model=model))" in told
+        assert "train with ng.NgramSFTTrainer(..., objective=...)" in told
     assert function[0] == "loss"
     found, expected = map(float, function[1].split())
     assert found == pytest.approx(expected, abs=1e-5)
@@ -817,8 +817,49 @@ def test_log_parts_comes_before_whoever_reports(tmp_path):
 
 
 def test_log_parts_without_an_objective_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"has no objective\. Call attach\(model, \.\.\.\) first"):
+    with pytest.raises(
+        UserError, match=r"found no objective.*Call ng\.attach\(model, \.\.\.\) before .*compute_loss_func=ng\.compute"
+    ):
         trainer(tiny("bart"), "bart", tmp_path, callbacks=[ng.LogParts()])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("given", ["found", "given", "added"])
+def test_log_parts_knows_a_compute_loss_func_and_its_schedule(family, given, tmp_path):
+    model = tiny(family)
+    function = ng.compute_loss_func("ce + matches(2)@from(0.5)", model=model if family == "llama" else None)
+    callback = ng.LogParts(function) if given == "given" else ng.LogParts()
+    first = [] if given == "added" else [callback]
+    it = trainer(model, family, tmp_path, callbacks=first, options={"compute_loss_func": function})
+    if given == "added":
+        it.add_callback(callback)
+    it.args.max_steps = 2
+    if given != "added":
+        assert {"eval_ce", "eval_matches(2)"} <= it.evaluate().keys()  # before training
+    it.train()
+    before, after = it.state.log_history[:2]
+    assert before["loss"] == pytest.approx(before["ce"], abs=1e-4)
+    assert after["loss"] == pytest.approx(after["ce"] + after["matches(2)"], abs=1e-4)
+    assert it.callback_handler.callbacks[0] is callback  # before whoever reports
+    labels = collated(rows(family))["labels"]
+    with torch.no_grad():
+        _, parts = ng.JointLoss("ce + matches(2)").with_parts(
+            own_logits(family), labels if family == "bart" else shifted(labels)
+        )
+    validated = it.evaluate()
+    for name, value in parts.items():
+        assert validated[f"eval_{name}"] == pytest.approx(value.item(), abs=1e-5)
+
+
+def test_a_schedule_without_progress_says_who_knows_it(tmp_path):
+    function = ng.compute_loss_func("ce + matches(2)@from(0.5)")
+    with pytest.raises(UserError, match=r"depends on the progress of training.*callbacks=\[ng\.LogParts\(\)\]"):
+        trainer(tiny("bart"), "bart", tmp_path, options={"compute_loss_func": function}).train()
+
+
+def test_log_parts_takes_no_function_of_another(tmp_path):
+    with pytest.raises(TypeError, match=r"takes what ng\.compute_loss_func\(\.\.\.\) returned, got builtin_function"):
+        ng.LogParts(print)
 
 
 def test_a_batch_without_labels_adds_nothing_to_any_log(tmp_path):

@@ -379,6 +379,15 @@ def test_compute_loss_func_sees_packed_rows_by_a_hook_on_the_model(tmp_path):
     assert trainer.state.log_history[0]["loss"] == pytest.approx(total, abs=1e-4)
 
 
+@pytest.mark.filterwarnings("error:compute_loss_func sees", "ignore:a stock Trainer")
+def test_log_parts_lets_compute_loss_func_see_packed_rows(tmp_path):
+    trainer = function_trainer(tmp_path, ng.compute_loss_func(OBJECTIVE), tiny("llama"))
+    trainer.add_callback(ng.LogParts())
+    trainer.train()
+    wanted = terms_apart(Documents(6).rows)
+    assert {name: trainer.state.log_history[0][name] for name in wanted} == pytest.approx(wanted, abs=1e-5)
+
+
 def test_compute_loss_func_without_a_model_warns_that_it_cannot_see_packed_rows(tmp_path):
     with pytest.warns(UserWarning, match=r"compute_loss_func sees only logits.*model=model"):
         function_trainer(tmp_path, ng.compute_loss_func("ce + matches(2)"), tiny("llama")).train()

@@ -124,5 +124,15 @@ def test_a_newer_version_than_is_tested_gets_one_warning(monkeypatch):
         warnings.simplefilter("error")
         version.warn_if_untested("transformers")
         version.warn_if_untested.cache_clear()
-        monkeypatch.setattr(version, "installed", lambda package: version.NEWEST[package])
-        version.warn_if_untested("transformers")
+        for tested in (version.NEWEST, version.OLDEST):
+            monkeypatch.setattr(version, "installed", lambda package: tested[package])  # noqa: B023
+            for package in tested:
+                version.warn_if_untested.cache_clear()
+                version.warn_if_untested(package)
+
+
+def test_an_older_version_than_is_tested_gets_a_warning_too(monkeypatch):
+    version.warn_if_untested.cache_clear()
+    monkeypatch.setattr(version, "installed", lambda package: "1.9.0")
+    with pytest.warns(UserWarning, match=r"trl 1\.9\.0 is older than 1\.14\.2, the oldest .*install trl==1\.14\.2"):
+        version.warn_if_untested("trl")

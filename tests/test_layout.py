@@ -35,6 +35,7 @@ ORDER = [
     "models",
     "generation",
     "training",
+    "integrations",
     "scoring",
     "report",
     "bench",

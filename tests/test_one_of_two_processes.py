@@ -1,5 +1,7 @@
 """What one process of two does in a step, with the other one made up: no process is started."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -98,6 +100,27 @@ def test_rows_that_fill_the_last_round_lose_their_labels(tmp_path, monkeypatch, 
     assert (found["labels"] != -100).any(-1).tolist() == [True] * kept + [False] * (4 - kept)
     assert torch.equal(found["labels"][:kept], before[:kept])
     assert counts.tolist() == [100 + kept * before.shape[1], 100 + kept]
+
+
+@pytest.mark.parametrize(
+    ("process", "count", "kept", "warns"),
+    [
+        (0, 7, True, False),  # of the 8 rows of the last round, 7 are new: this process has 4 of them
+        (1, 4, False, False),  # all of its rows are repeated
+        (1, 7, True, True),  # one of its 4 rows is repeated, and nobody knows where it begins
+        (1, 8, True, False),
+    ],
+)
+def test_repeated_rows_in_a_flattened_batch_are_all_blanked_or_said(tmp_path, monkeypatch, process, count, kept, warns):
+    trainer = trainer_of(tmp_path, data=count, per_device_train_batch_size=4)
+    inputs = {name: value.flatten()[None] for name, value in batch("bart", B=4, equal=True).items()}
+    be_one_of_two(monkeypatch, process)
+    monkeypatch.setattr(GradientState, "end_of_dataloader", property(lambda _: True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer._blank_repeated_rows(inputs, trainer.train_dataset, trainer._train_batch_size)
+    assert (inputs["labels"] != -100).any().item() == kept
+    assert any("Accelerate repeats rows" in str(each.message) for each in caught) == warns
 
 
 def test_with_one_process_or_without_the_last_round_every_row_counts(tmp_path, monkeypatch):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ngramloss.hf.log_parts import LogParts as LogParts
     from ngramloss.hf.step_loss import compute_loss_func as compute_loss_func
     from ngramloss.hf.trainer import NgramTrainer as NgramTrainer
+    from ngramloss.integrations.score_texts import ScoreTexts as ScoreTexts
+    from ngramloss.integrations.trl import NgramSFTTrainer as NgramSFTTrainer
     from ngramloss.loss import JointLoss as JointLoss
     from ngramloss.metrics.registry import METRICS as METRICS
     from ngramloss.metrics.registry import Metric as Metric
@@ -61,6 +63,8 @@ _ROOMS = {
     "token_stats": "stats",
     "token_stats_from_hidden": "stats",
     "NgramTrainer": "hf.trainer",
+    "NgramSFTTrainer": "integrations.trl",
+    "ScoreTexts": "integrations.score_texts",
     "TextGenerator": "generation.text_generator",
     "train": "training.loop",
 }

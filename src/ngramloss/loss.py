@@ -259,6 +259,10 @@ class JointLoss(torch.nn.Module):
         weight = weight if values.ndim == 1 else weight.unsqueeze(-1)    # [parts] or [parts, 1]
         return (values * weight).masked_fill(weight == 0, 0.0).sum(0)
 
+    def watch(self, *parts: Part, needs: Iterable[str] = ()) -> None:
+        """Compute more parts, for a log: they have weight 0. ``needs`` are the optional statistics that they read."""
+        self.parts, self.needs = (*self.parts, *parts), self.needs.union(needs)
+
     @property
     def weights(self) -> tuple[float, ...]:
         """The weight of each part now. Those with a schedule depend on :attr:`progress`."""

@@ -16,21 +16,26 @@ def installed(package: str) -> str | None:
         return None
 
 
-NEWEST = {"transformers": "5.22.2"}
+NEWEST = {"transformers": "5.22.2", "trl": "1.16.0", "axolotl": "0.19.0", "ms-swift": "4.6.0"}
 """Package → the newest version that the tests run with."""
+OLDEST = {"trl": "1.14.2", "axolotl": "0.19.0", "ms-swift": "4.6.0"}
+"""Package → the oldest version that the tests run with, if `pyproject.toml` does not require it."""
 
 
 @cache
 def warn_if_untested(package: str) -> None:
-    """Warn once if a package is newer than the tests know."""
-    found, known = installed(package), NEWEST[package]
-    if found is not None and _numbers(found) > _numbers(known):
-        warnings.warn(
-            f"{package} {found} is newer than {known}, the newest version that ngramloss is tested with. Losses are "
-            f"checked against the model's own logits; if something fails, install {package}=={known}. Silence this "
-            "warning with warnings.filterwarnings('ignore', message='.*is newer than').",
-            stacklevel=3,
-        )
+    """Warn once if a package is newer, or older, than the versions that the tests run with."""
+    found, newest, oldest = installed(package), NEWEST[package], OLDEST.get(package, "0")
+    if found is None or _numbers(oldest) <= _numbers(found) <= _numbers(newest):
+        return
+    is_newer = _numbers(found) > _numbers(newest)
+    compared, last, known = ("newer", "newest", newest) if is_newer else ("older", "oldest", oldest)
+    warnings.warn(
+        f"{package} {found} is {compared} than {known}, the {last} version that ngramloss is tested with. Losses are "
+        f"checked against the model's own logits; if something fails, install {package}=={known}. Silence this "
+        f"warning with warnings.filterwarnings('ignore', message='.*is {compared} than').",
+        stacklevel=3,
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

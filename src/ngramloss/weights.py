@@ -38,8 +38,9 @@ def _share(part: Part, progress: float | None) -> float:
     if progress is None:
         raise UserError(
             f"the weight of {part.name}{part.schedule} depends on the progress of training, which is not known. "
-            "NgramTrainer sets it; with a stock trainer add callbacks=[ng.LogParts()]; in your own loop set "
-            "loss_fn.progress (for an attached model ng.attached_loss(model).progress) to the share of steps done."
+            "NgramTrainer and NgramSFTTrainer set it; give other Hugging Face trainers callbacks=[ng.LogParts()]; "
+            "in your own loop set loss_fn.progress (for an attached model ng.attached_loss(model).progress) to the "
+            "share of steps done."
         )
     return part.schedule.share(progress)
 

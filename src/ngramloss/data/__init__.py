@@ -1,6 +1,6 @@
 """Data sets: names and files → checked examples, sentences, statistics. Needs no torch."""
 
-from ngramloss.data.examples import Example, Split, columns_of, fingerprint, has_split, load
+from ngramloss.data.examples import Example, Split, columns_of, fingerprint, from_rows, has_split, load
 from ngramloss.data.origins import KNOWN, split_names
 from ngramloss.data.rows import BadRow
 from ngramloss.data.sentences import SPLITTERS, split_many
@@ -16,6 +16,7 @@ __all__ = [
     "Statistics",
     "columns_of",
     "fingerprint",
+    "from_rows",
     "has_split",
     "load",
     "measurement",

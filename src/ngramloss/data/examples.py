@@ -25,6 +25,10 @@ SHOWN = 10
 """Number of bad rows that an error lists."""
 
 
+ROWS = "examples"
+"""What stands for the file of rows that are in memory."""
+
+
 class Example(NamedTuple):
     """A source text and its target; all references, the target first, if there are several."""
 
@@ -129,32 +133,76 @@ def load(
             task=task,
         )
         return _part(whole, split, held_out, limit)
-    rows = map(_by_language, origins.split_rows(name, split, limit=limit, seed=seed))
+    known_source, known_target = origins.known_columns(name)
+    return _read(
+        name,
+        split,
+        origins.split_rows(name, split, limit=limit, seed=seed),
+        source=source or known_source,
+        target=target or known_target,
+        id=id,
+        on_bad_row=on_bad_row,
+        limit=limit,
+        languages=languages,
+        task=task,
+    )
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]], *, source: str | None = None, target: str | None = None) -> Split:
+    """The examples of rows in memory, a list of dictionaries or a ``datasets.Dataset``, checked as by :func:`load`.
+
+    Prompts and completions may be lists of messages, as TRL has them.
+
+    Args:
+        rows: columns by name.
+        source: the source column; by default it is detected by its usual names.
+        target: the target column, likewise.
+    """
+    numbered = (Row(ROWS, number, _in_messages(row)) for number, row in enumerate(rows, 1))
+    return _read(ROWS, "validation", numbered, source=source, target=target)
+
+
+def _in_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with one list of messages, if its prompt and completion are such lists."""
+    prompt, completion = row.get("prompt"), row.get(ANSWER)
+    if not isinstance(prompt, list) or not isinstance(completion, list):
+        return row
+    others = {name: value for name, value in row.items() if name not in ("prompt", ANSWER)}
+    return {**others, MESSAGES: [*prompt, *completion]}
+
+
+def _read(
+    name: str,
+    split: str,
+    rows: Iterator[Row | BadRow],
+    *,
+    source: str | None,
+    target: str | None,
+    id: str | None = None,
+    on_bad_row: str = "error",
+    limit: int = 0,
+    languages: tuple[str, str] = ("", ""),
+    task: str = "",
+) -> Split:
+    """The examples of rows, as they were read. Arguments are those of :func:`load`."""
+    rows = map(_by_language, rows)
     first = _first_rows(rows)
     examples: list[Example] = []
     more, column = False, ""
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
-        known_source, known_target = origins.known_columns(name)
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
-        if has_messages(present, source or known_source, target or known_target):
+        if has_messages(present, source, target):
             first, rows = [split_messages(row) for row in first], map(split_messages, rows)
             source, target, present = MESSAGES, ANSWER, [*present, ANSWER]
-        chosen = columns(
-            present,
-            first[0].file,
-            source=source or known_source,
-            target=target or known_target,
-            id=id,
-            languages=languages,
-            task=task,
-        )
+        chosen = columns(present, first[0].file, source=source, target=target, id=id, languages=languages, task=task)
         every = chain(first, rows)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
             examples, bad = _separate(_examples(every, chosen), limit, progress)
         more, column = len(examples) == limit and next(every, None) is not None, chosen.source
     if bad and (on_bad_row == "error" or not examples):
-        raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=on_bad_row == "error"))
+        may_skip = on_bad_row == "error" and name != ROWS
+        raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=may_skip))
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
     return Split(name, split, examples, bad, fingerprint(examples), more, column)
@@ -319,6 +367,8 @@ def _complaint(name: str, split: str, bad: list[BadRow], total: int, *, may_skip
         'Fix them, or skip them with --on-bad-row skip (on_bad_row="skip" in Python).'
         if may_skip and len(bad) < total
         else "Fix them: every row is invalid."
+        if len(bad) == total
+        else "Fix them."
     )
     counts = f"{len(bad):,} of {total:,} rows"
     return "\n".join([f"{counts} of the split {split!r} of {name} cannot be used:", *shown, advice])

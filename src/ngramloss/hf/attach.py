@@ -35,7 +35,7 @@ from ngramloss.hf.candidates import (
 )
 from ngramloss.hf.heads import Head, bare, has_encoder, head_module, head_of, raise_unless_equal
 from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
-from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, is_compute_loss_func, shifted
+from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, shifted, step_loss_of
 from ngramloss.hf.unmasked import unmasked
 from ngramloss.loss import JointLoss
 from ngramloss.stats import (
@@ -125,8 +125,7 @@ def attach(
             raise UserError(
                 f"the forward of this {type(inner).__name__} was replaced on the object itself (Accelerate does that "
                 "in `prepare` and with a `device_map`, TRL in its trainers), so attach would have no effect. Attach "
-                "first, then prepare; with TRL, pass compute_loss_func=ng.compute_loss_func(..., model=model) to the "
-                "trainer."
+                "first, then prepare; with TRL, do not attach, but train with ng.NgramSFTTrainer(..., objective=...)."
             )
         inner.__class__ = _attached_class(inner.__class__)
     previous = _state(inner)
@@ -169,6 +168,12 @@ def attached_loss(model: Module) -> JointLoss:
 def last_call(model: Module) -> LastCall:
     """The record of the last loss that this thread computed with the model."""
     return _known_state(model).loss.last
+
+
+def attached_step_loss(model: Module) -> StepLoss | None:
+    """The objective of a model with the record of its last call; None if none is attached."""
+    state = _state(bare(model))
+    return None if state is None else state.loss
 
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
@@ -464,7 +469,7 @@ def _shifts(model: Any) -> bool:
 
 
 def _refuse_loss_made_elsewhere(state: _State, *, labels: bool) -> None:
-    setting = loss_made_elsewhere(state.ran.token, labels, is_compute_loss_func)
+    setting = loss_made_elsewhere(state.ran.token, labels, step_loss_of)
     if setting:
         name, _, factor = setting.partition("=")
         instead = (

@@ -223,17 +223,16 @@ def _replaced(model: Module, replacement: Any) -> str:
     who = f" (by {by})" if by and not by.startswith("transformers") else ""
     return (
         f"the loss does not come from the objective attached to this {type(model).__name__}: after attach, "
-        f"`model.forward` was replaced{who} by a function that computes its own loss. With TRL, do not attach; pass "
-        "SFTTrainer(..., compute_loss_func=ng.compute_loss_func(..., model=model)). With TRL older than 1.15, keep "
-        'attach and set loss_type="nll". With other libraries, turn off what replaces it: a fused or chunked loss, a '
-        "Liger kernel."
+        f"`model.forward` was replaced{who} by a function that computes its own loss. With TRL, do not attach; train "
+        "with ng.NgramSFTTrainer(..., objective=...). With other libraries, turn off what replaces it: a fused or "
+        "chunked loss, a Liger kernel."
     )
 
 
 # What the calling trainer wants
 
 
-def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], bool]) -> str:
+def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], object]) -> str:
     """The setting that makes the calling Hugging Face trainer compute the loss itself; empty if there is none.
 
     Only the trainer's own methods are checked. A user's own ``compute_loss`` may do what its author wants.
@@ -270,11 +269,42 @@ def ignored_smoothing() -> float:
     return float(getattr(arguments, "label_smoothing_factor", 0.0) or 0.0)
 
 
-def packs_without_trace() -> bool:
-    """Whether the calling trainer packs rows in a way that no input of the model shows: TRL's ``wrapped``."""
+def packs_without_trace() -> str:
+    """How the calling trainer packs rows so that no input of the model shows it, as in :func:`lost_boundaries`."""
     frame = next(_trainer_frames(), None)
-    arguments = None if frame is None else getattr(frame.f_locals["self"], "args", None)
-    return bool(getattr(arguments, "packing", False)) and getattr(arguments, "packing_strategy", "") == "wrapped"
+    return "" if frame is None else lost_boundaries(getattr(frame.f_locals["self"], "args", None))
+
+
+def lost_boundaries(args: Any) -> str:
+    """The setting of TRL by which rows are packed without saying where a document begins; empty if none is."""
+    packs = bool(getattr(args, "packing", False))
+    packs_evaluation = bool(getattr(args, "eval_packing", False))
+    if (packs or packs_evaluation) and getattr(args, "packing_strategy", "") == "wrapped":
+        return "packing_strategy='wrapped'"
+    return "eval_packing=True" if packs_evaluation and not packs and not getattr(args, "padding_free", False) else ""
+
+
+def calling_trainers(name: str) -> Any:
+    """An attribute of the Hugging Face trainer that calls, in whatever method; None if it has none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        trainer = frame.f_locals.get("self")
+        if hasattr(trainer, "callback_handler") or hasattr(trainer, "compute_loss_func"):
+            return getattr(trainer, name, None)
+        frame = frame.f_back
+    return None
+
+
+def put_first(callback: Any) -> None:
+    """Move a callback before those that report, so that they see what it logs: Trainer puts a user's callbacks last."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        callbacks = getattr(frame.f_locals.get("self"), "callbacks", None)
+        if isinstance(callbacks, list) and callback in callbacks:
+            callbacks.remove(callback)
+            callbacks.insert(0, callback)
+            return
+        frame = frame.f_back
 
 
 def _token(model: Any) -> str | None:

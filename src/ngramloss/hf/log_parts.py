@@ -1,32 +1,47 @@
-"""a stock trainer's events → every term of the attached objective in its log, in training and in evaluation."""
+"""a stock trainer's events → every term of its objective in its log, in training and in evaluation."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ngramloss.hf.attach import attached_loss, last_call
-from ngramloss.hf.step_loss import LastCall
+from ngramloss.errors import UserError
+from ngramloss.hf.attach import attached_step_loss
+from ngramloss.hf.calls import calling_trainers, put_first
+from ngramloss.hf.heads import bare
+from ngramloss.hf.step_loss import LastCall, StepLoss, see_inputs, step_loss_of
 
 
 class LogParts(TrainerCallback):
-    """Logs each term of the attached objective, unweighted, next to a stock trainer's ``loss`` and ``eval_loss``.
+    """Logs each term of the objective, unweighted, next to a stock trainer's ``loss`` and ``eval_loss``.
+
+    The objective is the attached one, or that of ``compute_loss_func=ng.compute_loss_func(...)``. Terms with a schedule
+    get the progress of training from here.
 
     In training a term is the mean over the steps since the last log, like ``loss``. In evaluation it is the exact mean
     over the data set's tokens or sequences, while ``eval_loss`` is the trainer's mean of batch means. With several
     processes a stock trainer repeats rows to fill the last round, and they count here too. :class:`NgramTrainer` logs
     every term itself and counts each row once.
 
+    Args:
+        loss_func: what :func:`compute_loss_func` returned. Needed only if the trainer does not keep it as its
+            ``compute_loss_func``.
+
     Example:
         >>> from transformers import Trainer  # doctest: +SKIP
         >>> Trainer(model=ng.attach(model, "ce + matches(2)"), callbacks=[ng.LogParts()], ...)  # doctest: +SKIP
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loss_func: Any = None) -> None:
+        self._function = loss_func
+        if loss_func is not None and step_loss_of(loss_func) is None:
+            raise TypeError(
+                f"LogParts takes what ng.compute_loss_func(...) returned, got {type(loss_func).__name__}. For an "
+                "attached model write ng.LogParts()."
+            )
         self._steps = 0
         self._trained: dict[str, Tensor] = {}
         self._step: list[LastCall] = []
@@ -36,24 +51,22 @@ class LogParts(TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move before the reporting callbacks, so that they see the terms: Trainer puts a user's callbacks last."""
-        handler = sys._getframe(1).f_locals.get("self")
-        callbacks = getattr(handler, "callbacks", None)
-        if isinstance(callbacks, list) and self in callbacks:
-            callbacks.remove(self)
-            callbacks.insert(0, self)
-        attached_loss(kwargs["model"])  # raises if there is no objective
+        self._begin(kwargs["model"])
+        if self._step_loss(kwargs["model"]).loss_fn.progress is None:
+            self._step_loss(kwargs["model"]).loss_fn.progress = 1.0  # for an evaluation without training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Reset all sums."""
+        self._begin(kwargs["model"])  # again: callbacks that were added later get no `on_init_end`
         self._steps, self._trained, self._step, self._evaluated = 0, {}, [], {}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the progress, which weights with a schedule depend on."""
-        attached_loss(kwargs["model"]).progress = state.global_step / max(state.max_steps, 1)
+        self._step_loss(kwargs["model"]).loss_fn.progress = state.global_step / max(state.max_steps, 1)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a micro-batch."""
-        self._last = last_call(kwargs["model"])
+        self._last = self._step_loss(kwargs["model"]).last
         self._step.append(self._last)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -70,12 +83,12 @@ class LogParts(TrainerCallback):
         """Add an evaluation batch."""
         if kwargs.get("eval_dataloader") is not self._evaluates:  # drop an evaluation that was interrupted
             self._evaluates, self._evaluated = kwargs.get("eval_dataloader"), {}
-        model = kwargs["model"]
-        call = last_call(model)
+        step_loss = self._step_loss(kwargs["model"])
+        call = step_loss.last
         if call.labels is None or call is self._last:  # a batch without labels computes no loss
             return
         self._last = call
-        loss_fn = attached_loss(model)
+        loss_fn = step_loss.loss_fn
         if call.parts.keys() != {part.name for part in loss_fn.parts}:
             loss_fn = loss_fn.without_candidates()
         counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
@@ -106,6 +119,25 @@ class LogParts(TrainerCallback):
             return {}
         sums, self._evaluated = _over_processes(self._evaluated), {}
         return {name: value / max(count, 1) for name, (value, count) in sums.items()}
+
+    def _begin(self, model: Any) -> None:
+        """Find the objective, or raise. A ``compute_loss_func`` without a model sees the inputs of this one."""
+        put_first(self)
+        self._function = self._function or calling_trainers("compute_loss_func")
+        self._step_loss(model)
+        if step_loss_of(self._function) is not None:
+            see_inputs(self._function, model)
+
+    def _step_loss(self, model: Any) -> StepLoss:
+        """The loss that is trained: of a ``compute_loss_func`` of ours, or attached."""
+        found = step_loss_of(self._function) or attached_step_loss(model)
+        if found is None:
+            raise UserError(
+                f"LogParts found no objective: this {type(bare(model)).__name__} has none, and the trainer has no "
+                "compute_loss_func of ours. Call ng.attach(model, ...) before the trainer is made, or give it "
+                "compute_loss_func=ng.compute_loss_func(...)."
+            )
+        return found
 
     def _evaluation(self, metrics: Any) -> dict[str, float]:
         """The terms of the evaluation, with the prefix of these metrics."""

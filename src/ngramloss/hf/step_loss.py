@@ -45,7 +45,8 @@ def compute_loss_func(
         options: of :class:`JointLoss`.
 
     Returns:
-        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``. The copy has no model.
+        A picklable ``(outputs, labels, num_items_in_batch=None) → loss``. The copy has no model. It also takes what
+        ms-swift passes, ``loss_scale`` and ``trainer``.
     """
     loss_fn = JointLoss(objective, **options)
     check_unit(segments)
@@ -57,9 +58,17 @@ def compute_loss_func(
     return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift, segments, _Inputs(model))
 
 
-def is_compute_loss_func(function: Any) -> bool:
-    """Whether a ``compute_loss_func`` was created by :func:`compute_loss_func`."""
-    return isinstance(function, functools.partial) and function.func is _loss_of_outputs
+def step_loss_of(function: Any) -> StepLoss | None:
+    """The loss of a ``compute_loss_func`` that :func:`compute_loss_func` created; None if it did not."""
+    is_ours = isinstance(function, functools.partial) and function.func is _loss_of_outputs
+    return function.args[0] if is_ours else None
+
+
+def see_inputs(function: Any, model: Any) -> None:
+    """Let a function of :func:`compute_loss_func` that has no model see the inputs of this one."""
+    inputs = function.args[3]
+    if not inputs.hooked:
+        inputs.see(model)
 
 
 def shifted(labels: Tensor) -> Tensor:
@@ -72,14 +81,18 @@ class _Inputs:
 
     def __init__(self, model: Any = None) -> None:
         self._thread = threading.local()
-        self.hooked = model is not None
+        self.hooked = False
         if model is not None:
-            inner = bare(model)
-            self._names = tuple(inspect.signature(inner.forward).parameters)
-            inner.register_forward_pre_hook(self._see, with_kwargs=True)
+            self.see(model)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_Inputs, ())
+
+    def see(self, model: Any) -> None:
+        """Hook this model."""
+        inner = bare(model)
+        self._names, self.hooked = tuple(inspect.signature(inner.forward).parameters), True
+        inner.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def _see(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -180,12 +193,7 @@ class StepLoss:
 
     def refuse_untraced_packing(self) -> None:
         """Raise if the calling trainer packs rows without a trace, and a term reads whole texts."""
-        whole = next((part.name for part in self.loss_fn.parts if not part.by_position), "")
-        if whole and packs_without_trace():
-            raise UserError(
-                "the trainer's packing_strategy='wrapped' puts documents into rows without saying where they begin, "
-                f"and {whole} reads whole texts. Use packing_strategy='bfd', or only terms per token such as ce."
-            )
+        refuse_lost_boundaries(self.loss_fn, packs_without_trace())
 
     def warn_of_unseen_packing(self) -> None:
         """Warn once that packed rows would not be noticed, if a term reads whole texts."""
@@ -215,6 +223,17 @@ class StepLoss:
             warnings.warn(message, stacklevel=3)
 
 
+def refuse_lost_boundaries(loss_fn: JointLoss, setting: str) -> None:
+    """Raise if a setting of the trainer loses where documents begin in packed rows, and a term reads whole texts."""
+    whole = next((part.name for part in loss_fn.parts if not part.by_position), "")
+    if whole and setting:
+        instead = {"packing_strategy='wrapped'": "'bfd'", "eval_packing=True": "eval_packing=False"}
+        raise UserError(
+            f"the trainer's {setting} puts documents into rows without saying where they begin, and {whole} reads "
+            f"whole texts. Use {instead.get(setting, 'padding_free=True')}, or only terms per token such as ce."
+        )
+
+
 def _loss_of_outputs(
     loss: StepLoss,
     shift: bool | None,
@@ -223,6 +242,9 @@ def _loss_of_outputs(
     outputs: Outputs,
     labels: Tensor | None,
     num_items_in_batch: Any = None,
+    *,
+    loss_scale: Tensor | None = None,
+    trainer: Any = None,
 ) -> Tensor:
     if factor := ignored_smoothing():
         raise UserError(
@@ -250,9 +272,34 @@ def _loss_of_outputs(
     given = inputs.take() if inputs.hooked else {}
     if causal and not inputs.hooked:
         loss.warn_of_unseen_packing()
+    _refuse_token_weights(loss_scale, aligned)
     packed = None
     if any(not part.by_position for part in loss.loss_fn.parts):
+        if given.get("logits_to_keep") is not None or getattr(
+            getattr(trainer, "args", None), "use_logits_to_keep", False
+        ):
+            raise UserError(
+                f"logits_to_keep removes positions before the loss, and {str(loss.loss_fn)!r} reads whole texts. With "
+                "ms-swift, set --use_logits_to_keep false."
+            )
         segments = segments_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)  # [B, T]
         packed = None if segments is None else packing(aligned, segments)
     score = functools.partial(loss.loss_fn.with_parts, logits)
     return loss(score, aligned, packed, num_items_in_batch=num_items_in_batch)
+
+
+def _refuse_token_weights(weights: Tensor | None, labels: Tensor) -> None:
+    """Raise if a trainer weights tokens, as ms-swift does by ``loss_scale``. A weight of 1 for every label is none.
+
+    Args:
+        weights: one for each position, flattened, aligned with the labels.
+        labels: aligned with the positions that predict them, [B, T].
+    """
+    if weights is None:
+        return
+    counted = weights.reshape(labels.shape)[labels != IGNORE_INDEX]  # [N]
+    if not bool((counted == 1).all()):
+        raise UserError(
+            "the trainer gives tokens weights (`loss_scale`), and objectives have none for single tokens. Use "
+            "--loss_scale default, in which every label weighs 1."
+        )

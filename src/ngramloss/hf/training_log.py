@@ -1,4 +1,4 @@
-"""the steps of ``NgramTrainer`` → its log: terms, diagnostics, documents per second, memory and scheduled weights."""
+"""the steps of ``ExactSteps`` → its log: terms, diagnostics, documents per second, memory and scheduled weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ngramloss.hf.attach import attached_loss
 from ngramloss.hf.diagnosing import diagnostics, peak_memory
 from ngramloss.hf.log_parts import LogParts
 from ngramloss.loss import JointLoss
@@ -17,7 +18,7 @@ class TrainingLog(LogParts):
     """Logs what ``LogParts`` does, and what only a trainer that counts its steps knows.
 
     Args:
-        trainer: an ``NgramTrainer``.
+        trainer: an ``ExactSteps``.
         loss_fn: its objective, without terms that are only watched.
     """
 
@@ -27,7 +28,12 @@ class TrainingLog(LogParts):
         self._began = self._step_ended = 0.0
         self._sequences: Any = 0
         self.last_batch: dict[str, Any] = {}
-        """The last micro-batch, for diagnostics."""
+        """The last micro-batch, for diagnostics, which run the model once more. Without one there are none."""
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Attach the objective. A trainer may load its model itself, and replace its forward later."""
+        self._trainer.attach_objective(kwargs["model"])
+        super().on_init_end(args, state, control, **kwargs)
 
     def begin_step(self) -> None:
         """Leave the time since the last step, or since a later log, out of documents per second."""
@@ -53,7 +59,9 @@ class TrainingLog(LogParts):
     def _of_training(self, model: Any, device: torch.device) -> dict[str, float]:
         speed = float(self._sequences) / max(time.perf_counter() - self._began, 1e-9)
         more = {"docs_per_second": speed, "memory_gib": peak_memory(device)}
-        more |= diagnostics(model, self._loss_fn, self.last_batch, self._trainer.compute_loss_context_manager)
+        if self.last_batch:
+            more |= diagnostics(model, self._loss_fn, self.last_batch, self._trainer.compute_loss_context_manager)
+        self._loss_fn.progress = attached_loss(model).progress
         weights = zip(self._loss_fn.parts, self._loss_fn.weights, strict=True)
         self._sequences, self._began = 0, time.perf_counter()
         return more | {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}

@@ -100,19 +100,30 @@ def best_of(settings: Recipe) -> Best:
                 "train.best to a score such as rouge2."
             )
         return Best(name)
-    usable = [metric for metric in METRICS if not METRICS.problem(metric)]
-    owners = score_owners(usable)
-    choices = _choices(usable)
-    if name not in owners:
-        raise UserError(
-            f"train.best: {name!r} is neither a term nor a score. {nearest(name, [*terms, *choices], 0.6)}"
-            f"Terms of this objective: {', '.join(terms)}. Scores of generated texts: "
-            f"{', '.join(choices)}."
-        )
-    metric = owners[name]
-    _raise_unless_usable(name, metric, choices)
+    metric = metric_of(name, "train.best", terms)
     better = scores_of(metric)[name].better
     return Best(name, metric, better == "higher", _options(metric, settings.train.best_options))
+
+
+def metric_of(name: str, key: str, terms: Sequence[str] = ()) -> str:
+    """The metric that has a score, and can score texts of a model in training.
+
+    Args:
+        name: of the score.
+        key: the setting that names it, for messages.
+        terms: what else may be named there.
+    """
+    usable = [metric for metric in METRICS if not METRICS.problem(metric)]
+    owners, choices = score_owners(usable), _choices(usable)
+    if name not in owners:
+        kind = "neither a term nor a score" if terms else "no score"
+        of_objective = f"Terms of this objective: {', '.join(terms)}. " if terms else ""
+        raise UserError(
+            f"{key}: {name!r} is {kind}. {nearest(name, [*terms, *choices], 0.6)}{of_objective}Scores of generated "
+            f"texts: {', '.join(choices)}."
+        )
+    _raise_unless_usable(name, owners[name], key, f"{'a term, or ' if terms else ''}one of {', '.join(choices)}")
+    return owners[name]
 
 
 def _choices(metrics: Iterable[str]) -> list[str]:
@@ -131,18 +142,19 @@ def _has_own_model(metric: str) -> bool:
     return "model" in METRICS[metric].options or bool(missing_options(metric, {}))
 
 
-def _raise_unless_usable(name: str, metric: str, choices: Sequence[str]) -> None:
-    instead = f"Choose a term, or one of {', '.join(choices)}."
+def _raise_unless_usable(name: str, metric: str, key: str, choices: str) -> None:
     if scores_of(metric)[name].better == "neither":
-        raise UserError(f"train.best: {name} only describes texts: neither high nor low values are better. {instead}")
+        raise UserError(
+            f"{key}: {name} only describes texts: neither high nor low values are better. Choose {choices}."
+        )
     if _has_own_model(metric):
         raise UserError(
-            f"train.best: {name} needs a model or a file of its own, which is not loaded beside the model "
-            f"in training. {instead} Score the finished run with {metric}: ngramloss score RUN --metrics "
+            f"{key}: {name} needs a model or a file of its own, which is not loaded beside the model "
+            f"in training. Choose {choices}. Score the finished run with {metric}: ngramloss score RUN --metrics "
             f"{metric}."
         )
     if needed := METRICS[metric].packages_needed:
-        raise UserError(f"train.best: {name} {needed}.")
+        raise UserError(f"{key}: {name} {needed}.")
 
 
 def _options(metric: str, given: Sequence[str]) -> dict[str, Any]:

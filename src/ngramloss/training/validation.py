@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from ngramloss.steps.padding import Pad
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes
 
+T = TypeVar("T")
+V = TypeVar("V")
 TRIED = 8
 """Examples on which the metric is tried before training."""
 
@@ -67,32 +69,47 @@ class GeneratedScore:
     def __call__(self, model: Any) -> dict[str, float]:
         """The score, and the seconds that it took."""
         began = time.perf_counter()
-        score = self._shared(self._texts(model))
+        texts = self._texts(model)
+        score = from_first(lambda: score_of(self.best, self.examples, texts), self.process, self.processes)
         return {self.best.name: score, "generation_runtime": time.perf_counter() - began}
 
     def _texts(self, model: Any) -> list[str]:
-        """The texts of all sources, from all processes. Shares are equally long, because FSDP needs that."""
-        count, each = len(self.sources), -(-len(self.sources) // self.processes)
-        rows = range(self.process, each * self.processes, self.processes)
-        mine = write_texts(
-            model,
-            [self.sources[row % count] for row in rows],
-            settings=self.settings,
-            tokenizer=self.tokenizer,
-            batch_size=self.batch_size,
+        settings: dict[str, Any] = {"settings": self.settings, "tokenizer": self.tokenizer}
+        return texts_of_all(
+            lambda mine: write_texts(model, mine, batch_size=self.batch_size, **settings),
+            self.sources,
+            self.process,
+            self.processes,
         )
-        if self.processes == 1:
-            return mine
-        shares: list[Any] = [None] * self.processes
-        torch.distributed.all_gather_object(shares, mine)
-        return [shares[row % self.processes][row // self.processes] for row in range(count)]
 
-    def _shared(self, texts: Sequence[str]) -> float:
-        """The score that the first process computes."""
-        score = [score_of(self.best, self.examples, texts) if self.process == 0 else 0.0]
-        if self.processes > 1:
-            torch.distributed.broadcast_object_list(score)
-        return score[0]
+
+def texts_of_all(
+    write: Callable[[Sequence[T]], list[str]], sources: Sequence[T], process: int, processes: int
+) -> list[str]:
+    """The texts of all sources, from all processes. Shares are equally long, because FSDP needs that.
+
+    Args:
+        write: sources → their texts, in this process.
+        sources: all of them, in every process.
+        process: the number of this process.
+        processes: how many there are.
+    """
+    count, each = len(sources), -(-len(sources) // processes)
+    mine = write([sources[row % count] for row in range(process, each * processes, processes)])
+    if processes == 1:
+        return mine
+    shares: list[Any] = [None] * processes
+    torch.distributed.all_gather_object(shares, mine)
+    return [shares[row % processes][row // processes] for row in range(count)]
+
+
+def from_first(compute: Callable[[], V], process: int, processes: int) -> V:
+    """What the first process computes, in all processes."""
+    found: list[Any] = [compute() if process == 0 else None]
+    if processes > 1:
+        torch.distributed.broadcast_object_list(found)
+    value: V = found[0]
+    return value
 
 
 def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pad) -> dict[str, float]:
@@ -170,7 +187,7 @@ def write_texts(
         batch_size: sources per batch.
     """
     generation = dataclasses.replace(settings.generation, num_beams=settings.train.best_beams)
-    with _unchanged(model):
+    with unchanged(model):
         search = search_of(model, generation)
         engine = engines.load_in_training(generation.engine, model, search)
         has_lines = has_several_sentences(settings.data.name)
@@ -180,7 +197,7 @@ def write_texts(
 
 
 @contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
+def unchanged(model: Any) -> Iterator[None]:
     """Let a model in training generate, and leave it as it was."""
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
