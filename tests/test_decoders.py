@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from searches import PROMPTED, SOURCES, tiny, with_settings, written
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
@@ -44,6 +45,33 @@ def test_log_probabilities_are_those_of_the_models_own_forward(family):
             parents = torch.randint(0, K, (B, K), generator=generator)
             decoder.reorder(parents, torch.tensor(position))
             texts = [[texts[b][parents[b, k]] for k in range(K)] for b in range(B)]
+
+
+class NoHost(TorchDispatchMode):
+    """Raise where the host reads a value or a size that only the device knows: no CUDA graph could be captured."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.name() not in (
+            "aten::_local_scalar_dense",
+            "aten::nonzero",
+            "aten::masked_select",
+            "aten::equal",
+        )
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", PROMPTED)
+def test_a_token_asks_the_device_for_no_value(family):
+    model = tiny(family)
+    for changes in ({"num_beams": 3}, {}, {"do_sample": True}):
+        search = with_settings(model, no_repeat_ngram_size=2, min_length=3, **changes)
+        searcher = graph.Searcher(model, search, len(PROMPTS), 13)
+        with torch.no_grad():
+            searcher.begin(PROMPTS)
+            with NoHost():
+                searcher.token()
+    with pytest.raises(AssertionError), NoHost():
+        torch.ones(1).item()
 
 
 @pytest.mark.parametrize("prompts", [[[5]], [[5], [7]], [[5], [7, 8]], PROMPTS], ids=["one", "ones", "two", "all"])
