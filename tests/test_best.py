@@ -12,7 +12,7 @@ from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.scores import Pooled, Scores, corpus_score
 from ngramloss.scoring import results, systems
 from ngramloss.training import validation
-from ngramloss.training.best import Best, best_of, is_better, tie_note
+from ngramloss.training.best import Best, best_of, is_better, loss_note, tie_note
 from ngramloss.training.validation import GeneratedScore, notes_on, score_of
 
 
@@ -159,7 +159,7 @@ def test_a_value_is_better_if_it_is_on_the_right_side(value, than, higher, bette
 
 ALWAYS_0 = (
     "rouge1 was 0.0000 in all 3 validations, so it could not select a checkpoint: the model has the weights of the first "
-    "validation, at step 5. Choose another train.best, or take the last weights with train.eval_every=0."
+    "validation, at step 5. Choose another train.best; train.best=last takes the last weights."
 )
 
 
@@ -188,6 +188,35 @@ def test_if_the_best_value_is_shared_it_is_said(name, values, sentence):
     note = tie_note(chosen(name), history)
     assert note.startswith(sentence)
     assert bool(note) == bool(sentence)
+
+
+@pytest.mark.parametrize(
+    ("name", "losses", "says"),
+    [
+        ("ce", [3.4, 3.3], True),
+        ("ce", [3.3, 3.4], False),
+        ("ce", [3.3, 3.3], False),
+        ("ce", [3.4, math.nan], False),
+        ("loss", [3.4, 3.3], False),
+        ("rouge2", [3.4, 3.3], False),
+        ("ce", [], False),
+    ],
+)
+def test_if_the_whole_objective_was_lower_elsewhere_it_is_said(name, losses, says):
+    history = [{"step": 1, "loss": 0.0}, *({"step": 5 * n, "eval_loss": loss} for n, loss in enumerate(losses, 1))]
+    note = loss_note(chosen(name), 5, history)
+    assert bool(note) == says
+    if says:
+        assert note.startswith(
+            "ce selected the weights of step 5, but the loss of the whole objective was lowest at step 10 (3.3000, and "
+            "3.4000 there)."
+        )
+
+
+def test_the_last_weights_can_be_asked_for():
+    assert chosen("last") == Best("last")
+    told = "train.early_stopping: needs something that becomes better, but train.best is last."
+    assert told in complaint("last", "train.early_stopping=3")
 
 
 # The score

@@ -206,8 +206,9 @@ def test_a_line_has_terms_diagnostics_and_costs():
         ({"data": []}, "there are no examples to train on"),
         ({"precision": "fp16"}, "fp16 needs a GPU"),
         ({"fsdp": True}, "fsdp needs several processes"),
+        ({"best": "last", "early_stopping": 2}, "train.best is last"),
     ],
-    ids=["whole rows", "no ids", "segments", "no examples", "fp16", "fsdp"],
+    ids=["whole rows", "no ids", "segments", "no examples", "fp16", "fsdp", "last"],
 )
 def test_what_cannot_be_trained_is_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
@@ -473,7 +474,7 @@ def test_python_selects_the_best_by_the_term_of_the_settings(tmp_path):
     assert got.outcome.state.best == min(values.values()) == values[got.outcome.state.best_step]
     with pytest.raises(UserError, match=r"'rouge2' is not a term of .* Choose one of loss, ce, matches"):
         trained(best="rouge2")
-    with pytest.raises(UserError, match=r"'rank' is not a term .* loss, ce\."):
+    with pytest.raises(UserError, match=r"'rank' is not a term .* loss, ce, last\."):
         trained(objective="ce + rank", best="rank")
 
 

@@ -133,8 +133,9 @@ class Train:
     keep: int = setting(2, least=1)
     """The number of newest checkpoints to keep, besides the best."""
     best: str = "ce"
-    """What selects the best checkpoint: the lowest validation value of a term (``loss`` is the whole objective), or the
-    best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``."""
+    """What selects the checkpoint that becomes the model: the lowest validation value of a term (``loss`` is the whole
+    objective), the best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``, or nothing:
+    ``last`` takes the last weights."""
     best_limit: int = setting(0, least=0)
     """For a score: generate texts for only this many validation examples, from the first on; 0 means all."""
     best_beams: int = setting(1, least=1, most=2**12)
@@ -468,6 +469,10 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
         (
             recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
             "train.early_stopping: needs validations, but train.eval_every is 0.",
+        ),
+        (
+            recipe.train.early_stopping == 0 or recipe.train.best != "last",
+            "train.early_stopping: needs something that becomes better, but train.best is last.",
         ),
         (
             recipe.generation.min_length <= recipe.generation.max_length,

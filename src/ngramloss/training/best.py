@@ -1,4 +1,4 @@
-"""``train.best`` of a recipe → what selects the best checkpoint: a term, or a score of generated texts."""
+"""``train.best`` of a recipe → what selects the weights that become the model: a term, a score of texts, or nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ngramloss.settings import nearest, toml_value
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import check_names
 
+LAST = "last"
+"""The value of ``train.best`` with which the last weights become the model."""
+
 
 class Best(NamedTuple):
     """What selects the best checkpoint.
 
     Attributes:
-        name: a term, ``ce`` or ``loss``; or a score of a metric.
+        name: a term, ``ce`` or ``loss``; a score of a metric; or ``last``, which selects nothing.
         metric: the metric that has the score; empty for a term.
         higher: whether higher values are better.
         options: of the metric.
@@ -45,8 +48,7 @@ def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
         best: what selects the best checkpoint.
         history: the log of the training.
     """
-    key = f"eval_{best.name}"
-    values = {row["step"]: row[key] for row in history if row.get(key, math.nan) == row.get(key)}  # without NaN
+    values = _validations(history, f"eval_{best.name}")
     top = (max if best.higher else min)(values.values(), default=0.0)
     tied = [step for step, value in values.items() if value == top]
     if len(tied) < 2:
@@ -54,14 +56,40 @@ def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
     if len(tied) == len(values):
         return (
             f"{best.name} was {top:.4f} in all {len(tied)} validations, so it could not select a checkpoint: the model "
-            f"has the weights of the first validation, at step {tied[0]}. Choose another train.best, or take the last "
-            "weights with train.eval_every=0."
+            f"has the weights of the first validation, at step {tied[0]}. Choose another train.best; train.best=last "
+            "takes the last weights."
         )
     return (
         f"{len(tied)} of {len(values)} validations have the best {best.name}, {top:.4f} (steps "
         f"{', '.join(map(str, tied))}): the model has the weights of the first of them. Validate on more examples, or "
         "choose another train.best, to see a difference."
     )
+
+
+def loss_note(best: Best, chosen: int, history: Iterable[Mapping[str, Any]]) -> str:
+    """What to say if the objective itself was lower at another validation than at the chosen one; else empty.
+
+    Args:
+        best: what selected the checkpoint.
+        chosen: its step.
+        history: the log of the training.
+    """
+    losses = {
+        row["step"]: row["eval_loss"] for row in history if row.get("eval_loss", math.nan) == row.get("eval_loss")
+    }
+    lowest = min(losses, key=lambda step: losses[step], default=chosen)
+    if best.metric or best.name == "loss" or chosen not in losses or losses[lowest] == losses[chosen]:
+        return ""
+    return (
+        f"{best.name} selected the weights of step {chosen}, but the loss of the whole objective was lowest at step "
+        f"{lowest} ({losses[lowest]:.4f}, and {losses[chosen]:.4f} there). n-gram terms often improve while ce rises: "
+        "train.best=loss, train.best=last, or a score of texts such as train.best=rouge2 would select otherwise."
+    )
+
+
+def _validations(history: Iterable[Mapping[str, Any]], key: str) -> dict[int, float]:
+    """The values of each validation, by step, without NaN."""
+    return {row["step"]: row[key] for row in history if row.get(key, math.nan) == row.get(key)}
 
 
 def is_better(value: float, than: float | None, *, higher: bool) -> bool:
@@ -80,6 +108,8 @@ def best_of(settings: Recipe) -> Best:
     read again and again.
     """
     name = settings.train.best
+    if name == LAST:
+        return Best(name)
     parsed = parse(settings.objective)
     compared = [term_name for term in parsed if term.reads == "candidates" for term_name in term.names]
     terms = [term for term in dict.fromkeys(["loss", "ce", *check_names(parsed)]) if term not in compared]

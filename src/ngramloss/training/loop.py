@@ -34,7 +34,7 @@ from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.training import checkpoints
-from ngramloss.training.best import Best, is_better
+from ngramloss.training.best import LAST, Best, is_better
 from ngramloss.training.log import Log
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
@@ -293,7 +293,7 @@ def train(
     settings = dataclasses.replace(settings or Train(), **changes)
     loss_fn = JointLoss(objective).with_ce()
     parts = (loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn).parts
-    terms = ["loss", *(part.name for part in parts)]
+    terms = ["loss", *(part.name for part in parts), LAST]
     if settings.best not in terms:
         raise UserError(
             f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
@@ -346,6 +346,8 @@ def check_settings(settings: Train, processes: int, device: torch.device) -> Non
     for key, rows in sizes.items():
         if rows % processes:
             raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
+    if settings.early_stopping and settings.best == LAST:
+        raise UserError("train.early_stopping: needs something that becomes better, but train.best is last.")
     precision = precision_of(settings, device)
     if settings.fsdp:
         raise_unless_shardable(processes, precision)

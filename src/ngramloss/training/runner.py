@@ -32,7 +32,7 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import check_names
 from ngramloss.training import card, checkpoints, loop
-from ngramloss.training.best import best_of, tie_note
+from ngramloss.training.best import best_of, loss_note, tie_note
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import IDENTITY
 from ngramloss.training.log import LogFile, show_lines
@@ -256,7 +256,8 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     chosen = _best_checkpoint(run, newest, facts["best_step"])
     is_best = checkpoints.step(chosen) == facts["best_step"]
     best = best_of(settings)
-    note = tie_note(best, whole_rows(run.log)) if is_best else ""
+    history = list(whole_rows(run.log)) if is_best else []
+    note = tie_note(best, history) or loss_note(best, checkpoints.step(chosen), history)
     if note:
         logger.info(note)
     write_whole(run.card, card.card_text(settings, prepared, facts, chosen, note=note))

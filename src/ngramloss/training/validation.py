@@ -131,7 +131,8 @@ def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pa
             first = (batch * here.count + here.rank) * each
             picked = [rows[row] for row in range(first, min(first + each, len(rows)))]
             inputs = {name: value.to(here.device) for name, value in padder(picked).items()}
-            with torch.no_grad():
+            # Compiled layers would be compiled again without gradients, which takes longer than it saves.
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 model(**inputs)
             parts = last_parts(model)
             counts = loss_fn.denominators(aligned_labels(model, inputs)).float()  # [parts]
