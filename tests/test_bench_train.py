@@ -232,6 +232,17 @@ def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
         train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 3, model=str(folder), **options)
 
 
+def test_a_decoder_only_model_in_a_folder_needs_no_tokenizer(tmp_path):
+    from models import tiny
+
+    from ngramloss.bench import step
+
+    model = tiny("llama")
+    model.config.pad_token_id = None
+    model.save_pretrained(tmp_path)
+    assert step.built(str(tmp_path)).config.pad_token_id == 0
+
+
 # Processes
 
 

@@ -170,15 +170,16 @@ def test_settings_that_depend_on_prompts_are_refused(changes, reason):
     assert reason in only
 
 
-def test_without_lengths_a_text_has_twenty_tokens_whatever_its_prompt():
+def test_without_lengths_a_text_has_as_many_tokens_whatever_its_prompt():
     model = copy.deepcopy(tiny("llama"))
+    model.config.max_position_embeddings = 256
     with_settings(model, eos_token_id=None)
     model.generation_config.update(max_new_tokens=None)
     search = search_of(model)
     assert not list(graph.unsupported(model, search))
     texts = written(graph, model, search)
     assert texts == written(hf, model, search)
-    assert {len(text) for (text,) in texts} == {21}
+    assert {len(text) for (text,) in texts} == {129}
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
@@ -210,3 +211,35 @@ def test_a_setting_of_the_model_that_attention_here_does_not_know_is_refused():
         UserError, match=r"LlamaForCausalLM computes its logits in a way that this engine does not know"
     ):
         graph.load(model, with_settings(model), precision="fp32")
+
+
+@pytest.mark.parametrize(
+    ("attention", "window"), [("Llama", None), ("Mistral", 30)], ids=["llama has none", "mistral reads its config"]
+)
+def test_fused_attention_has_the_window_of_the_model(attention, window, monkeypatch):
+    from ngramloss.generation import fused_layers
+    from ngramloss.gpu import decoding
+
+    config = getattr(transformers, f"{attention}Config")(**models.LLAMA, sliding_window=30)
+    layer = getattr(transformers, f"{attention}ForCausalLM")(config).model.layers[0].self_attn
+    seen = {}
+
+    class Cached:
+        width = 8
+
+        def attend(self, index, queries, keys, values, position, **options):
+            seen.update(options)
+            return queries
+
+    monkeypatch.setattr(decoding, "rotate", lambda *rows: None, raising=False)
+    fused_layers._attended(layer, torch.zeros(1, 2, 16), position_embeddings=(), cached=Cached(), text_position=None)
+    assert seen["window"] == window
+
+
+def test_an_adapter_on_the_head_is_refused():
+    peft = pytest.importorskip("peft")
+    model = models.tiny("llama")
+    search = search_of(model, max_new_tokens=4)
+    assert not list(graph.unsupported(model, search))
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM"))
+    assert list(graph.unsupported(model, search)) == ["the output head has an adapter: merge it first"]

@@ -173,6 +173,17 @@ def test_a_chat_template_that_cannot_be_used_is_refused(template, message):
         prompt_of(Data(prompt="chat"), "summarisation", "", gpt_like(template=template), STOPS)
 
 
+def test_what_a_chat_template_writes_before_an_answer_belongs_to_the_prompt():
+    thinking = CHATML.replace(
+        "{{ message['content'] }}",
+        "{% if message['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ message['content'] }}",
+    )
+    tokenizer = gpt_like(template=thinking)
+    inputs, labels, _ = made(Data(prompt="chat"), tokenizer)
+    assert tokenizer.decode(inputs).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert tokenizer.decode(labels) == f"{TARGET}<|im_end|>"
+
+
 # Messages
 
 
@@ -221,8 +232,9 @@ def test_a_chat_template_that_rewrites_earlier_messages_is_refused_for_several_a
         "{% if loop.last and message['role'] == 'assistant' %}<think></think>{% endif %}{{ message['content'] }}",
     )
     tokenizer = gpt_like(template=thinking)
-    _, labels, _ = talk(tokenizer, TALK[:3])
-    assert tokenizer.decode(labels) == "<think></think>It slept.<|im_end|>"
+    inputs, labels, _ = talk(tokenizer, TALK[:3])
+    assert tokenizer.decode(inputs).endswith("assistant\n<think></think>")
+    assert tokenizer.decode(labels) == "It slept.<|im_end|>"
     with pytest.raises(UserError, match=r"writes messages differently when others follow \(row '1', message 5\)"):
         talk(tokenizer)
 
@@ -295,6 +307,7 @@ def test_an_empty_completion_is_a_bad_row(tmp_path):
         (["data.prompt=Summary:"], r"data.prompt: must have \{source\} once"),
         (["data.prompt={source} {source}"], r"data.prompt: must have \{source\} once"),
         (["data.instruction=Summarise."], 'data.instruction: belongs to data.prompt = "chat"'),
+        ([r"data.prompt={source}\n\nTL;DR:"], r"""--set 'data.prompt="\{source\}\\n"""),
     ],
 )
 def test_a_wrong_prompt_is_a_mistake_in_the_recipe(settings, message):
@@ -340,7 +353,7 @@ def test_tokens_are_cached_by_everything_that_makes_the_prompt(tmp_path, tokeniz
     others = [
         replace(prompt, before="x"),
         replace(prompt, after="x"),
-        replace(prompt, lead="x"),
+        replace(prompt, lead="" if prompt.lead is None else None),
         replace(prompt, ending=(5, 3) if column else (5,)),
         replace(prompt, stop=(*prompt.stop, 9)),
         replace(prompt, chat_template="x"),

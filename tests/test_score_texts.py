@@ -42,7 +42,11 @@ def tokenizer():
 
 def model_of(kind):
     torch.manual_seed(0)
-    sizes = {"vocab_size": len(tokenizer()), "max_position_embeddings": 128, "pad_token_id": 1}
+    sizes = {
+        "vocab_size": len(tokenizer()),
+        "max_position_embeddings": 128 if kind == "bart" else 256,
+        "pad_token_id": 1,
+    }
     if kind == "bart":
         settings = {**BART, **sizes, "decoder_start_token_id": 2, "dropout": 0.1}
         return transformers.BartForConditionalGeneration(transformers.BartConfig(**settings))
@@ -168,6 +172,24 @@ def test_a_text_ends_where_its_chat_template_ends_and_where_the_model_stops(monk
     ng.ScoreTexts(ROWS["messages"], max_new_tokens=3, num_beams=2)._found(model, tokenizer())
     assert (found[0].ends, found[0].num_beams, found[0].max_length, found[0].sample) == ((2, 5), 2, 4, False)
     assert model.generation_config.eos_token_id == 5
+
+
+def test_prompts_and_texts_must_fit_into_the_model():
+    model = model_of("prompt")
+    _, shape = ng.ScoreTexts(ROWS["prompt"], max_new_tokens=200)._prepare(model, tokenizer())
+    assert shape.max_source == 56
+    for asked in ({"max_source": 250}, {"max_new_tokens": 256}):
+        with pytest.raises(UserError, match="do not fit into the 256 positions of the model"):
+            ng.ScoreTexts(ROWS["prompt"], **asked)._prepare(model, tokenizer())
+
+
+def test_virtual_tokens_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(UserError, match="behind virtual tokens"):
+        trainer(
+            "prompt", tmp_path, [ng.ScoreTexts(ROWS["prompt"])], model=peft.get_peft_model(model_of("prompt"), config)
+        )
 
 
 def test_the_best_checkpoint_may_be_that_of_a_score(tmp_path):

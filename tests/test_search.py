@@ -1,6 +1,8 @@
 """The settings of a search: those of the model, changed by a recipe, then by options."""
 
+import models
 import pytest
+from logged import logged
 from searches import ids, real_model
 
 from ngramloss.generation.engines import hf
@@ -48,3 +50,17 @@ def test_generate_gets_the_changes_and_the_model_keeps_its_settings():
     assert found == hf.load(prepared, search_of(prepared), precision="fp32")(ids())
     assert found != hf.load(model, search_of(model), precision="fp32")(ids())
     assert search_facts(model, search_of(model, chosen)) == search_facts(prepared, search_of(prepared))
+
+
+def test_texts_of_a_decoder_only_model_are_not_cut_at_hugging_faces_twenty_tokens():
+    model = models.tiny("llama")
+    model.generation_config.update(max_length=None, max_new_tokens=None)
+    with logged() as said:
+        search = search_of(model)
+    assert (search.max_length, search.changes["max_new_tokens"]) == (129, 128)
+    assert said == [
+        "neither the model's own settings nor a recipe limit the length of texts: they get at most 128 tokens (set "
+        "generation.max_length)."
+    ]
+    assert search_of(model, max_new_tokens=20).max_length == 21
+    assert search_of(model, Generation(max_length=30)).max_length == 31

@@ -120,6 +120,35 @@ def test_evaluation_gives_exact_means_whatever_the_batch(tmp_path, batch):
     assert metrics["eval_loss"] == pytest.approx(metrics["eval_matches(2)"], abs=1e-6)
 
 
+def test_generated_predictions_of_a_decoder_only_model_would_see_the_reference(tmp_path):
+    trainer = NgramTrainer(
+        models.tiny("llama"),
+        arguments(tmp_path, predict_with_generate=True),
+        objective="ce",
+        eval_dataset=[{"input_ids": [3, 4, 5], "labels": [-100, 4, 5]}] * 2,
+        compute_metrics=row_count,
+    )
+    with pytest.raises(UserError, match=r"would show a decoder-only model the reference.*ScoreTexts"):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("name", ["ce", "eval_matches(2)"])
+def test_the_lowest_value_of_a_term_is_the_best(tmp_path, name):
+    args = arguments(tmp_path, metric_for_best_model=name)
+    assert args.greater_is_better  # as Hugging Face takes it
+    model = tiny()
+    trainer = NgramTrainer(model, args, objective="ce + matches(2)", train_dataset=rows(4), data_collator=padded(model))
+    assert not trainer.args.greater_is_better
+
+
+def test_virtual_tokens_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = peft.get_peft_model(models.tiny("llama"), config)
+    with pytest.raises(UserError, match="virtual tokens"):
+        NgramTrainer(model, arguments(tmp_path), objective="ce", train_dataset=rows(4))
+
+
 def test_generated_predictions_reach_compute_metrics_beside_the_terms(tmp_path):
     model = tiny()
     model.generation_config.max_length = 12

@@ -493,6 +493,11 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             f"{recipe.data.prompt!r}.",
         ),
         (
+            "\\n" not in recipe.data.prompt + recipe.data.instruction,
+            "data.prompt: has a backslash and an n where a line should end. On the command line, put it in quotes: "
+            """--set 'data.prompt="{source}\\n\\nSummary:"'.""",
+        ),
+        (
             not recipe.data.instruction or recipe.data.prompt == CHAT,
             f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.',
         ),

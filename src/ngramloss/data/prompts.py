@@ -36,7 +36,8 @@ class Prompt:
     Attributes:
         before: text before a source.
         after: text after it.
-        lead: text between prompt and completion; None is a space, unless white space is there already.
+        lead: what a chat template writes between the beginning of an answer and its text, such as an empty thought: the
+            end of the prompt. None without a chat template: a space, unless white space is there already.
         ending: ids at the end of every completion; the last is the first of ``stop``.
         stop: ids at which generation stops.
         chat_template: what writes messages as one text; empty if there are none.
@@ -105,7 +106,7 @@ def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: b
     before, after = prompt.split(_SOURCE)
     stop = tuple(dict.fromkeys([ending[at], *stops]))
     text = template if isinstance(template, str) else json.dumps(template)
-    return Prompt(before, after, lead, tuple(ending[: at + 1]), stop, text, messages)
+    return Prompt(before, after + lead, lead, tuple(ending[: at + 1]), stop, text, messages)
 
 
 def _written(tokenizer: Any, messages: Sequence[Message], *, ask: bool = False) -> str:
@@ -153,7 +154,7 @@ def prompt_ids(
 def _whole(source: str, tokenizer: Any, prompt: Prompt) -> str:
     """The text of a prompt."""
     if prompt.messages:
-        return _written(tokenizer, json.loads(source), ask=True)
+        return _written(tokenizer, json.loads(source), ask=True) + (prompt.lead or "")
     return prompt.before + (source.strip() if prompt.chat_template else source) + prompt.after
 
 
@@ -167,7 +168,7 @@ def _shortened(source: str, ids: Ids, first: Ids, tokenizer: Any, prompt: Prompt
         read = [each for each in messages if each["role"] != ASSISTANT]
         longest = max(read, key=lambda message: len(message["content"]))
         text, longest["content"] = longest["content"], _SOURCE
-        before, _, after = _written(tokenizer, messages, ask=True).partition(_SOURCE)
+        before, _, after = (_written(tokenizer, messages, ask=True) + (prompt.lead or "")).partition(_SOURCE)
     (head, document), (tail,) = bare_ids(tokenizer, [before or "", text]), _following([after], tokenizer)
     head = head if head[: len(first)] == first else [*first, *head]
     room = max_source - len(head) - len(tail)
@@ -207,7 +208,7 @@ def completion_ids(
 def _led(source: str, target: str, prompt: Prompt) -> str:
     """The target with what stands between it and the prompt."""
     if prompt.lead is not None:
-        return prompt.lead + target.strip()
+        return target.strip()
     joined = (prompt.after or source)[-1:].isspace() or target[:1].isspace()
     return target if joined else f" {target}"
 
@@ -234,7 +235,7 @@ def rows(
     if not prompt.messages:
         made = completion_ids(sources, targets, tokenizer, prompt, max_target, cut[1])
         return prompt_ids(sources, tokenizer, prompt, max_source, cut[0]), made
-    conversations = [_turns(example, tokenizer) for example in examples]
+    conversations = [_turns(example, tokenizer, prompt.lead or "") for example in examples]
     pieces = iter(_following([piece for _, texts in conversations for piece in texts], tokenizer))
     labels = []
     for _, texts in conversations:
@@ -257,13 +258,13 @@ def _learnt(ids: Ids, end: int) -> Ids:
     return [*ids[:after], *(~token for token in ids[after:])]
 
 
-def _turns(example: Example, tokenizer: Any) -> tuple[str, list[str]]:
+def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[str]]:
     """The messages before the first answer, and the text after them: an answer, what is read, an answer, …"""
     messages: list[Message] = [*json.loads(example.source), {"role": ASSISTANT, "content": example.target}]
     answers = [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]
     written, pieces = "", []
     for at in answers:
-        for text in (_written(tokenizer, messages[:at], ask=True), _written(tokenizer, messages[: at + 1])):
+        for text in (_written(tokenizer, messages[:at], ask=True) + lead, _written(tokenizer, messages[: at + 1])):
             if not text.startswith(written):
                 raise UserError(
                     f"the chat template of the tokenizer writes messages differently when others follow (row "

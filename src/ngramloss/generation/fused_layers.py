@@ -69,7 +69,9 @@ def _attended(
             for norm, rows in ((module.q_norm, queries), (module.k_norm, keys))
         )
     decoding.rotate(queries, keys, *position_embeddings)
-    window = getattr(module, "sliding_window", getattr(module.config, "sliding_window", None))
+    window = getattr(module, "sliding_window", None)
+    if type(module).__name__ == "MistralAttention":  # it alone reads the configuration; Llama has no window
+        window = getattr(module.config, "sliding_window", None)
     values = module.v_proj(hidden_states)  # [B, K, H · d]
     found = cached.attend(module.layer_idx, queries, keys, values, text_position, scale=module.scaling, window=window)
     return module.o_proj(found), None

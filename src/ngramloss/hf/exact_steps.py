@@ -13,7 +13,8 @@ from transformers import Trainer
 
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attached_loss
-from ngramloss.hf.heads import has_encoder
+from ngramloss.hf.heads import adds_tokens, has_encoder
+from ngramloss.hf.log_parts import lower_is_better
 from ngramloss.hf.segments import KEY, Unit
 from ngramloss.hf.training_log import TrainingLog
 from ngramloss.loss import JointLoss
@@ -44,6 +45,7 @@ class ExactSteps(Trainer):
         self.loss_fn, self._texts = JointLoss(objective, memory=memory), segments
         self._training_log = TrainingLog(self, self.loss_fn)
         super().__init__(args=args, callbacks=[*(callbacks or ()), self._training_log], **kwargs)
+        lower_is_better(self.args, self.loss_fn)
         self._refuse_sharding()
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True  # the second for transformers before 5.20
         self._set_signature_columns_if_needed()
@@ -52,6 +54,11 @@ class ExactSteps(Trainer):
 
     def attach_objective(self, model: Any) -> Any:
         """Attach the objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""
+        if adds_tokens(model):
+            raise UserError(
+                "adapters that add virtual tokens (prompt tuning, prefix tuning) move the labels, so tokens would not "
+                "be counted right. Use LoRA, or another adapter of layers."
+            )
         attach(model, self.loss_fn.with_ce().terms, memory=self.loss_fn.memory, segments=self._texts)
         attached_loss(model).progress = 1.0  # for an evaluation without training
         return model

@@ -42,6 +42,11 @@ def has_encoder(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
+def adds_tokens(model: Any) -> bool:
+    """Whether an adapter of PEFT puts virtual tokens before the text: prompt tuning, prefix tuning and their like."""
+    return bool(getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False))
+
+
 def bare(model: Any) -> Any:
     """The Hugging Face model inside ``torch.compile``, DDP and PEFT wrappers."""
     inner = model._modules.get("_orig_mod") or model._modules.get("module")

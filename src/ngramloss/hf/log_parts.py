@@ -13,6 +13,17 @@ from ngramloss.hf.attach import attached_step_loss
 from ngramloss.hf.calls import calling_trainers, put_first
 from ngramloss.hf.heads import bare
 from ngramloss.hf.step_loss import LastCall, StepLoss, see_inputs, step_loss_of
+from ngramloss.loss import JointLoss
+from ngramloss.output.console import logger
+
+
+def lower_is_better(args: Any, loss_fn: JointLoss) -> None:
+    """Let ``metric_for_best_model`` select the lowest value of a term: Hugging Face selects the highest of everything
+    whose name does not end with "loss"."""
+    name = (getattr(args, "metric_for_best_model", None) or "").removeprefix("eval_")
+    if args.greater_is_better and name in {"ce", *(part.name for part in loss_fn.parts)}:
+        args.greater_is_better = False
+        logger.info(f"metric_for_best_model={name!r} is a term of the objective, so its lowest value is the best.")
 
 
 class LogParts(TrainerCallback):
@@ -52,8 +63,10 @@ class LogParts(TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move before the reporting callbacks, so that they see the terms: Trainer puts a user's callbacks last."""
         self._begin(kwargs["model"])
-        if self._step_loss(kwargs["model"]).loss_fn.progress is None:
-            self._step_loss(kwargs["model"]).loss_fn.progress = 1.0  # for an evaluation without training
+        loss_fn = self._step_loss(kwargs["model"]).loss_fn
+        lower_is_better(args, loss_fn)
+        if loss_fn.progress is None:
+            loss_fn.progress = 1.0  # for an evaluation without training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Reset all sums."""

@@ -11,6 +11,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ngramloss.errors import UserError
 from ngramloss.hf import candidates
 from ngramloss.hf.exact_steps import ExactSteps
+from ngramloss.hf.heads import bare, has_encoder
 from ngramloss.hf.segments import Unit
 from ngramloss.steps.plan import LengthGrouped, data_seed
 from ngramloss.terms import Term
@@ -77,6 +78,11 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
     ) -> tuple[Any, Any, Any]:
         """As stock, without the labels of repeated rows."""
         has_candidates, args = inputs.get("candidates") is not None, self.args
+        if getattr(args, "predict_with_generate", False) and not prediction_loss_only and not has_encoder(bare(model)):
+            raise UserError(
+                "predict_with_generate would show a decoder-only model the reference, which is in the same row. Remove "
+                "it, and add callbacks=[ng.ScoreTexts(examples)], which writes behind the prompts."
+            )
         if has_candidates and getattr(args, "predict_with_generate", False) and not prediction_loss_only:
             raise UserError(
                 "predict_with_generate cannot generate from rows with candidates. Leave them out of the "

@@ -20,7 +20,7 @@ from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.search import Options
 from ngramloss.generation.writer import Writer
 from ngramloss.hf.calls import put_first
-from ngramloss.hf.heads import bare
+from ngramloss.hf.heads import adds_tokens, bare
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.models.loading import is_causal
@@ -29,6 +29,7 @@ from ngramloss.recipe import Data
 from ngramloss.training.best import metric_of
 from ngramloss.training.validation import TRIED, from_first, texts_of_all, unchanged
 
+LONGEST_SOURCE = 1024
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
@@ -47,7 +48,8 @@ class ScoreTexts(TrainerCallback):
         tokenizer: by default the trainer's ``processing_class``.
         prompt: for a decoder-only model and columns other than ``prompt`` and ``messages``: a template with
             ``{source}``, or ``"chat"``, as in ``data.prompt``. Use the one that the training rows were made with.
-        max_source: the most tokens of a source or prompt; longer ones are cut.
+        max_source: the most tokens of a source or prompt; longer ones are cut. By default 1,024, or as many as leave a
+            decoder-only model positions for the text.
         max_new_tokens: the most tokens of a text.
         num_beams: of the search, which does not sample.
         batch_size: texts at a time.
@@ -67,7 +69,7 @@ class ScoreTexts(TrainerCallback):
         scores: Sequence[str] = ROUGE,
         tokenizer: Any = None,
         prompt: str = "",
-        max_source: int = 1024,
+        max_source: int | None = None,
         max_new_tokens: int = 128,
         num_beams: int = 1,
         batch_size: int = 8,
@@ -81,7 +83,7 @@ class ScoreTexts(TrainerCallback):
             self._metrics.setdefault(metric_of(name, "scores"), []).append(name)
         self._tokenizer, self._batch_size = tokenizer, batch_size
         self._max_new_tokens, self._num_beams = max_new_tokens, num_beams
-        self._data = Data(name="", separator="none", prompt=prompt, max_source=max_source)
+        self._prompt, self._max_source = prompt, max_source
         self._shape: Shape | None = None
         self._last = (-1, "")
         tried = self.examples[:TRIED]
@@ -93,6 +95,11 @@ class ScoreTexts(TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move before the reporting callbacks, and check that the model can read the examples."""
         put_first(self)
+        if adds_tokens(kwargs["model"]):
+            raise UserError(
+                "ScoreTexts does not write texts behind virtual tokens (prompt tuning, prefix tuning). Use LoRA, or "
+                "remove it."
+            )
         self._prepare(bare(kwargs["model"]), kwargs.get("processing_class"))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -130,17 +137,30 @@ class ScoreTexts(TrainerCallback):
             raise UserError("ScoreTexts has no tokenizer: the trainer has none. Give it: ScoreTexts(…, tokenizer=…).")
         if self._shape is None:
             causal = is_causal(model.config)
-            if not causal and (self._data.prompt or self._column == "messages"):
-                what = "prompt" if self._data.prompt else "messages"
+            if not causal and (self._prompt or self._column == "messages"):
+                what = "prompt" if self._prompt else "messages"
                 raise UserError(
                     f"ScoreTexts: `{what}` is for decoder-only models, and {type(model).__name__} is an "
                     "encoder-decoder. Give it texts as its encoder reads them, in the columns source and target."
                 )
             prompt = None
+            data = Data(name="", separator="none", prompt=self._prompt, max_source=self._longest_source(model, causal))
             if causal:
-                prompt = prompt_of(self._data, "summarisation", self._column, tokenizer, _stops(model, tokenizer))
-            self._shape = Shape.of(self._data, prompt)
+                prompt = prompt_of(data, "summarisation", self._column, tokenizer, _stops(model, tokenizer))
+            self._shape = Shape.of(data, prompt)
         return tokenizer, self._shape
+
+    def _longest_source(self, model: Any, causal: bool) -> int:
+        """The most tokens of a source. A decoder-only model must have positions for the text, too."""
+        positions = getattr(model.config, "max_position_embeddings", None)
+        room = positions - self._max_new_tokens if causal and positions is not None else None
+        asked = self._max_source or (LONGEST_SOURCE if room is None else min(LONGEST_SOURCE, max(room, 1)))
+        if room is not None and asked > room:
+            raise UserError(
+                f"ScoreTexts: prompts of {asked} tokens (max_source) and texts of {self._max_new_tokens} "
+                f"(max_new_tokens) do not fit into the {positions} positions of the model. Lower one of them."
+            )
+        return asked
 
     def _write(self, model: Any, tokenizer: Any, shape: Shape, ids: Sequence[Sequence[int]]) -> list[str]:
         """A text for each source."""

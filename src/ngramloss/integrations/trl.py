@@ -78,11 +78,6 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
                 f"{str(self.loss_fn)!r} compares candidates, and rows of SFTTrainer have none. Use NgramTrainer, or "
                 "leave these terms out."
             )
-        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            raise UserError(
-                "adapters that add virtual tokens (prompt tuning, prefix tuning) move the labels, so tokens would not "
-                "be counted right. Use LoRA, or another adapter of layers."
-            )
         super().attach_objective(model)
         attached_loss(model).watch(*WATCHED, needs=["entropy"])
         return model

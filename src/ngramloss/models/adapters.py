@@ -92,21 +92,23 @@ def raise_unless_mergeable(model: Any) -> None:
 
 @torch.no_grad()
 def merged(model: Any) -> Any:
-    """A new model without adapters that computes the same. The given one is not changed; a plain one is returned."""
+    """A new model without adapters, on the CPU, that computes the same. A plain one is returned as it is."""
     if not has_adapters(model):
         return model
     lora = needed("peft.tuners.lora", "model.lora", "lora")
     base = model.get_base_model()
-    state = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
+    state = {  # on the CPU: a second model may not fit beside the first
+        name.replace(".base_layer.", "."): tensor.cpu()
+        for name, tensor in base.state_dict().items()
+        if ".lora_" not in name
     }
     for name, layer in base.named_modules():
         if isinstance(layer, lora.LoraLayer):
             weight = layer.get_base_layer().weight
             active = [] if layer.merged or layer.disable_adapters else layer.active_adapters
             delta = sum(layer.get_delta_weight(adapter) for adapter in active if adapter in layer.scaling)
-            state[f"{name}.weight"] = (weight + delta).to(weight.dtype)
-    plain = type(base)._from_config(deepcopy(base.config), dtype=base.dtype).to(base.device)
+            state[f"{name}.weight"] = (weight + delta).to("cpu", weight.dtype)
+    plain = type(base)._from_config(deepcopy(base.config), dtype=base.dtype)
     plain.load_state_dict(state)
     plain.generation_config = deepcopy(base.generation_config)
     return plain.eval()

@@ -76,6 +76,9 @@ def _check_indices(folder: Path) -> None:
 def _pad(model: Any, tokenizer: Any) -> None:
     """Give a decoder-only model and its tokenizer an id for padding. Which one it is does not matter: padding is masked
     by its place, never by its id."""
+    if tokenizer is None:  # without texts, as in benchmarks
+        model.config.pad_token_id = model.config.pad_token_id or 0
+        return
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
             raise UserError("its tokenizer has neither a padding token nor one for the end of a text; it needs one")

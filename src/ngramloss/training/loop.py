@@ -223,9 +223,10 @@ def run(job: Job, here: Processes) -> Outcome:
                     line = log.write(step.number, norm=norm, rate=rate, more=more)
                     _raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
-                with log.paused(), autocast():
-                    validation = terms_on(model, job.validation, settings, here, padder)
-                    if job.score is not None:
+                with log.paused():
+                    with autocast():
+                        validation = terms_on(model, job.validation, settings, here, padder)
+                    if job.score is not None:  # in the precision of the weights, as `ngramloss generate`
                         validation |= {f"eval_{name}": value for name, value in job.score(model).items()}
                     log.write_validation(step.number, validation)
                     _raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)

@@ -20,6 +20,7 @@ from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.sampling import sampled, text_seeds
 from ngramloss.generation.search import Search
 from ngramloss.gpu import graphs
+from ngramloss.hf.heads import head_module, head_of
 from ngramloss.steps.padding import padded
 
 LOOKED = 8
@@ -53,6 +54,8 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
             "max_length and min_length in generation_config.json count the tokens of prompts: there, name them "
             "max_new_tokens and min_new_tokens, or set generation.max_length in a recipe"
         )
+    if head_of(model, head_module(model)).low_rank is not None:
+        yield "the output head has an adapter: merge it first"
     if search.start is None and search.first is not None:
         yield "forced_bos_token_id concerns only prompts of one token"
     if search.sample and search.seed is None:

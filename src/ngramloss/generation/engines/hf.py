@@ -18,9 +18,13 @@ from ngramloss.errors import UserError
 from ngramloss.generation.sampling import sampled, text_seeds
 from ngramloss.generation.search import Options, Search
 from ngramloss.models.loading import generation_changes, is_causal
+from ngramloss.output.console import logger
 from ngramloss.recipe import Generation
 from ngramloss.steps.padding import padded
 
+UNLIMITED = Generation().max_length
+"""The most tokens of a text of a decoder-only model if nothing says how many. Hugging Face's default is 20, which cuts
+most texts in the middle of a sentence."""
 KNOWN = {
     "max_length",
     "max_new_tokens",
@@ -82,6 +86,13 @@ def search_of(
     changes |= {} if generation is None else generation_changes(generation, causal=causal)
     changes |= _asked(options, _changed_config(model, changes).num_beams or 1)
     config = _changed_config(model, changes)
+    if causal and config.max_new_tokens is None and config.max_length is None:
+        logger.info(
+            f"neither the model's own settings nor a recipe limit the length of texts: they get at most {UNLIMITED} "
+            "tokens (set generation.max_length)."
+        )
+        changes["max_new_tokens"] = UNLIMITED
+        config = _changed_config(model, changes)
     defaults = config._get_default_generation_params()
 
     def value(name: str) -> Any:
