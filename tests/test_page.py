@@ -1500,6 +1500,20 @@ def test_distributions_count_every_case_once(visit):
     until(tab, f"document.querySelector('#scatter').getAttribute('aria-label').endsWith('{known} points')")
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ("13.33, 100", [20, 40, 60, 80, 100]),
+        ("11, 18, 1", [12, 14, 16, 18]),
+        ("3, 6, 1", [3, 4, 5, 6]),
+        ("-0.25, 0.31", [-0.2, 0, 0.2]),
+        ("7, 7", [7]),
+    ],
+)
+def test_ticks_of_distributions_are_round(visit, ends, expected):
+    assert visit().evaluate(f"ticks({ends})") == expected
+
+
 def background(tab):
     return sum(map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]))
 

@@ -103,7 +103,7 @@ def round_ticks(ax: Axes, axis: Literal["x", "y"], *, whole: bool = False) -> No
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     drawn = ax.xaxis if axis == "x" else ax.yaxis
-    drawn.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=whole))
+    drawn.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
     drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
 
 
