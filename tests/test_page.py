@@ -801,7 +801,7 @@ def seeded(count=6):
             "ours",
             ["m-1", "m-2"],
             dict.fromkeys(SCORES, spread(41.9, 0.1, 41.6, 42.1)),
-            {key: {"difference": 0.4, "low": 0.1, "high": 0.7, "p": 0.02, "p_holm": 0.02} for key in SCORES},
+            {key: {"difference": 0.4, "low": 0.1, "high": 0.7, "p": 0.004, "p_holm": 0.02} for key in SCORES},
         ),
     ]
     texts = [*report.cases.texts, report.cases.texts[2]]
@@ -868,6 +868,7 @@ def test_systems_of_one_run_are_drawn_with_their_intervals_over_documents():
     assert matches[:4] == ("ce + matches(2)", 41.87, 41.37, 42.37)
     assert matches[4:8] == (0.3, pytest.approx(0.2), pytest.approx(0.4), "**")
     assert math.isnan(ce.difference), "it was not compared"
+    assert charts.estimates(sample(0), "rougeL")[2].mark == "*", "of the corrected p"
     later = replace(sample(0), systems=[*sample(0).systems[1:], sample(0).systems[0]], cases=None)
     assert [row.label for row in charts.estimates(later, "rouge1")][:2] == ["ce", "ce + matches(2)"]
     assert "lead-3" not in [row.label for row in charts.estimates(later, "rouge1")], "far from the others"
@@ -942,10 +943,10 @@ def test_sets_have_scores_on_axes_of_their_own_and_differences_on_one():
     one, other = lines_across(drawn.scores, "series-0")
     assert one == other, "each set has its own axis"
     assert not set(words_in(drawn.scores)) & {"30"}, "no axis goes from one set to the other"
-    wide = [*rows[:3], *(row._replace(difference_low=row.difference_low - 3) for row in rows[3:])]
+    wide = [*rows[:3], *(row._replace(difference_high=row.difference_high + 3) for row in rows[3:])]
     one, other = lines_across(forest.draw_forest(wide, "x", score="primary score").differences, "series-0")
-    assert one[1] == other[1], "a difference has the same place in all sets"
-    assert one[0] > other[0]
+    assert one[0] == other[0], "a difference has the same place in all sets"
+    assert one[1] < other[1]
     assert "XSum: ce: 41.50 [41.20, 41.80]; " in drawn.scores
 
 

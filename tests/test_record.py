@@ -92,7 +92,7 @@ def test_groups_of_runs_are_known_to_systems_trainings_and_notes(tmp_path):
     folders = [run(tmp_path / name, objective=name[:-1], seed=int(name[-1])) for name in ("ce1", "ce2", "m1", "m2")]
     for folder in folders:
         (folder / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    lead = run(tmp_path / "lead")
+    lead = run(tmp_path / "lead", dict(TEXTS, b="it"))
     (lead / "recipe.toml").unlink()
     found = record(*folders, lead, metrics=("rouge",))
     assert [system.group for system in found.systems] == ["ce", "ce", "m", "m", "lead"]
@@ -113,6 +113,7 @@ def test_groups_of_runs_are_known_to_systems_trainings_and_notes(tmp_path):
     assert single.spread["rouge1"]["mean"] == value
     test = single.against_first["rouge1"]
     assert test["difference"] == pytest.approx(value - first.spread["rouge1"]["mean"])
+    assert test["difference"] < 0
     assert all(math.isnan(test[name]) for name in ("low", "high", "p", "p_holm"))
 
 
