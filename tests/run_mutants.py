@@ -22,10 +22,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LIST = Path(__file__).with_name("mutants.toml")
-NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "runs", "report", "build", "dist")
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+WRITTEN = {"runs", "report", "build", "dist"}
+"""Folders of the project's root that commands write; the package has a ``report`` of its own."""
 LANES = ["not (slow or thorough)", "slow and not thorough"]
 SECONDS = 300
 """The limit for the tests of one mutant in one lane. A mutant that hangs is noticed."""
+
+
+def not_copied(folder, names):
+    """Which of the names in a folder the copy of the project leaves out."""
+    return NOT_COPIED(folder, names) | (WRITTEN & set(names) if Path(folder) == ROOT else set())
 
 
 def read(path=LIST):
@@ -123,7 +130,7 @@ def main(arguments=None):
     began, left = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
+        shutil.copytree(ROOT, tree, ignore=not_copied)
         for lane, some in zip(LANES, (mutants, [mutant for mutant in mutants if mutant.get("slow")]), strict=True):
             code, output = (
                 run(tree, sorted({test for mutant in some for test in mutant["tests"]}), lane) if some else (0, "")

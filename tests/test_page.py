@@ -20,7 +20,7 @@ from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, samp
 
 from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
-from ngramloss.report import blocks, charts, page, tables
+from ngramloss.report import blocks, charts, drawing, forest, page, tables
 from ngramloss.report.build import curves, flat
 from ngramloss.report.record import Ablation, AblationRow, Report, TrainingLog
 from ngramloss.scoring.results import Seeds
@@ -73,7 +73,9 @@ def test_baselines_stand_apart_and_bold_is_the_best_of_all_rows():
     assert [row.name for row in table.systems] == ["base", "m2", "r2"]
     assert [row.cells[0].best for row in [*table.baselines, *table.systems]] == [True, False, False, False]
     assert not table.baselines[0].cells[1].best
-    assert "Bold: the best of all rows trained or generated here, and of the paper’s rows." in page.page_text(sample(0))
+    assert "Bold: the best of the rows trained or generated here, and the best of the paper’s." in page.page_text(
+        sample(0)
+    )
     assert "Bold: the best of all rows." in page.page_text(replace(sample(0), paper=None))
 
 
@@ -337,7 +339,7 @@ def test_cases_that_do_not_fit_together_are_refused(change, message):
 
 @pytest.mark.parametrize("part", ["systems", "seeds", "paper", "ablations"])
 def test_a_row_without_one_of_the_scores_is_refused(part):
-    report = sample(0)
+    report = replace(sample(0), seeds=seeded(0).seeds)
     other = {"systems": (), "seeds": (), "paper": None, "ablations": ()} | {part: getattr(report, part)}
     with pytest.raises(ValueError, match="has no new: give None where there is no value"):
         replace(report, scores={**SCORES, "new": Score("New")}, cases=None, **other)
@@ -452,10 +454,14 @@ def test_the_legend_names_the_tests_that_were_made(randomisation, said):
 
 def test_every_part_of_the_record_is_drawn_once(monkeypatch):
     drawn = []
-    markup = charts._markup
-    monkeypatch.setattr(charts, "_markup", lambda figure, name: drawn.append(name) or markup(figure, name))
+    markup = drawing.markup
+    for module in (charts, forest):
+        monkeypatch.setattr(
+            module, "markup", lambda figure, name, *said: drawn.append(name) or markup(figure, name, *said)
+        )
     page.page_text(sample(3))
-    assert drawn == ["r0", "r1", "r2", "r3", "t0", "t1", "t2", "t3", "t4", "t5", "a0"]
+    results = ["r0", "d0", "r1", "d1", "r2", "d2", "r3", "d3"]
+    assert drawn == [*results, "t0", "t1", "t2", "t3", "t4", "t5", "a0"]
 
 
 # In a browser
@@ -795,7 +801,7 @@ def seeded(count=6):
             "ours",
             ["m-1", "m-2"],
             dict.fromkeys(SCORES, spread(41.9, 0.1, 41.6, 42.1)),
-            {key: {"difference": 0.4, "low": 0.1, "high": 0.7, "p": 0.02, "p_holm": 0.02} for key in SCORES},
+            {key: {"difference": 0.4, "low": 0.1, "high": 0.7, "p": 0.004, "p_holm": 0.02} for key in SCORES},
         ),
     ]
     texts = [*report.cases.texts, report.cases.texts[2]]
@@ -815,9 +821,7 @@ def seeded(count=6):
     )
 
 
-def test_where_all_have_several_seeds_the_main_table_has_a_row_for_each_group():
-    assert tables.by_seeds(seeded())
-    assert not tables.by_seeds(sample(0)), "some have one run"
+def test_where_some_have_several_seeds_the_main_table_has_a_row_for_each_group():
     table = tables.seeds(seeded(), ["rouge1", "words"])
     assert [row.label for row in table.baselines] == ["lead-3"]
     assert [row.label for row in table.systems] == ["ce", "ours"]
@@ -832,19 +836,118 @@ def test_where_all_have_several_seeds_the_main_table_has_a_row_for_each_group():
     assert len(tables.description(sample(0), ["words"]).systems) == 3
 
 
+def test_the_runs_of_a_row_have_the_same_columns_and_scores_alone():
+    runs = tables.runs(seeded(), ["rouge1", "words"])
+    assert {label: [row.label for row in rows] for label, rows in runs.items()} == {
+        "ce": ["ce", "ce (seed 2)"],
+        "ours": ["ce + matches(2)", "ours (seed 2)"],
+    }
+    assert [(cell.text, cell.mark, cell.interval) for cell in runs["ours"][0].cells] == [
+        ("", "", ""),
+        ("41.87", "", ""),
+        ("18.20", "", ""),
+    ]
+    assert "95% interval 41.37 to 42.37" in runs["ours"][0].cells[1].title
+    single = [group._replace(names=group.names[:1]) for group in seeded().seeds]
+    assert tables.runs(replace(seeded(), seeds=single), ["rouge1"]) == {}, "nothing to open"
+
+
 def test_results_are_drawn_as_means_over_seeds_with_their_runs():
     ce, ours = charts.estimates(seeded(), "rouge1")
-    assert ce == charts.Estimate("ce", 41.5, 41.2, 41.8, [41.57, 41.6])
-    assert ours.runs == [41.87, 41.87]
-    alone = charts.estimates(replace(sample(0), seeds=[]), "rouge1")
-    assert next((row.label, row.value, row.low, row.runs) for row in alone) == ("ce", 41.57, 41.07, [])
-    assert "lead-3" not in [row.label for row in alone], "far from the others"
-    lead = replace(sample(0), seeds=[], systems=sample(0).systems[:1] * 2, cases=None)
-    assert [row.label for row in charts.estimates(lead, "rouge1")] == ["lead-3"] * 2
-    assert charts.draw_results(replace(lead, systems=lead.systems[:1])) == {}, "nothing to compare"
-    missing = with_value(replace(sample(0), seeds=[]), 1, "rouge1", None)
-    assert next(row.label for row in charts.estimates(missing, "rouge1")) == "ce + matches(2)"
+    assert ce[:4] == ("ce", 41.5, 41.2, 41.8)
+    assert (ce.runs, ce.is_first, math.isnan(ce.difference)) == ([41.57, 41.6], True, True)
+    assert ours == forest.Estimate("ours", 41.9, 41.6, 42.1, 0.4, 0.1, 0.7, "*", [41.87, 41.87])
+    single = seeded().seeds[1]._replace(names=["m-1"])
+    assert charts.estimates(replace(seeded(), seeds=[seeded().seeds[0], single]), "rouge1")[1].runs == []
     assert list(charts.draw_results(seeded())) == ["rouge1", "rougeL", "rougeLsum", "wmd"]
+
+
+def test_systems_of_one_run_are_drawn_with_their_intervals_over_documents():
+    lead, ce, matches, _ = charts.estimates(sample(0), "rouge1")
+    assert lead.is_first, "a baseline that the others are compared with"
+    assert matches[:4] == ("ce + matches(2)", 41.87, 41.37, 42.37)
+    assert matches[4:8] == (0.3, pytest.approx(0.2), pytest.approx(0.4), "**")
+    assert math.isnan(ce.difference), "it was not compared"
+    assert charts.estimates(sample(0), "rougeL")[2].mark == "*", "of the corrected p"
+    later = replace(sample(0), systems=[*sample(0).systems[1:], sample(0).systems[0]], cases=None)
+    assert [row.label for row in charts.estimates(later, "rouge1")][:2] == ["ce", "ce + matches(2)"]
+    assert "lead-3" not in [row.label for row in charts.estimates(later, "rouge1")], "far from the others"
+    assert "Baselines are not drawn." in page.page_text(later)
+    two = replace(later, systems=[later.systems[0], later.systems[-1]])
+    assert [row.label for row in charts.estimates(two, "rouge1")] == ["ce", "lead-3"]
+    assert "Baselines are not drawn." not in page.page_text(two)
+    assert charts.draw_results(replace(two, systems=two.systems[:1])) == {}, "nothing to compare"
+    missing = with_value(later, 0, "rouge1", None)
+    assert next(row.label for row in charts.estimates(missing, "rouge1")) == "ce + matches(2)"
+
+
+# Forest plots
+
+
+ROWS = [
+    forest.Estimate("ce", 41.5, 41.2, 41.8, is_first=True, runs=[41.4, 41.6]),
+    forest.Estimate("ours", 41.9, 41.6, 42.1, 0.4, 0.1, 0.7, "*"),
+    forest.Estimate("one run", 40.0, difference=-1.5),
+]
+
+
+def words_in(svg):
+    return re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+
+
+def test_a_forest_plot_says_each_score_and_each_difference_with_its_interval_and_mark():
+    drawn = forest.draw_forest(ROWS, "x", score="R-1")
+    assert {"ce", "41.50 [41.20, 41.80]", "ours", "41.90 [41.60, 42.10]", "one run", "40.00"} <= set(
+        words_in(drawn.scores)
+    )
+    assert {"ce", "ours", "+0.40 [+0.10, +0.70] *", "one run", "−1.50"} <= set(words_in(drawn.differences))
+    assert "+0.4 [+0.1, +0.7] *" in words_in(forest.draw_forest(ROWS, "x", score="R-1", decimals=1).differences)
+    assert forest.draw_forest(ROWS[:1], "x", score="R-1").differences == "", "nothing is compared"
+
+
+def test_a_forest_plot_is_read_out_by_its_title_and_description():
+    drawn = forest.draw_forest(ROWS, "x", score="R-1 <b>")
+    for svg, name, title in (
+        (drawn.scores, "rx", "R-1 &lt;b&gt;"),
+        (drawn.differences, "dx", "R-1 &lt;b&gt;, difference"),
+    ):
+        assert f'role="img" aria-labelledby="{name}-title {name}-desc"' in svg
+        assert f'<title id="{name}-title">{title}</title>' in svg
+        assert "aria-hidden" not in svg
+    assert "ours: 41.90 [41.60, 42.10]; one run: 40.00.</desc>" in drawn.scores
+    assert (
+        "ce: the others are compared with it; ours: +0.40 [+0.10, +0.70] *; one run: −1.50.</desc>" in drawn.differences
+    )
+
+
+def lines_across(svg, shade):
+    """From where to where the intervals of a colour go, in the drawing's units."""
+    found = re.findall(rf'<path d="M ([\d.]+) ([\d.]+) +L ([\d.]+) ([\d.]+) +"[^>]*stroke: var\(--{shade}\)', svg)
+    return [(float(left), float(right)) for left, top, right, bottom in found if top == bottom]
+
+
+def test_the_row_that_others_are_compared_with_is_marked():
+    drawn = forest.draw_forest(ROWS, "x", score="R-1")
+    assert len(lines_across(drawn.scores, "series-6")) == 1
+    assert len(lines_across(drawn.scores, "series-0")) == 1, "one run has no interval"
+    assert drawn.scores.count("stroke-dasharray") == drawn.differences.count("stroke-dasharray") == 1
+    alone = forest.draw_forest([row._replace(is_first=False) for row in ROWS], "x", score="R-1")
+    assert alone.scores.count("stroke-dasharray") == 0
+
+
+def test_sets_have_scores_on_axes_of_their_own_and_differences_on_one():
+    rows = [row._replace(data="XSum", runs=[]) for row in ROWS]
+    rows += [row._replace(data="Multi30k", value=row.value - 20, low=row.low - 20, high=row.high - 20) for row in rows]
+    drawn = forest.draw_forest(rows, "x", score="primary score")
+    assert [word for word in words_in(drawn.scores) if word in ("XSum", "Multi30k")] == ["XSum", "Multi30k"]
+    one, other = lines_across(drawn.scores, "series-0")
+    assert one == other, "each set has its own axis"
+    assert not set(words_in(drawn.scores)) & {"30"}, "no axis goes from one set to the other"
+    wide = [*rows[:3], *(row._replace(difference_high=row.difference_high + 3) for row in rows[3:])]
+    one, other = lines_across(forest.draw_forest(wide, "x", score="primary score").differences, "series-0")
+    assert one[0] == other[0], "a difference has the same place in all sets"
+    assert one[1] < other[1]
+    assert "XSum: ce: 41.50 [41.20, 41.80]; " in drawn.scores
 
 
 def test_trainings_of_a_group_are_drawn_as_their_mean_and_a_band():
@@ -896,17 +999,61 @@ def test_two_different_groups_are_compared_at_first():
 
 def test_runs_are_folded_below_their_groups(visit):
     tab = visit(seeded, before=CLIPBOARD % "window.copied = text;")
-    assert tab.locator(".results >> nth=0 >> .systems th bdi").all_inner_texts()[::2] == ["ce", "ours"]
+    shown = ".results >> nth=0 >> .systems th >> visible=true"
+
+    def labels():
+        return [text.split("\n")[0] for text in tab.locator(shown).all_inner_texts()]
+
+    assert labels() == ["ce", "ours"]
     assert tab.is_hidden(".results >> nth=1")
     tab.click("[data-copy=markdown]")
     assert tab.evaluate("window.copied") == tables.copies(seeded())["markdown"].text
-    assert tab.locator("[data-estimates] >> visible=true").get_attribute("data-estimates") == "rouge1"
+    tab.click("[aria-label='The runs of ours'] >> nth=0")
+    assert labels() == ["ce", "ours", "ce + matches(2)", "ours (seed 2)"]
+    tab.click(".sortable >> nth=0 >> text=R-1")
+    assert labels() == ["ours", "ce + matches(2)", "ours (seed 2)", "ce"], "runs stay below their row"
+    tab.click("[data-copy=markdown]")
+    parts = tables.copies(seeded())["markdown"]
+    assert tab.evaluate("window.copied").split("\n") == [*parts.before, *parts.rows[::-1], *parts.after]
     choose(tab, "#first", label="WMD")
-    assert tab.locator("[data-estimates] >> visible=true").get_attribute("data-estimates") == "wmd"
+    assert tab.locator(".results >> nth=0 >> .run >> nth=0 >> td").all_inner_texts()[:3] == ["", "4.510", "41.87"]
+    tab.click("[data-copy=markdown]")
+    assert tab.evaluate("window.copied").startswith("|  | Seeds | WMD ↓ | R-1 |")
+    tab.focus("[aria-label='The runs of ours'] >> nth=0")
+    tab.keyboard.press("Enter")
+    assert labels() == ["ours", "ce"]
+    assert tab.get_attribute("[aria-label='The runs of ours'] >> nth=0", "aria-expanded") == "false"
     tab.click("text=Every run")
     assert tab.locator(".results >> nth=1 >> .systems tr").count() == 4
     assert tab.locator(".runs label").all_inner_texts() == ["ce\n2 seeds", "ours"]
     assert "bands go from the lowest to the highest run" in tab.inner_text("#training")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_forest_plot_stands_above_the_table_and_can_be_read(visit, width):
+    tab = visit(seeded, viewport={"width": width, "height": 900})
+    scores, differences = tab.locator(".estimates svg >> visible=true").all()
+    assert tab.locator("[data-estimates] >> visible=true").get_attribute("data-estimates") == "rouge1"
+    assert "R-1, difference to ce" in tab.inner_text(".estimates")
+    above, beside = scores.bounding_box(), differences.bounding_box()
+    assert (beside["y"] == above["y"]) == (width == 1280), "side by side, or below each other"
+    assert above["y"] + above["height"] < tab.locator(".results").first.bounding_box()["y"]
+    for text in tab.locator(".estimates text >> visible=true").all():
+        box = text.bounding_box()
+        assert box["height"] >= 10, text.text_content()
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+    choose(tab, "#first", label="WMD")
+    assert tab.locator("[data-estimates] >> visible=true").get_attribute("data-estimates") == "wmd"
+    assert "lower is better" in tab.inner_text(".estimates")
+
+
+def test_the_forest_plot_needs_no_script(visit, browser, written):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(written(seeded))
+    assert tab.locator(".estimates svg >> visible=true").count() == 2
+    assert tab.locator(".estimates text >> text=+0.40 [+0.10, +0.70] *").count() > 0
+    context.close()
 
 
 def test_cases_are_ordered_and_bounded_by_the_difference(visit):
@@ -1189,7 +1336,6 @@ def test_the_reader_chooses_the_score_that_comes_first(visit):
     choose(tab, "#first", label="WMD")
     until(tab, "location.hash.includes('first=wmd')")
     assert heads(".sortable >> nth=0 >>") == ["System", "WMD ↓", "R-1", "R-L", "R-Lsum", "Docs/s"]
-    assert heads(".seeds")[:3] == ["System", "Seeds", "WMD ↓"]
     row = tab.locator(".sortable >> nth=0 >> .systems tr >> nth=0 >> td .score").all_inner_texts()
     assert row == ["4.520", "41.57", "33.68", "33.68", "29.00"]
     assert tab.locator("#figure option").all_text_contents()[0] == "WMD"
@@ -1355,6 +1501,20 @@ def test_distributions_count_every_case_once(visit):
     until(tab, f"document.querySelector('#scatter').getAttribute('aria-label').endsWith('{known} points')")
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ("13.33, 100", [20, 40, 60, 80, 100]),
+        ("11, 18, 1", [12, 14, 16, 18]),
+        ("3, 6, 1", [3, 4, 5, 6]),
+        ("-0.25, 0.31", [-0.2, 0, 0.2]),
+        ("7, 7", [7]),
+    ],
+)
+def test_ticks_of_distributions_are_round(visit, ends, expected):
+    assert visit().evaluate(f"ticks({ends})") == expected
+
+
 def background(tab):
     return sum(map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]))
 
@@ -1386,7 +1546,7 @@ def test_text_has_contrast_in_both_themes(visit, theme):
         "accent": 4.5,
         "up": 4.5,
         "down": 4.5,
-        **{f"series-{k}": 3 for k in range(charts.COLOURS)},
+        **{f"series-{k}": 3 for k in range(drawing.COLOURS)},
     }.items():
         colour = tab.evaluate(
             f"(() => {{ const i = document.createElement('i'); i.style.color = 'var(--{name})'; document.body.append(i); return getComputedStyle(i).color; }})()"
@@ -1421,7 +1581,7 @@ def test_hostile_text_stays_text(visit):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-@pytest.mark.parametrize("make", [sample, hostile])
+@pytest.mark.parametrize("make", [sample, seeded, hostile])
 def test_a_phone_never_scrolls_the_page_sideways(visit, make):
     tab = visit(make, viewport={"width": 390, "height": 844})
     for section in ("results", "training", "ablation", "cases", "spread", "provenance"):

@@ -92,21 +92,56 @@ def test_groups_of_runs_are_known_to_systems_trainings_and_notes(tmp_path):
     folders = [run(tmp_path / name, objective=name[:-1], seed=int(name[-1])) for name in ("ce1", "ce2", "m1", "m2")]
     for folder in folders:
         (folder / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    lead = run(tmp_path / "lead")
+    lead = run(tmp_path / "lead", dict(TEXTS, b="it"))
     (lead / "recipe.toml").unlink()
     found = record(*folders, lead, metrics=("rouge",))
-    assert [system.group for system in found.systems] == ["ce", "ce", "m", "m", ""]
+    assert [system.group for system in found.systems] == ["ce", "ce", "m", "m", "lead"]
     assert [(log.group, log.objective) for log in found.training] == [
         ("ce", "ce"),
         ("ce", "ce"),
         ("m", "m"),
         ("m", "m"),
     ]
-    assert [group.label for group in found.seeds] == ["ce", "m"]
+    assert [(group.label, len(group.names)) for group in found.seeds] == [("ce", 2), ("m", 2), ("lead", 1)]
     assert found.notes == ["3 systems, 5 runs, on 3 documents; differences are to ce."]
     assert found.seed_notes == [
-        "* and **: the mean over seeds differs from that of ce at 5% and 1% (Student's t, paired by seed)."
+        "* and **: the mean over seeds differs from that of ce at 5% and 1% (Student's t, paired by seed).",
+        "No test over seeds with lead, of one run: a test needs two runs or more of both.",
     ]
+    first, _, single = found.seeds
+    value = found.systems[4].values["rouge1"].value
+    assert single.spread["rouge1"]["mean"] == value
+    test = single.against_first["rouge1"]
+    assert test["difference"] == pytest.approx(value - first.spread["rouge1"]["mean"])
+    assert test["difference"] < 0
+    assert all(math.isnan(test[name]) for name in ("low", "high", "p", "p_holm"))
+
+
+def test_groups_that_share_a_label_stay_two_rows(tmp_path):
+    rates = {"a1": 1e-5, "a2": 1e-5, "b1": 2e-5, "b2": 2e-5}
+    folders = [run(tmp_path / name, seed=int(name[-1]), rate=rate) for name, rate in rates.items()]
+    found = record(*folders, metrics=("rouge",))
+    assert [(group.label, group.names) for group in found.seeds] == [
+        ("ce (a1, …)", ["a1", "a2"]),
+        ("ce (b1, …)", ["b1", "b2"]),
+    ]
+    assert [system.group for system in found.systems] == ["ce (a1, …)"] * 2 + ["ce (b1, …)"] * 2
+
+
+def test_a_baseline_that_the_groups_are_compared_with_is_a_row(tmp_path):
+    given = [run(tmp_path / name, seed=int(name[-1])) for name in ("c4", "a1", "a2")]
+    about = json.loads((given[0] / "generation.json").read_text())
+    (given[0] / "recipe.toml").unlink()
+    (given[0] / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
+    groups = zip(given, ["", "ours", "ours"], strict=True)
+    texts = systems.align(None, [systems.Given(path, "", group) for path, group in groups])
+    found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
+    assert [(group.label, bool(group.against_first)) for group in found.seeds] == [("c4", False), ("ours", True)]
+
+
+def test_the_first_note_calls_the_first_system_as_the_table_does(tmp_path):
+    found = record(run(tmp_path / "x"), run(tmp_path / "y", objective="ce + matches(2)"), metrics=("rouge",))
+    assert found.notes == ["2 systems on 3 documents; differences are to ce."]
 
 
 def test_every_group_is_a_row_also_with_one_run(tmp_path):
@@ -122,9 +157,8 @@ def test_every_group_is_a_row_also_with_one_run(tmp_path):
     assert math.isnan(found.seeds[1].spread["rouge1"]["spread"])
     assert math.isnan(found.seeds[1].against_first["rouge1"]["p"])
     assert found.title == "ours and one on newswire"
-    assert tables.by_seeds(found)
     assert [row.label for row in tables.seeds(found, ["rouge1"]).baselines] == ["lead-3"]
-    assert "No test over seeds with one, c4, of one run" in page.page_text(found)
+    assert "No test over seeds with one, of one run" in page.page_text(found)
     texts = systems.align(
         None, [systems.Given(given[0]), systems.Given(given[3], "", "leads"), systems.Given(given[2])]
     )

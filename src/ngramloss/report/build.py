@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from ngramloss.scoring import paper, provenance
 from ngramloss.scoring.provenance import Run
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
+from ngramloss.scoring.significance import over_seeds
 from ngramloss.scoring.systems import Aligned
 from ngramloss.scoring.tables import seed_tests, untested
 from ngramloss.storage.files import whole_rows
@@ -52,6 +55,7 @@ def build_record(
             other data there are only the rows of objectives that were trained here.
     """
     labels = _labels(result)
+    result = result._replace(seeds=_seed_rows(result, labels))
     groups = _groups(result)
     systems = [
         dataclasses.replace(_system(result, index, label), group=groups[index]) for index, label in enumerate(labels)
@@ -61,13 +65,13 @@ def build_record(
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
         title=title or _title(result, groups),
-        notes=[*(notes or [_first_note(result)]), *warnings],
+        notes=[*(notes or [_first_note(result, labels)]), *warnings],
         version=__version__,
         made=date.today().isoformat(),
         task=_task(result),
         scores=_scores(result),
         systems=systems,
-        seeds=_shown_seeds(result),
+        seeds=result.seeds,
         seed_notes=_seed_notes(result),
         signatures=result.signatures,
         absent=result.absent,
@@ -110,20 +114,42 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
     return found
 
 
-def _shown_seeds(result: Result) -> list[Seeds]:
-    """The rows over seeds: those of several runs, and of one run if there are groups, but no baselines of one run."""
+def _seed_rows(result: Result, labels: Sequence[str]) -> list[Seeds]:
+    """A row for each system if some have several runs or belong to groups: the rows over seeds, then single runs.
+
+    A baseline of one run is not among them, unless the others are compared with it. Rows that share a label name a run.
+    """
     baselines = [name for name, run in zip(result.names, result.runs, strict=True) if run and run.is_baseline]
-    return [
-        seeds
-        for seeds in result.seeds
-        if len(seeds.names) > 1 or (result.groups and not set(seeds.names) <= set(baselines))
+    first, others = result.seeds[:1], result.seeds[1:]
+    rows = first + [seeds for seeds in others if len(seeds.names) > 1 or seeds.names[0] not in baselines]
+    if not rows:
+        return []
+    shared = [label for label, count in Counter(seeds.label for seeds in rows).items() if count > 1]
+    rows = [
+        seeds._replace(label=f"{seeds.label} ({seeds.names[0]}, …)") if seeds.label in shared else seeds
+        for seeds in rows
     ]
+    there = {name for seeds in rows for name in seeds.names}
+    single = [index for index, name in enumerate(result.names) if name not in there and name not in baselines]
+    return rows + [_single_run(result, index, labels[index], rows[0]) for index in single]
+
+
+def _single_run(result: Result, index: int, label: str, first: Seeds) -> Seeds:
+    """A system of one run beside means over seeds: it has no spread, and a difference without a test."""
+    values = {name: scores[index].value for name, scores in result.scores.items()}
+    untested = dict.fromkeys(("low", "high", "p", "p_holm"), nan)
+    return Seeds(
+        label,
+        [result.names[index]],
+        {name: over_seeds([value]) for name, value in values.items()},
+        {name: {"difference": value - first.spread[name]["mean"]} | untested for name, value in values.items()},
+    )
 
 
 def _groups(result: Result) -> list[str]:
     """For each system the label of its row over seeds; empty for a system without."""
     labels = dict.fromkeys(result.names, "")
-    labels |= {name: seeds.label for seeds in _shown_seeds(result) for name in seeds.names}
+    labels |= {name: seeds.label for seeds in result.seeds for name in seeds.names}
     return [labels[name] for name in result.names]
 
 
@@ -148,10 +174,10 @@ def _seed_notes(result: Result) -> list[str]:
     return [*([f"* and **: {tested}."] if tested else []), *([f"{single}."] if single else [])]
 
 
-def _first_note(result: Result) -> str:
+def _first_note(result: Result, labels: Sequence[str]) -> str:
     count = len(result.names)
     systems = "1 system" if count == 1 else f"{count} systems"
-    first = result.names[0]
+    first = labels[0]
     if result.seeds:
         rows = count + sum(1 - len(seeds.names) for seeds in result.seeds)
         systems, first = f"{rows} {'system' if rows == 1 else 'systems'}, {count} runs,", result.seeds[0].label

@@ -2,62 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from xml.etree import ElementTree
+from math import nan
+from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.metrics.registry import Score
-from ngramloss.output.tabular import is_number
-from ngramloss.report.record import Ablation, Report, TrainingLog
+from ngramloss.output.tabular import is_number, mark
+from ngramloss.report.drawing import COLOURS, MUTED, SETTINGS, colour, drawable, markup, new_figure, round_ticks
+from ngramloss.report.forest import Estimate, Forest, draw_forest
+from ngramloss.report.record import Ablation, Report, System, TrainingLog
 from ngramloss.report.tables import quality_and_description
+from ngramloss.scoring.results import Seeds
 from ngramloss.terms.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-COLOURS = 7
-"""Series colours that the style sheet has; an eighth run takes the first again, dotted."""
 SHOWN = 4
 """Scores of an ablation that are drawn, at most."""
-LABEL = 30
-"""Characters of a label in a drawing, at most."""
 POINTS = 300
 """Points of a curve, at most: every k-th and the last."""
 
-_SVG = "http://www.w3.org/2000/svg"
-_LINK = "http://www.w3.org/1999/xlink"
-_INK, _LINE = "#000001", "#000002"
-_SERIES = {f"#0001{run:02d}": f"var(--series-{run})" for run in range(COLOURS)}
-_PLACES = {_INK: "var(--muted)", _LINE: "var(--line)", **_SERIES}
-"""Colours that are drawn with, and what stands for them in the page."""
-_SETTINGS: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ngramloss",
-    "font.size": 8,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.5,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "lines.linewidth": 1.4,
-    "path.simplify": True,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-}
 _TERM = re.compile(r"[a-z_]+\(.*\)(:\w+)?")
 _CLOCKS = ("runtime", "generation_runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
@@ -73,17 +39,6 @@ class Series(NamedTuple):
     y: list[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-
-
-class Estimate(NamedTuple):
-    """A score of one row of the results with its 95% interval, and those of its runs if it is their mean."""
-
-    label: str
-    value: float
-    low: float
-    """NaN, like ``high``, if there is no interval."""
-    high: float
-    runs: list[float]
 
 
 class Panel(NamedTuple):
@@ -110,12 +65,12 @@ class Drawings(NamedTuple):
     """All drawings of a report.
 
     Attributes:
-        results: score → its values with intervals; empty with fewer than two rows to compare.
+        results: score → its forest plot; empty with fewer than two rows to compare.
         training: the training's panels.
         ablations: one for each part of the ablation, empty without values.
     """
 
-    results: dict[str, str]
+    results: dict[str, Forest]
     training: list[Panel]
     ablations: list[str]
 
@@ -129,65 +84,61 @@ def draw(report: Report) -> Drawings:
     )
 
 
-def draw_results(report: Report) -> dict[str, str]:
-    """A dot and an interval for each system, of each score that ranks systems."""
-    drawings: dict[str, str] = {}
-    for score in quality_and_description(report)[0]:
-        rows = estimates(report, score)
+def draw_results(report: Report) -> dict[str, Forest]:
+    """Each score that ranks systems → its forest plot."""
+    drawings: dict[str, Forest] = {}
+    for name in quality_and_description(report)[0]:
+        rows = estimates(report, name)
         if len(rows) > 1:
-            drawings[score] = _draw_estimates(rows, f"r{len(drawings)}")
+            score = report.scores[name]
+            drawings[name] = draw_forest(rows, str(len(drawings)), score=score.label, decimals=score.decimals)
     return drawings
 
 
 def estimates(report: Report, score: str) -> list[Estimate]:
-    """The rows that are drawn: means over seeds, then systems on their own. Baselines only if there is nothing else."""
-    rows: list[tuple[str, float, float, float, list[float]]] = []
-    for group in report.seeds:
-        spread = group.spread[score]
-        runs = [system.values[score].value for system in report.systems if system.name in group.names]
-        rows.append((group.label, spread["mean"], spread["low"], spread["high"], list(filter(is_number, runs))))
-    grouped = {name for group in report.seeds for name in group.names}
-    alone = [system for system in report.systems if system.name not in grouped and not system.is_baseline]
-    for system in alone or ([] if rows else report.systems):
-        rows.append((system.label, *system.values[score][:3], []))
-    return [Estimate(*row) for row in rows if is_number(row[1])]
+    """The rows that are drawn: means over seeds if there are some, otherwise systems.
+
+    A baseline is far from the others: it is drawn only if they are compared with it, or if there is nothing else.
+    """
+    if report.seeds:
+        rows = [_mean(report, group, score) for group in report.seeds]
+    else:
+        every = [_system(system, score, is_first=place == 0) for place, system in enumerate(report.systems)]
+        far = [system.is_baseline for system in report.systems]
+        near = [row for row, is_far in zip(every, far, strict=True) if row.is_first or not is_far]
+        rows = near if len(near) > 1 else every
+    return [row for row in rows if is_number(row.value)]
 
 
-def _draw_estimates(rows: Sequence[Estimate], name: str) -> str:
-    import matplotlib
-
-    with matplotlib.rc_context(_SETTINGS):
-        figure = _figure(3.6, 0.4 + 0.2 * len(rows))
-        ax = figure.subplots()
-        ax.axvline(rows[0].value, color=_LINE, linewidth=0.8, linestyle="--")
-        for place, row in enumerate(rows):
-            if is_number(row.low) and is_number(row.high):
-                ax.plot([row.low, row.high], [place, place], color=_colour(0), linewidth=1.4, solid_capstyle="round")
-            ax.scatter(row.runs, [place] * len(row.runs), s=7, color=_INK, alpha=0.55, linewidths=0, zorder=3)
-            ax.scatter([row.value], [place], s=22, color=_colour(0), linewidths=0, zorder=4)
-        ax.set_yticks(range(len(rows)))
-        ax.set_yticklabels([_shortened(row.label) for row in rows], parse_math=False)
-        ax.set_ylim(len(rows) - 0.5, -0.5)
-        _round_ticks(ax, "x")
-        ax.grid(visible=False, axis="y")
-        ax.margins(x=0.06)
-        ax.spines["left"].set_visible(False)
-        figure.set_layout_engine("constrained")
-        return _markup(figure, name)
-
-
-def _shortened(label: str) -> str:
-    plain = _drawable(label)
-    return plain if len(plain) <= LABEL else plain[: LABEL - 1] + "…"
+def _mean(report: Report, group: Seeds, score: str) -> Estimate:
+    """A mean over seeds, compared with that of the first group."""
+    spread = group.spread[score]
+    runs = [system.values[score].value for system in report.systems if system.name in group.names]
+    row = Estimate(
+        group.label,
+        spread["mean"],
+        spread["low"],
+        spread["high"],
+        runs=list(filter(is_number, runs)) if len(runs) > 1 else [],
+        is_first=not group.against_first,
+    )
+    if score not in group.against_first:
+        return row
+    test = group.against_first[score]
+    return row._replace(
+        difference=test["difference"],
+        difference_low=test["low"],
+        difference_high=test["high"],
+        mark=mark(test["p_holm"]),
+    )
 
 
-def _round_ticks(ax: Axes, axis: Literal["x", "y"], *, whole: bool = False) -> None:
-    """Few ticks, at multiples of 1, 2 or 5 times a power of ten, each written in full."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    drawn = ax.xaxis if axis == "x" else ax.yaxis
-    drawn.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=whole))
-    drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+def _system(system: System, score: str, *, is_first: bool) -> Estimate:
+    """A system with its interval over documents, and the paired one of its difference to the first."""
+    value = system.values[score]
+    test = [nan if end is None else end for end in (value.difference, value.difference_low, value.difference_high)]
+    row = Estimate(system.label, value.value, value.low, value.high, mark=mark(value.p_holm), is_first=is_first)
+    return row._replace(difference=test[0], difference_low=test[1], difference_high=test[2])
 
 
 def run_groups(logs: Sequence[TrainingLog]) -> list[tuple[str, list[TrainingLog]]]:
@@ -240,16 +191,16 @@ def draw_ablation(part: Ablation, scores: Mapping[str, Score], name: str) -> str
         return ""
     import matplotlib
 
-    labels = [_drawable(row.label) for row in part.rows]
-    with matplotlib.rc_context(_SETTINGS):
-        figure = _figure(5.0, 0.5 + 0.19 * len(labels))
+    labels = [drawable(row.label) for row in part.rows]
+    with matplotlib.rc_context(SETTINGS):
+        figure = new_figure(5.0, 0.5 + 0.19 * len(labels))
         axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
         for score, ax in zip(shown, axes, strict=True):
             _draw_gains(ax, gains[score], f"{scores[score].label}, added", len(labels))
         axes[0].set_yticks(range(len(labels)))
         axes[0].set_yticklabels(labels, parse_math=False)
         figure.set_layout_engine("constrained")
-        return _markup(figure, name)
+        return markup(figure, name)
 
 
 def gains_of(values: Sequence[float | None]) -> list[tuple[float, int]]:
@@ -271,13 +222,13 @@ def _draw_gains(ax: Axes, gains: Mapping[bool, Sequence[tuple[float, int]]], tit
             s=16,
             linewidths=1.1,
             zorder=3,
-            edgecolors=_colour(0),
-            facecolors=_colour(0) if filled else "none",
+            edgecolors=colour(0),
+            facecolors=colour(0) if filled else "none",
         )
-    ax.axvline(0, color=_INK, linewidth=0.8)
-    ax.set_title(_drawable(title), fontsize=8, parse_math=False)
+    ax.axvline(0, color=MUTED, linewidth=0.8)
+    ax.set_title(drawable(title), fontsize=8, parse_math=False)
     ax.set_ylim(rows - 0.5, -0.5)
-    _round_ticks(ax, "x")
+    round_ticks(ax, "x")
     ax.margins(x=0.15)
     ax.spines["left"].set_visible(False)
 
@@ -323,91 +274,29 @@ def _thin(points: Sequence[tuple[float, list[float]]]) -> list[tuple[float, list
 def _panel(title: str, series: list[Series], name: str) -> Panel:
     import matplotlib
 
-    with matplotlib.rc_context(_SETTINGS):
-        figure = _figure(4.0, 2.3)
+    with matplotlib.rc_context(SETTINGS):
+        figure = new_figure(4.0, 2.3)
         ax = figure.add_axes((0.125, 0.12, 0.855, 0.84))
         for curve in series:
             _draw(ax, curve)
-        _round_ticks(ax, "x", whole=True)
-        _round_ticks(ax, "y")
+        round_ticks(ax, "x", whole=True)
+        round_ticks(ax, "y")
         ax.grid(visible=False, axis="x")
         ax.margins(x=0.01)
         low, high = ax.get_xlim()
         width, height = (72 * side for side in figure.get_size_inches())
         box = [0.125 * width, (1 - 0.96) * height, 0.98 * width, (1 - 0.12) * height]
         parts = list(dict.fromkeys(curve.part for curve in series if curve.part))
-        return Panel(title, parts, _markup(figure, name), [round(side, 1) for side in box], [low, high], series)
+        return Panel(title, parts, markup(figure, name), [round(side, 1) for side in box], [low, high], series)
 
 
 def _draw(ax: Axes, curve: Series) -> None:
     style = ":" if curve.run >= COLOURS else "--" if curve.dashed else "-"
     if len(curve.x) > 1 and curve.low:
-        band = ax.fill_between(curve.x, curve.low, curve.high, color=_colour(curve.run), alpha=0.18, linewidth=0)
+        band = ax.fill_between(curve.x, curve.low, curve.high, color=colour(curve.run), alpha=0.18, linewidth=0)
         band.set_gid(f"run-{curve.run}-band")
-    (line,) = ax.plot(curve.x, curve.y, style, color=_colour(curve.run))
+    (line,) = ax.plot(curve.x, curve.y, style, color=colour(curve.run))
     # A few validations stand out; many would be a ribbon.
     if len(curve.x) == 1 or (curve.dashed and len(curve.x) <= 30):
         line.set(marker="o", markersize=2.6, markeredgewidth=0)
     line.set_gid(f"run-{curve.run}-{curve.part}")
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height))
-
-
-def _colour(run: int) -> str:
-    return f"#0001{run % COLOURS:02d}"
-
-
-def _drawable(text: object) -> str:
-    """Text without what XML cannot hold."""
-    return "".join(letter if letter.isprintable() else "�" for letter in str(text))
-
-
-def _markup(figure: Figure, name: str) -> str:
-    """The drawing as an element of a page: no metadata, no style of its own, names that no other drawing has."""
-    out = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw it
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(out.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    for element in root.iter():
-        element.tail = None
-        element.text = element.text if element.text and element.text.strip() else None
-        _make_local(element, name)
-    for side in ("width", "height"):
-        root.attrib.pop(side, None)
-    root.set("aria-hidden", "true")
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _LINK)
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _make_local(element: ElementTree.Element, name: str) -> None:
-    own = element.attrib.pop("id", None)
-    if own is not None and (run := re.match(r"run-(\d+)-", own)):
-        element.set("data-run", run[1])
-    elif own is not None and element.tag.rpartition("}")[2] != "g":
-        element.set("id", f"{name}-{own}")
-    for key, value in element.attrib.items():
-        if key == f"{{{_LINK}}}href":
-            element.set(key, f"#{name}-{value.removeprefix('#')}")
-        elif key in ("style", "clip-path"):
-            value = re.sub(r"#0000\d\d|#0001\d\d", lambda match: _PLACES[match[0]], value)
-            value = re.sub(r"url\(#(\w+)\)", rf"url(#{name}-\1)", value)
-            value = re.sub(r"font(-family)?: [^;]*sans[^;]*", _without_family, value)
-            element.set(key, value)
-        elif key == "d":
-            element.set(key, re.sub(r"\d+\.\d+", lambda match: f"{float(match[0]):.1f}", value))
-
-
-def _without_family(match: re.Match[str]) -> str:
-    """The size of a font, and the page's own family."""
-    size = re.search(r"[\d.]+px", match[0])
-    return f"font-size: {size[0]}" if size else "font-family: inherit"

@@ -112,7 +112,13 @@ function startNavigation() {
 /** Sort the systems by a column: best first, then worst first, then as they came. */
 function startTable(table) {
   const body = table.querySelector(".systems");
-  const rows = [...body.rows];
+  const runs = new Map();   // row → the rows of its runs, which stay below it
+  let above;
+  for (const row of body.rows) {
+    if (row.classList.contains("run")) runs.get(above).push(row);
+    else runs.set(above = row, []);
+  }
+  const rows = [...runs.keys()];
   const cells = new Map(rows.map((row) => [row, [...row.cells]]));   // as given, whichever column the reader puts first
   const value = (row, column) => column === "label" ? row.cells[0].textContent : parseFloat(cells.get(row)[+column + 1].dataset.value);
   const compare = (a, b) => typeof a === "string" ? a.localeCompare(b) : Number.isNaN(a) - Number.isNaN(b) || a - b;
@@ -127,7 +133,12 @@ function startTable(table) {
     const known = (row) => typeof value(row, button.dataset.sort) === "string" || !Number.isNaN(value(row, button.dataset.sort));
     const order = turn === "none" ? rows : [...rows].sort((a, b) =>
       known(b) - known(a) || sign * compare(value(a, button.dataset.sort), value(b, button.dataset.sort)));
-    body.append(...order);
+    body.append(...order.flatMap((row) => [row, ...runs.get(row)]));
+  });
+  for (const [row, members] of runs) row.querySelector(".opens")?.addEventListener("click", ({ target }) => {
+    const open = target.getAttribute("aria-expanded") !== "true";
+    target.setAttribute("aria-expanded", open);
+    for (const member of members) member.hidden = !open;
   });
 }
 
@@ -163,7 +174,7 @@ function startTools() {
   });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
     const form = facts.copies[first][button.dataset.copy];
-    const lines = [...document.querySelector(".systems").rows].map((row) => form.rows[row.dataset.place]);
+    const lines = [...document.querySelector(".systems").querySelectorAll("[data-place]")].map((row) => form.rows[row.dataset.place]);
     copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent, button.closest(".head"));
   });
 }

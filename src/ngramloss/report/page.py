@@ -13,7 +13,7 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score
 from ngramloss.output.tabular import is_number
 from ngramloss.recipe import WORDS
-from ngramloss.report import blocks, charts, tables
+from ngramloss.report import blocks, charts, drawing, tables
 from ngramloss.report.record import Cases, Report, System
 from ngramloss.storage.files import write_whole
 
@@ -101,8 +101,11 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "panels": drawings.training,
         "results": drawings.results,
         "runs": charts.run_groups(report.training),
-        "by_seeds": tables.by_seeds(report),
-        "colours": charts.COLOURS,
+        "compared_with": (report.seeds or report.systems)[0].label if drawings.results else "",
+        "undrawn": _undrawn(report, drawings),
+        "seed_runs": tables.runs(report, quality),
+        "described_runs": tables.runs(report, description),
+        "colours": drawing.COLOURS,
         "ablations": list(zip(ablations, drawings.ablations, strict=True)),
         "table": tables.results(report, quality),
         "seeds": tables.seeds(report, quality),
@@ -116,6 +119,12 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "script": script,
         "script_hash": _hash(script),
     }
+
+
+def _undrawn(report: Report, drawings: charts.Drawings) -> bool:
+    """Whether a baseline is in the table and not in the forest plots."""
+    drawn = {row.label for score in drawings.results for row in charts.estimates(report, score)}
+    return any(system.is_baseline and not {system.label, system.group} & drawn for system in report.systems)
 
 
 def _data(systems: Sequence[System]) -> list[tuple[str, tuple[str, ...]]]:

@@ -151,7 +151,7 @@ class Report:
     """In the order of the columns."""
     systems: Sequence[System] = ()
     seeds: Sequence[Seeds] = ()
-    """Systems with several runs."""
+    """A row for each system, which is its ``group``, if some have several runs; otherwise empty."""
     seed_notes: Sequence[str] = ()
     """What the tests over seeds compare, and which systems have none."""
     signatures: Mapping[str, str] = field(default_factory=dict)

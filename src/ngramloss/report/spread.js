@@ -12,9 +12,17 @@ function drawn(tag, attributes, text) {
 }
 
 /** The next number with few digits that is not below a size. */
-function round(size) {
+function round(size, digits = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10]) {
   const power = 10 ** Math.floor(Math.log10(size));
-  return power * [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((item) => item * power >= size * (1 - 1e-9));
+  return power * digits.find((item) => item * power >= size * (1 - 1e-9));
+}
+
+/** The multiples of 1, 2 or 5 times a power of ten between two numbers, about five; none closer than ``least``. */
+function ticks(low, top, least = 0) {
+  const step = Math.max(least, round((top - low) / 5 || 1, [1, 2, 5, 10]));
+  const start = Math.ceil(low / step - 1e-9);
+  const count = Math.floor(top / step + 1e-9) - start + 1;
+  return Array.from({ length: count }, (_, index) => Number(((start + index) * step).toPrecision(9)));
 }
 
 const spread = { a: facts.pair[0], b: facts.pair[1], figure: 0, length: "words" };
@@ -40,7 +48,7 @@ async function drawHistogram() {
     bars[Math.max(0, Math.min(2 * BARS - 1, bar))]++;
   }
   const [wide, high, left, bottom] = [520, 260, 44, 26];
-  const tick = round(Math.max(...bars, 4) / 4);
+  const tick = round(Math.max(...bars, 4) / 4, [1, 2, 5, 10]);
   const most = tick * Math.max(1, Math.ceil(Math.max(...bars) / tick));
   const across = (index) => left + index * (wide - left) / (2 * BARS);
   const up = (count) => high - bottom - (high - bottom - 10) * count / most;
@@ -84,7 +92,7 @@ function means(list) {
 
 async function drawScatter() {
   const [score, length] = await Promise.all([scoreValues(spread.figure), scoreValues(scoreIndex(spread.length))]);
-  const { label, digits } = facts.figures[spread.figure];
+  const { label } = facts.figures[spread.figure];
   const what = facts.figures[scoreIndex(spread.length)].label;
   at("scatter-title").textContent = `${label} against length`;
   const canvas = at("scatter");
@@ -109,12 +117,13 @@ async function drawScatter() {
   pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   pen.fillStyle = colour("--muted");
   pen.strokeStyle = colour("--line");
-  if (points.length) for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    const [x, y] = [left + share * (right - left), low + share * (top - low)];
+  pen.textAlign = "right";
+  if (points.length) for (const y of ticks(low, top)) {
     pen.beginPath(); pen.moveTo(x0, up(y)); pen.lineTo(x1, up(y)); pen.stroke();
-    pen.textAlign = "right"; pen.fillText(shown(y, { digits }), x0 - 6, up(y) + 4);
-    pen.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center"; pen.fillText(shown(Math.round(x)), across(x), high - 8);
+    pen.fillText(String(y).replace("-", "−"), x0 - 6, up(y) + 4);
   }
+  pen.textAlign = "center";
+  if (points.length) for (const x of ticks(left, right, 1)) pen.fillText(counted(x), Math.min(across(x), x1 - 8), high - 8);
   const names = systems.length > 1 ? ["--series-1", "--series-0"] : ["--series-0"];   // B is blue, as in the histogram
   const colours = names.map(colour);
   pen.globalAlpha = Math.max(0.14, Math.min(0.8, 500 / points.length));

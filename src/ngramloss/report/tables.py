@@ -80,7 +80,7 @@ def copies(report: Report, first: str = "") -> dict[str, Parts]:
     CSV has the descriptive scores too. ``first`` is the column that the reader has put first.
     """
     names, _ = quality_and_description(report)
-    main = seeds if by_seeds(report) else results
+    main = seeds if report.seeds else results
     shown = _with_first(main(report, names), first)
     return {
         "latex": tabular.as_latex(shown),
@@ -91,18 +91,24 @@ def copies(report: Report, first: str = "") -> dict[str, Parts]:
 
 def description(report: Report, names: Sequence[str]) -> Table:
     """The table of scores that only describe texts, with the rows of the main table."""
-    return seeds(report, names) if by_seeds(report) else results(report, names, speed=False, paper=False)
+    return seeds(report, names) if report.seeds else results(report, names, speed=False, paper=False)
 
 
-def by_seeds(report: Report) -> bool:
-    """Whether the main table has a row for several runs: if every trained system has several."""
-    trained = [system for system in report.systems if not system.is_baseline]
-    return bool(report.seeds) and all(system.group for system in trained)
+def runs(report: Report, names: Sequence[str]) -> dict[str, list[Row]]:
+    """The label of a row over several seeds → its runs, in the same columns: scores alone, all else as a title."""
+    scores = {name: report.scores[name] for name in names}
+    rows: dict[str, list[Row]] = {}
+    for system in report.systems:
+        cells = [cell(system.values[name], score) for name, score in scores.items()]
+        plain = [Cell(shown.text, shown.value, title=shown.title) for shown in cells]
+        rows.setdefault(system.group, []).append(Row(system.name, system.label, [Cell(""), *plain]))
+    return {group.label: rows[group.label] for group in report.seeds if len(group.names) > 1}
 
 
 def _with_first(table: Table, name: str) -> Table:
-    """The table with this column before the others."""
-    order = sorted(range(len(table.heads)), key=lambda index: table.heads[index].name != name)
+    """The table with this column before the others, but behind the number of seeds."""
+    names = [head.name for head in table.heads]
+    order = sorted(range(len(names)), key=lambda index: (names[index] != "seeds", names[index] != name))
     systems, baselines, paper = (
         [replace(row, cells=[row.cells[index] for index in order]) for row in rows]
         for rows in (table.systems, table.baselines, table.paper)
