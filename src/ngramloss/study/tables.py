@@ -16,6 +16,8 @@ from ngramloss.study.results import Result, Results, documents_of
 from ngramloss.study.stages import Stages, is_done, new_in, primary_scores, time_left
 
 LEVEL, POWER = 0.05, 0.8
+SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES
+"""Of the tests over documents."""
 SHAPE = ("words", "repeated3")
 """The scores of the metric ``shape`` that are shown."""
 
@@ -64,18 +66,10 @@ def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parall
     return "\n".join(lines)
 
 
-def comparisons(
-    study: Study, every: Sequence[Stages], results: Results, *, samples: int = significance.SAMPLES
-) -> list[Comparison]:
+def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list[Comparison]:
     """The confirmed rows of all sets on the test data; p is corrected (Holm) for all of them together.
 
     Rows that have no test yet count as comparisons with p = 1, so that no p becomes larger when they are done.
-
-    Args:
-        study: the study.
-        every: the stages of its sets.
-        results: so far.
-        samples: of the bootstrap over documents; ten times as many shuffles.
     """
     rows = [
         row
@@ -84,7 +78,7 @@ def comparisons(
     ]
     compared = [row for row in rows if row.against]
     family = max(study.confirm * len(study.sets), len(compared))
-    documents = _over_documents(study, rows, results, samples)
+    documents = _over_documents(rows, results)
     p_seeds = _corrected([row.against["p"] for row in compared], family)
     p_documents = _corrected([documents[row.data.name, row.objective] for row in compared], family)
     found = []
@@ -175,9 +169,7 @@ def _corrected(chances: Sequence[float], family: int) -> list[float]:
     return [nan if isnan(p) else holm for p, holm in zip(chances, significance.holm(whole), strict=False)]
 
 
-def _over_documents(
-    study: Study, rows: Sequence[Comparison], results: Results, samples: int
-) -> dict[tuple[str, str], float]:
+def _over_documents(rows: Sequence[Comparison], results: Results) -> dict[tuple[str, str], float]:
     """The larger p of both paired tests over documents, of the runs of all seeds that a row and the baseline have."""
     chances: dict[tuple[str, str], float] = {}
     for row in rows:
@@ -191,7 +183,7 @@ def _over_documents(
             trainings = [Training(row.data.name, each.objective, each.setting, seed, TEST) for seed in both]
             runs = [results[training, row.data.writing] for training in trainings]
             systems.append({row.data.primary: documents_of(row.data, runs)})
-        test = significance.compare(systems, samples=samples, shuffles=10 * samples)[row.data.primary][1]
+        test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
         if test.p_bootstrap is not None and test.p_randomisation is not None:
             chances[row.data.name, row.objective] = max(test.p_bootstrap, test.p_randomisation)
     return chances
