@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -188,9 +189,20 @@ def test_a_key_without_quotes_is_tuned_too_and_several_make_a_grid(path):
     )
 
 
+def test_a_set_may_have_values_of_its_own_to_try(path):
+    changed(path, ('"task=translation"]', '"task=translation"]\ntune = {"train.learning_rate" = [3e-5]}'))
+    study = plan.read(path)
+    assert [len(data.grid) for data in study.sets] == [2, 1]
+    tried = stages.stages(study, study.sets[1], {}).all[0].trainings
+    assert {training.setting for training in tried} == {("train.learning_rate=3e-05",)}
+    assert study.recipe(tried[0]).train.learning_rate == 3e-5
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ('"task=translation"]', '"task=translation"]\ntune = 3', r"set pairs: tune: must be a table"),
+        ('"task=translation"]', '"task=translation"]\ntune = {"train.seed" = [3]}', r"set pairs: tune\.train\.seed: cannot be tuned"),
         ('"ce + bag(2)"]', '"ce + bags(2)"]', r"objectives: unknown objective 'bags'"),
         ('"ce + bag(2)"]', '"ce + matches( 2 )"]', r"objectives: 'ce \+ matches\(2\)' is there twice"),
         ("confirm = 2", "confirn = 2", r"confirn: unknown key\. Did you mean 'confirm'\?"),
@@ -261,6 +273,7 @@ def test_a_model_that_is_not_there_is_an_error_before_training(path, instant, ca
     ("options", "message"),
     [
         (["--share", "3/2"], "--share takes K/N"),
+        (["--only", "new"], "--only takes a set of the study, news, pairs; got 'new'"),
         (["--minutes", "-1"], "--minutes must be 0 or more"),
         (["--parallel", "0"], "--parallel must be 1 or more"),
         (["--resume", "nowhere"], "there is no folder nowhere to merge"),
@@ -309,7 +322,7 @@ def test_tuned_rows_have_their_own_value_and_others_take_that_of_the_named_row(p
         for row in study.tuning.objectives:
             scores = {
                 setting: results[Training(data.name, row, setting, 1, VALIDATION), data.writing].scores[data.primary]
-                for setting in study.tuning.grid
+                for setting in data.grid
             }
             assert scores[chosen[row]] == max(scores.values())
         assert chosen["ce + rewards(2)"] == chosen["ce + bag(2)"] == chosen["ce + matches(2)"]
@@ -564,8 +577,18 @@ def test_shares_of_machines_without_a_common_folder_are_merged_stage_by_stage(pa
 def test_a_share_ends_where_it_needs_the_others(path, instant, capsys):
     code, _, err = shown(capsys, "--share", "1/2")
     assert code == 130
-    assert "share 1 of 2 is done, and what is left needs the results of the others" in err
+    assert "share 1 of 2 is done as far as the results allow; the rest is left to others" in err
     assert sum(words[0] == "train" for words in instant.started) == 4  # half of what is tuned, in two sets
+
+
+def test_one_set_can_be_done_where_the_data_of_the_others_are_not(path, instant, capsys):
+    changed(path, ("task=translation", 'task=translation", "data.name=nowhere.jsonl'))
+    code, text, err = shown(capsys, "--only", "news")
+    assert code == 130
+    assert "--only news is done as far as the results allow" in err
+    assert "corrected for 4 comparisons" in text
+    assert sum(words[0] == "train" for words in instant.started) == 19
+    assert not any("pairs" in word for words in instant.started for word in words)
 
 
 def test_a_training_that_another_process_has_is_left_to_it(path, instant, capsys, monkeypatch):
@@ -685,6 +708,40 @@ def test_options_of_the_command_reach_every_process(path, instant, capsys):
     assert all(words[-3:] == ["--plugin", "own.py", "--trust-remote-code"] for words in instant.started)
 
 
+def test_merged_results_replace_failures_and_nothing_else(path, instant, capsys):
+    whole(capsys, "--results", "a", "--runs", "b")
+    instant.failing = {"ce-learning_rate0.001-seed1": 1}
+    shown(capsys, "--share", "1/2")
+    failed, kept = (Path(f"mine/news/{name}.validation.beam2.json") for name in _tuned("ce", 0.001, "matches2", 0.001))
+    assert json.loads(failed.read_text())["failed"]
+    content = json.loads(kept.read_text()) | {"train_seconds": 77.0}
+    kept.write_text(json.dumps(content))
+    assert "results of a were merged into mine" in shown(capsys, "--show", "--resume", "a")[2]
+    assert not json.loads(failed.read_text())["failed"]
+    assert json.loads(kept.read_text())["train_seconds"] == 77.0
+    assert whole(capsys) == whole(capsys, "--results", "a", "--runs", "b")
+
+
+def _tuned(*rows):
+    return [f"{row}-learning_rate{rate}-seed1" for row, rate in zip(rows[::2], rows[1::2], strict=True)]
+
+
+def test_the_time_of_a_continued_training_is_not_known(path, instant, capsys):
+    begun = Path("runs/mine/news/ce-learning_rate0.001-seed1/run/checkpoints")
+    (begun / "step-1").mkdir(parents=True)
+    real = Instant._train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Instant, "_train", lambda self, *words: (shutil.rmtree(words[3], ignore_errors=True), real(self, *words))
+        )
+        whole(capsys)
+    times = {
+        name: json.loads(Path(f"mine/news/{name}.validation.beam2.json").read_text())["train_seconds"]
+        for name in _tuned("ce", 0.001, "ce", 0.002)
+    }
+    assert [value is None for value in times.values()] == [True, False]
+
+
 # The numbers
 
 
@@ -782,6 +839,15 @@ def test_comparisons_that_are_still_to_come_count_in_the_correction(path):
     assert math.isnan(row.against["p"])
     assert math.isnan(row.against["p_holm"])
     assert math.isnan(row.smallest)
+
+
+def test_a_seed_that_the_baseline_lacks_is_in_no_difference(path):
+    rows = {**SCORES["news"], "ce": {**SCORES["news"]["ce"], 12: None}}
+    _, found = compared(path, {**SCORES, "news": rows})
+    row = found["news", "ce + matches(2)"]
+    assert row.scores == SCORES["news"]["ce + matches(2)"]
+    assert row.against["difference"] == pytest.approx(statistics.mean([21.0 - 20.0, 21.6 - 20.4]))
+    assert found["news", "ce"].failed == {12: "no memory"}
 
 
 @pytest.mark.parametrize(("pairs", "level"), [(2, 0.05), (5, 0.05), (5, 0.05 / 9)])

@@ -44,6 +44,7 @@ def add(verbs: Verbs) -> None:
         help="first merge the results of this folder; repeatable",
     )
     add_number(parser, "--parallel", 1, "N", "trainings at a time")
+    parser.add_argument("--only", action="append", default=[], metavar="SET", help="work on this set; repeatable")
     parser.add_argument("--share", default="1/1", metavar="K/N", help="do only the K-th of N shares of the trainings")
     parser.add_argument(
         "--minutes",
@@ -71,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--minutes must be 0 or more, got {options.minutes:g}.")
     file = Path(options.study)
     study = plan.read(file)
+    sets = [data.name for data in study.sets]
+    for name in options.only:
+        if name not in sets:
+            raise UserError(f"--only takes a set of the study, {', '.join(sets)}; got {name!r}.")
     folder = ResultFolder(Path(options.results or file.with_suffix("")), study)
     runs = Path(options.runs or Path("runs") / study.name)
     raise_unless_same_study(folder.path, study)
@@ -86,7 +91,15 @@ def run(options: argparse.Namespace) -> int:
         claim(runs, study)
         passed_on = [word for plugin in options.plugin for word in ("--plugin", plugin)]
         trust = ["--trust-remote-code"] if options.trust_remote_code else []
-        ways = running.Ways(runs, options.parallel, share, options.minutes, options.delete_models, (*passed_on, *trust))
+        ways = running.Ways(
+            runs,
+            options.parallel,
+            tuple(options.only),
+            share,
+            options.minutes,
+            options.delete_models,
+            (*passed_on, *trust),
+        )
         outcome = running.run(study, folder, ways)
         results = folder.read()
         stages = running.stages_of_sets(study, folder, results)

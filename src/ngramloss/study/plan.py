@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +51,8 @@ _SET = {
     "writing": Setting(kind=str),
     "limit": Setting(0, least=0),
 }
+_OWN_GRID = "tune"
+"""The table of a set in which it has values of its own to try."""
 _TUNE = {"objectives": Setting(kind=list), "others": Setting(kind=str), "seed": Setting(kind=int, least=0)}
 _BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
@@ -93,6 +95,7 @@ class DataSet(NamedTuple):
         writing: the writing whose primary score it is.
         metrics: all that the texts are scored with.
         limit: the most texts of a split; 0 means all.
+        grid: the settings that are tried when it is tuned, each a tuple of ``key=value``.
     """
 
     name: str
@@ -101,6 +104,7 @@ class DataSet(NamedTuple):
     writing: str
     metrics: tuple[str, ...]
     limit: int
+    grid: tuple[tuple[str, ...], ...] = ()
 
     @property
     def score(self) -> Score:
@@ -117,7 +121,7 @@ class Tuning(NamedTuple):
     """What is tuned, on validation data.
 
     Attributes:
-        grid: the settings that are tried, each a tuple of ``key=value``.
+        grid: the settings that are tried in sets without a grid of their own.
         objectives: the rows for which they are.
         others: the row whose choice all other rows take.
         seed: of these trainings.
@@ -202,9 +206,9 @@ def read(path: Path) -> Study:
     return study
 
 
-def check_data(study: Study) -> None:
+def check_data(sets: Iterable[DataSet]) -> None:
     """Raise if a data set is not there, or has no split for training, validation or the test."""
-    for data in study.sets:
+    for data in sets:
         name = data.base.data.name
         try:
             origin(name)
@@ -334,19 +338,8 @@ def _tuning(given: Any, rows: Sequence[str], mistakes: list[str]) -> Tuning | No
     if not isinstance(given, dict):
         mistakes.append(f"tune: must be a table of settings, got {given!r}.")
         return None
-    flat: dict[str, Any] = {}
-    for key, value in given.items():  # train.learning_rate without quotes is a table in TOML
-        flat |= {f"{key}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {key: value}
-    tried = {key: values for key, values in flat.items() if "." in key}
-    own = _section("tune.", {key: value for key, value in flat.items() if "." not in key}, _TUNE, mistakes)
-    for key, values in tried.items():
-        if not isinstance(values, list) or not values:
-            mistakes.append(f"tune.{key}: must be a list of the values to try, got {values!r}.")
-    if not tried:
-        mistakes.append('tune: name what is tuned, such as "train.learning_rate" = [1e-4, 2e-4].')
-    for key in ("train.seed", "objective"):
-        if key in tried:
-            mistakes.append(f"tune.{key}: cannot be tuned.")
+    own = _section("tune.", {key: value for key, value in given.items() if key in _TUNE}, _TUNE, mistakes)
+    grid = _grid("tune", {key: value for key, value in given.items() if key not in _TUNE}, mistakes)
     tuned = _objectives("tune.objectives", own.get("objectives", []), mistakes)
     others = next(iter(_objectives("tune.others", [own.get("others", "ce")], mistakes)), "")
     mistakes += [f"tune.objectives: {row!r} is not one of the objectives." for row in tuned if rows and row not in rows]
@@ -356,8 +349,26 @@ def _tuning(given: Any, rows: Sequence[str], mistakes: list[str]) -> Tuning | No
         mistakes.append(f"tune.others: must be one of tune.objectives, got {others!r}.")
     if mistakes:
         return None
+    return Tuning(grid, tuned, others, own["seed"])
+
+
+def _grid(where: str, given: Mapping[str, Any], mistakes: list[str]) -> tuple[tuple[str, ...], ...]:
+    """All combinations of the values to try, from a table of settings and lists."""
+    tried: dict[str, Any] = {}
+    for key, value in given.items():  # train.learning_rate without quotes is a table in TOML
+        tried |= {f"{key}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {key: value}
+    before = len(mistakes)
+    for key, values in tried.items():
+        if key in ("train.seed", "objective"):
+            mistakes.append(f"{where}.{key}: cannot be tuned.")
+        elif not isinstance(values, list) or not values:
+            mistakes.append(f"{where}.{key}: must be a list of the values to try, got {values!r}.")
+    if not tried:
+        mistakes.append(f'{where}: name what is tuned, such as "train.learning_rate" = [1e-4, 2e-4].')
+    if len(mistakes) > before:
+        return ()
     pairs = [[f"{key}={json.dumps(value)}" for value in values] for key, values in tried.items()]
-    return Tuning(tuple(itertools.product(*pairs)), tuned, others, own["seed"])
+    return tuple(itertools.product(*pairs))
 
 
 def _data_set(
@@ -372,7 +383,14 @@ def _data_set(
     """One set, with its recipe resolved. Each row, tuned value and writing is tried: none may be a mistake later."""
     before = len(mistakes)
     where = f"set {given['name']}: " if isinstance(given.get("name"), str) else "set: "
-    entry = _section(where, given, _SET, mistakes)
+    entry = _section(where, {key: value for key, value in given.items() if key != _OWN_GRID}, _SET, mistakes)
+    grid = tuning.grid if tuning else ()
+    if _OWN_GRID in given and not tuning:
+        mistakes.append(f"{where}tune: the study has no [tune] that says which rows are tuned.")
+    elif isinstance(given.get(_OWN_GRID), dict):
+        grid = _grid(f"{where}tune", given[_OWN_GRID], mistakes)
+    elif _OWN_GRID in given:
+        mistakes.append(f"{where}tune: must be a table of settings, got {given[_OWN_GRID]!r}.")
     if len(mistakes) > before:
         return None
     if not _NAME.fullmatch(entry["name"]):
@@ -388,7 +406,6 @@ def _data_set(
         mistakes.append(f"{where}set: the study chooses objectives and seeds, so {fixed[0]!r} cannot be set.")
     try:
         base = recipe.load(_recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0]}"])
-        grid = tuning.grid if tuning else ((),)
         tried = [[f"objective={row}"] for row in rows] + [[*point] for point in grid]
         for settings in [*tried, *writings.values()]:
             best_of(recipe.changed(base, settings))
@@ -398,7 +415,7 @@ def _data_set(
     if len(mistakes) > before:
         return None
     metrics = dict.fromkeys([owner, *METRICS_OF[base.task]])
-    return DataSet(entry["name"], base, entry["primary"], entry["writing"], tuple(metrics), entry["limit"])
+    return DataSet(entry["name"], base, entry["primary"], entry["writing"], tuple(metrics), entry["limit"], grid)
 
 
 def _recipe_name(name: str, study: Path) -> str:

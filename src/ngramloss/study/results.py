@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -124,9 +124,9 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
     )
 
 
-def check_metrics(study: Study) -> None:
+def check_metrics(sets: Iterable[DataSet]) -> None:
     """Raise if a metric cannot run here, before anything is trained."""
-    for name in dict.fromkeys(metric for data in study.sets for metric in data.metrics):
+    for name in dict.fromkeys(metric for data in sets for metric in data.metrics):
         try:
             compute_scores(name, _SAMPLE, {}, documents=1)
         except Absent as reason:

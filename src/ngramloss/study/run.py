@@ -59,7 +59,7 @@ class Step(NamedTuple):
         what: ``train``, or the name of a writing.
         arguments: of ``ngramloss``.
         folder: the folder that the process writes to, and locks.
-        continued: whether it goes on with work that was stopped.
+        continued: whether it continues work that was stopped.
     """
 
     what: str
@@ -90,6 +90,7 @@ class Ways(NamedTuple):
     Attributes:
         runs: the folder of the trainings.
         parallel: jobs at a time.
+        only: the sets that are worked on; empty: all.
         share: number of this share, from 1, and of all; machines that do not share a folder divide the trainings so.
         minutes: end after this time; 0: no limit.
         delete_models: delete a model once its texts are scored.
@@ -98,6 +99,7 @@ class Ways(NamedTuple):
 
     runs: Path
     parallel: int = 1
+    only: tuple[str, ...] = ()
     share: tuple[int, int] = (1, 1)
     minutes: float = 0.0
     delete_models: bool = False
@@ -139,7 +141,7 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
     earlier = {result.attempt for result in before.values() if result.failed}
     total = sum(stage.planned for of_set in stages_of_sets(study, folder, before) for stage in of_set.all)
     done = sum(is_done(study, training, before) for training in {training for training, _ in before})
-    _check(study, _left(study, folder, _to_be_done(study, folder, earlier), ways.share), ways)
+    _check(study, _left(study, folder, _to_be_done(study, folder, earlier), ways), ways)
     with _interrupted_by_terminate(), Progress("study", total, unit="trainings", done=done) as progress:
         try:
             while True:
@@ -156,7 +158,7 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                 if len(jobs) < ways.parallel and time.monotonic() >= look:
                     look = time.monotonic() + WAIT
                     results = _to_be_done(study, folder, earlier)
-                    left = _left(study, folder, results, ways.share)
+                    left = _left(study, folder, results, ways)
                     for training in [each for each in left if not any(job.training == each for job in jobs)]:
                         if len(jobs) < ways.parallel and not outcome.halted:
                             jobs += _begin(training, study, folder, ways, deadline, outcome, len(jobs))
@@ -168,10 +170,11 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                 time.sleep(POLL)
         finally:
             _stop(jobs)
-    outcome.finished = not _left(study, folder, _to_be_done(study, folder, earlier), (1, 1))
+    outcome.finished = not _left(study, folder, _to_be_done(study, folder, earlier), Ways(ways.runs))
     if not outcome.finished and not outcome.why:
         number, count = ways.share
-        outcome.stopped(f"share {number} of {count} is done, and what is left needs the results of the others.")
+        part = f"--only {' '.join(ways.only)} is" if ways.only else f"share {number} of {count} is"
+        outcome.stopped(f"{part} done as far as the results allow; the rest is left to others.")
     return outcome
 
 
@@ -185,14 +188,13 @@ def stages_of_sets(study: Study, folder: ResultFolder, results: Results) -> list
 
 def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
     """Raise before anything is trained, if data, a metric or a model are not there."""
-    if not left:
-        return
-    check_data(study)
-    check_metrics(study)
-    from ngramloss.models.loading import load_config
+    sets = [study.data(name) for name in dict.fromkeys(training.set for training in left)]
+    check_data(sets)
+    check_metrics(sets)
+    for data in sets:
+        if data.base.model.name != "scratch":
+            from ngramloss.models.loading import load_config
 
-    for data in study.sets:
-        if any(training.set == data.name for training in left) and data.base.model.name != "scratch":
             load_config(data.base.model, trust_remote_code="--trust-remote-code" in ways.options)
 
 
@@ -214,16 +216,17 @@ def _to_be_done(study: Study, folder: ResultFolder, earlier: set[str]) -> Result
     }
 
 
-def _left(study: Study, folder: ResultFolder, results: Results, share: tuple[int, int]) -> list[Training]:
+def _left(study: Study, folder: ResultFolder, results: Results, ways: Ways) -> list[Training]:
     """The trainings of this share that can be done now, stage by stage."""
-    number, count = share
+    number, count = ways.share
     every = stages_of_sets(study, folder, results)
     for data, of_set in zip(study.sets, every, strict=True):
         if of_set.confirmed is not None:
             folder.confirm(data, of_set.confirmed)  # before the first text of the test set is written
     return [
         training
-        for of_set in every
+        for data, of_set in zip(study.sets, every, strict=True)
+        if not ways.only or data.name in ways.only
         for stage in of_set.all
         for index, training in enumerate(new_in(of_set, stage))
         if index % count == number - 1 and not is_done(study, training, results)

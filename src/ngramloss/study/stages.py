@@ -55,7 +55,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         [
             Training(data.name, row, setting, tuning.seed, VALIDATION)
             for row in tuning.objectives
-            for setting in tuning.grid
+            for setting in data.grid
         ]
         if tuning
         else []
@@ -157,7 +157,7 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
     for row in tuning.objectives:
         scores = {
             setting: score
-            for setting in tuning.grid
+            for setting in data.grid
             for score in primary_scores(
                 data, [Training(data.name, row, setting, tuning.seed, VALIDATION)], results
             ).values()
