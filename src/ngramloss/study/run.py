@@ -337,8 +337,12 @@ def _raise_unless_same_settings(settings: recipe.Recipe, run: RunFolder) -> None
 def _may_start(
     step: Step, training: Training, study: Study, results: Results, deadline: float, outcome: Outcome, running: int
 ) -> bool:
-    """Whether time and budget allow another process. What is not known yet is taken to be short enough."""
-    expected = expected_seconds(results, training, "" if step.what == "train" else step.what) or 0.0
+    """Whether time and budget allow another process; for a training, with its writings: without, it could be lost.
+
+    What is not known yet is taken to be short enough.
+    """
+    parts = ["", *study.writings] if step.what == "train" else [step.what]
+    expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)
     if time.monotonic() + expected > deadline:
         outcome.stopped("what is left does not fit into --minutes.")
         return False

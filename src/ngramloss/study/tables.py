@@ -342,7 +342,8 @@ def _signatures(data: DataSet, results: Results) -> list[str]:
     )
     lines += sorted({written(result) for result in own if result.generation})
     shared = sorted({result.parallel for result in own})
-    lines.append(f"Speeds were measured with {' and '.join(map(str, shared))} at a time on a machine.")
+    many = " and ".join(map(str, shared))
+    lines.append(f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model.")
     return lines
 
 
