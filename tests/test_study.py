@@ -1015,13 +1015,16 @@ sys.exit(cli.main(["study", "mine.toml", *sys.argv[1:]]))
 
 
 @pytest.mark.slow
-def test_a_real_study_killed_at_several_points_ends_with_the_same_tables(tmp_path, monkeypatch, capsys):
+def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(SMALL)
 
-    def study(*arguments, kill=""):
+    def begun(*arguments, kill=""):
         program = f"import os; os.chdir({str(tmp_path)!r})\n" + FORKING.replace("{kill}", kill)
-        process = fork(program, list(arguments), environment=dict(os.environ))
+        return fork(program, list(arguments), environment=dict(os.environ))
+
+    def study(*arguments, kill=""):
+        process = begun(*arguments, kill=kill)
         out, err = process.communicate()
         return process.returncode, out, err
 
@@ -1042,6 +1045,11 @@ def test_a_real_study_killed_at_several_points_ends_with_the_same_tables(tmp_pat
         return content
 
     assert numbers("mine") == numbers("a")
+    together = [begun("--results", "c", "--runs", "d") for _ in range(2)]
+    assert [process.wait() for process in together] == [0, 0]
+    assert numbers("c") == numbers("a")
+    logs = [path.read_text() for path in Path("d").glob("*/*/train.log")]
+    assert [text.count("finished at step") for text in logs] == [1] * 6
     assert len(numbers("a")) == 6
 
     def table(*options):
