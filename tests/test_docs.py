@@ -6,6 +6,7 @@ smaller by further options (:func:`smaller`); then words are compared, not numbe
 """
 
 import doctest
+import json
 import re
 import shlex
 import shutil
@@ -40,6 +41,7 @@ GUIDE = [
     "scaling",
     "generate",
     "score",
+    "study",
     "reproduce",
     "add_objective",
     "add_metric",
@@ -123,6 +125,11 @@ def smaller(arguments, tiny_model):
         return [*arguments, *(FEW if verb == "candidates" else limit)]
     if arguments[:2] == ["reproduce", "table1"]:
         return [*arguments, *limit]
+    if verb == "study" and "--show" not in arguments:
+        path = Path(arguments[1])
+        lists = f"set = {json.dumps(TINY)[:-1]}, "
+        path.write_text(re.sub(r"^limit = \d+", "limit = 4", path.read_text().replace("set = [", lists), flags=re.M))
+        return [*arguments, "--runs", "runs/tiny"]
     if verb == "reproduce":
         options = parser().parse_args(arguments)
         base = Path(options.runs or f"runs/reproduce-{options.data}") / "base" / "model"
@@ -249,6 +256,21 @@ def tiny_bench(monkeypatch):
     from ngramloss.bench import head
 
     monkeypatch.setattr(head, "SIZES", dict.fromkeys(head.SIZES, head.Size(2, 8, 101, 16)))
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch):
+    """The processes of a study are calls."""
+    from ngramloss.study import run
+
+    class Done:
+        def __init__(self, arguments, log):
+            self.code = main(arguments)
+
+        def poll(self):
+            return self.code
+
+    monkeypatch.setattr(run, "start", Done)
 
 
 @pytest.mark.parametrize(("page", "words", "shown"), list(commands(run=True)))

@@ -40,6 +40,7 @@ ORDER = [
     "report",
     "bench",
     "doctor",
+    "study",
     "reproduce",
     "cli",
     "__init__",

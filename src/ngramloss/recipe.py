@@ -299,11 +299,12 @@ def dump(recipe: Recipe) -> str:
 
 def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """The settings in which two recipes differ, as ``train.seed: 1 → 2``."""
-    pairs = zip(_flat(recipe), _flat(other), strict=True)
+    pairs = zip(flat(recipe), flat(other), strict=True)
     return [f"{key}: {before!r} → {after!r}" for (key, before), (_, after) in pairs if before != after]
 
 
-def _flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Every setting as key and value, such as ``train.seed`` and 42."""
     yield from ((key, getattr(recipe, key)) for key in TOP)
     for section in SECTIONS:
         for key, value in dataclasses.asdict(getattr(recipe, section)).items():

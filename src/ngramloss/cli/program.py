@@ -22,6 +22,7 @@ from ngramloss.cli import (
     report,
     reproduce,
     score,
+    study,
     train,
 )
 from ngramloss.cli.options import choice
@@ -69,6 +70,7 @@ LEAST = {
     "repeats": 1,
     "beams": 1,
     "groups": 1,
+    "parallel": 1,
     "count": 2,
 }
 """The smallest value of each integer option; 0 for options not listed."""
@@ -84,6 +86,7 @@ MOST = {
     "accumulate": 2**16,
     "documents": 10**6,
     "workers": 1024,
+    "parallel": 1024,
     "num_return": 2**12,
     "beams": 2**12,
     "groups": 2**12,
@@ -173,7 +176,7 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
 
-VERBS = (train, generate, candidates, score, report, explain, list_, reproduce, import_, data, bench, doctor)
+VERBS = (train, generate, candidates, score, report, explain, list_, study, reproduce, import_, data, bench, doctor)
 
 
 def parser() -> argparse.ArgumentParser:

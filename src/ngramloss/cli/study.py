@@ -1,0 +1,121 @@
+"""arguments of ``ngramloss study`` → a study's trainings, texts and results, and its tables, printed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from ngramloss.cli.options import Verbs, add_number, add_trust, verb
+from ngramloss.errors import UserError
+from ngramloss.output.console import logger, print_result
+
+STUDY = """\
+Answer a question with many trainings: tune, screen rows on validation data, confirm the best with other seeds on test
+data, and print tables over seeds with paired tests.
+
+FILE is a TOML file with the rows, sets, seeds, writings and the primary score of each set; docs/study.md describes it.
+Results are small JSON files in a folder beside it. The same command continues a study that was stopped or killed.
+Several commands may share the folders of one study, on one machine or on several. A failed training is tried again by
+the next command; the exit code is 1 if one failed, and 130 if something is left."""
+
+STUDY_EXAMPLES = """\
+examples:
+  ngramloss study studies/mine.toml --show                     # the plan, an estimate, and the tables so far
+  ngramloss study studies/mine.toml --parallel 4               # four trainings at a time, on one GPU or CPU
+  ngramloss study studies/mine.toml --parallel 4 --minutes 9   # end before a deadline; the same command goes on
+  ngramloss study studies/mine.toml --share 1/2                # one of two machines without a common folder
+  ngramloss study studies/mine.toml --resume from-the-other    # merge the results of another folder, and go on
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the command and its options."""
+    parser = verb(verbs, "study", "compare objectives over seeds, data sets and models", STUDY, STUDY_EXAMPLES)
+    parser.add_argument("study", metavar="FILE", help="the study, a TOML file")
+    parser.add_argument("--show", action="store_true", help="print plan and tables from the results alone, and exit")
+    parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
+    parser.add_argument("--results", metavar="DIR", help="folder of the results (default: FILE without its ending)")
+    parser.add_argument("--runs", metavar="DIR", help="folder of the trainings (default: runs/NAME of the study)")
+    parser.add_argument(
+        "--resume",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="first merge the results of this folder; repeatable",
+    )
+    add_number(parser, "--parallel", 1, "N", "trainings at a time")
+    parser.add_argument("--only", action="append", default=[], metavar="SET", help="work on this set; repeatable")
+    parser.add_argument("--share", default="1/1", metavar="K/N", help="do only the K-th of N shares of the trainings")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=0.0,
+        metavar="M",
+        help="end after M minutes; nothing is started that would take longer by the estimate",
+    )
+    parser.add_argument("--delete-models", action="store_true", help="delete each model once its texts are scored")
+    add_trust(parser)
+    parser.set_defaults(run_verb=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from pathlib import Path
+
+    from ngramloss.study import plan
+    from ngramloss.study import run as running
+    from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
+    from ngramloss.study.tables import plan_text, tables
+
+    share = _share(options.share)
+    if options.minutes < 0:
+        raise UserError(f"--minutes must be 0 or more, got {options.minutes:g}.")
+    file = Path(options.study)
+    study = plan.read(file)
+    sets = [data.name for data in study.sets]
+    for name in options.only:
+        if name not in sets:
+            raise UserError(f"--only takes a set of the study, {', '.join(sets)}; got {name!r}.")
+    folder = ResultFolder(Path(options.results or file.with_suffix("")), study)
+    runs = Path(options.runs or Path("runs") / study.name)
+    raise_unless_same_study(folder.path, study)
+    for other in options.resume:
+        claim(folder.path, study)
+        logger.info(f"{folder.merge(Path(other))} results of {other} were merged into {folder.path}.")
+    results = folder.read()
+    stages = running.stages_of_sets(study, folder, results)
+    print_result(plan_text(study, stages, results, parallel=options.parallel) + "\n")
+    outcome = running.Outcome(finished=True)
+    if not options.show:
+        claim(folder.path, study)
+        claim(runs, study)
+        passed_on = [word for plugin in options.plugin for word in ("--plugin", plugin)]
+        trust = ["--trust-remote-code"] if options.trust_remote_code else []
+        ways = running.Ways(
+            runs,
+            options.parallel,
+            tuple(options.only),
+            share,
+            options.minutes,
+            options.delete_models,
+            (*passed_on, *trust),
+        )
+        outcome = running.run(study, folder, ways)
+        results = folder.read()
+        stages = running.stages_of_sets(study, folder, results)
+    print_result(tables(study, stages, results, markdown=options.markdown))
+    if not outcome.finished:
+        print_result("\n" + plan_text(study, stages, results, parallel=options.parallel))
+        for why in outcome.why:
+            logger.info(f"not finished: {why}")
+        return 130
+    return int(not options.show and any(result.failed for result in results.values()))
+
+
+def _share(text: str) -> tuple[int, int]:
+    """Number and count of ``K/N``."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise UserError(f"--share takes K/N, such as 1/4 for the first of four shares, got {text!r}.")
+    return number, count

@@ -1,0 +1,1 @@
+"""A study: one question, many trainings, one table. Planning and showing need no torch."""

@@ -1,0 +1,426 @@
+"""a study's TOML file → ``Study``: rows, sets, seeds and writings, checked; the recipe of each training."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import recipe
+from ngramloss.data import has_split
+from ngramloss.data.origins import origin
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.metrics.registry import METRICS, Score, scores_of
+from ngramloss.recipe import TASKS, Recipe
+from ngramloss.settings import Setting, nearest
+from ngramloss.storage.files import parse_toml
+from ngramloss.terms.parser import parse
+from ngramloss.training.best import best_of
+
+VALIDATION, TEST = "validation", "test"
+METRICS_OF = dict(zip(TASKS, (("rouge", "shape"), ("bleu", "chrf", "shape")), strict=True))
+"""Task → the metrics that every text is scored with, besides that of the primary score."""
+WITHOUT_EFFECT = (
+    "train.max_tokens",
+    "train.memory",
+    "train.capture",
+    "train.log_every",
+    "train.eval_batch_size",
+    "train.keep",
+    "train.report_to",
+)
+"""Settings that change no score, so that they may differ between the machines that share a study."""
+
+_NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
+_TOP = {
+    "title": Setting(kind=str),
+    "recipe": Setting(""),
+    "objectives": Setting(kind=list),
+    "confirm": Setting(1, least=1),
+}
+_SECTIONS = ("seeds", "writings", "tune", "budget", "set")
+_SET = {
+    "name": Setting(kind=str),
+    "recipe": Setting(""),
+    "set": Setting([], kind=list),
+    "primary": Setting(kind=str),
+    "writing": Setting(kind=str),
+    "limit": Setting(0, least=0),
+}
+_OWN_GRID = "tune"
+"""The table of a set in which it has values of its own to try."""
+_TUNE = {"objectives": Setting(kind=list), "others": Setting(kind=str), "seed": Setting(kind=int, least=0)}
+_BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
+
+
+class Training(NamedTuple):
+    """One training of a study, and the split of which its model writes texts.
+
+    Attributes:
+        set: the name of its set.
+        objective: its row.
+        setting: the values that were tuned, each ``key=value``.
+        seed: of the training.
+        split: ``validation`` to choose by, or ``test`` to confirm.
+    """
+
+    set: str
+    objective: str
+    setting: tuple[str, ...]
+    seed: int
+    split: str
+
+    @property
+    def name(self) -> str:
+        """Its name in file names: row, setting and seed."""
+        row = Recipe("", objective=self.objective).slug.strip("-")
+        tuned = (re.sub(r"[^\w.+-]", "", text.partition(".")[2]) for text in self.setting)
+        return "-".join([row, *tuned, f"seed{self.seed}"])
+
+    def __str__(self) -> str:
+        return ", ".join([self.set, self.objective, *self.setting, f"seed {self.seed}"])
+
+
+class DataSet(NamedTuple):
+    """A data set with the model that is trained on it.
+
+    Attributes:
+        name: in tables and file names.
+        base: every setting of its trainings, with the objective of the first row.
+        primary: the one score that is tested.
+        writing: the writing whose primary score it is.
+        metrics: all that the texts are scored with.
+        limit: the most texts of a split; 0 means all.
+        grid: the settings that are tried when it is tuned, each a tuple of ``key=value``.
+    """
+
+    name: str
+    base: Recipe
+    primary: str
+    writing: str
+    metrics: tuple[str, ...]
+    limit: int
+    grid: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def score(self) -> Score:
+        """The label and the direction of the primary score."""
+        return scores_of(self.metric)[self.primary]
+
+    @property
+    def metric(self) -> str:
+        """The metric that has the primary score."""
+        return next(name for name in self.metrics if self.primary in scores_of(name))
+
+
+class Tuning(NamedTuple):
+    """What is tuned, on validation data.
+
+    Attributes:
+        grid: the settings that are tried in sets without a grid of their own.
+        objectives: the rows for which they are.
+        others: the row whose choice all other rows take.
+        seed: of these trainings.
+    """
+
+    grid: tuple[tuple[str, ...], ...]
+    objectives: tuple[str, ...]
+    others: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and all that answers it.
+
+    Attributes:
+        name: of the file, without its ending.
+        title: the question.
+        objectives: the rows; the first is the baseline.
+        sets: data sets and models.
+        writings: name → settings of ``generation`` with which texts are written.
+        tuning: None if nothing is tuned.
+        screening: seeds of the trainings by which rows are chosen.
+        confirmation: other seeds, with which the chosen rows are tested.
+        confirm: how many rows are confirmed besides the baseline.
+        minutes: the most minutes of all trainings and writings together; 0: no limit.
+        trainings: the most trainings; 0: no limit.
+    """
+
+    name: str
+    title: str
+    objectives: tuple[str, ...]
+    sets: tuple[DataSet, ...]
+    writings: Mapping[str, tuple[str, ...]]
+    tuning: Tuning | None
+    screening: tuple[int, ...]
+    confirmation: tuple[int, ...]
+    confirm: int
+    minutes: float = 0.0
+    trainings: int = 0
+    _recipes: dict[Training, Recipe] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def baseline(self) -> str:
+        """The first row, with which the others are compared."""
+        return self.objectives[0]
+
+    def data(self, name: str) -> DataSet:
+        """The set of a name."""
+        return next(data for data in self.sets if data.name == name)
+
+    def recipe(self, training: Training) -> Recipe:
+        """Every setting of a training."""
+        if training not in self._recipes:
+            own = [f"objective={training.objective}", *training.setting, f"train.seed={training.seed}"]
+            self._recipes[training] = recipe.changed(self.data(training.set).base, own)
+        return self._recipes[training]
+
+    def facts(self, training: Training, writing: str) -> dict[str, Any]:
+        """All of the study that could change the result of a writing: setting → value."""
+        data = self.data(training.set)
+        flat = {key: value for key, value in recipe.flat(self.recipe(training)) if key not in WITHOUT_EFFECT}
+        return {
+            **flat,
+            f"writings.{writing}": list(self.writings[writing]),
+            "set.primary": data.primary,
+            "set.writing": data.writing,
+            "set.limit": data.limit,
+        }
+
+
+def read(path: Path) -> Study:
+    """Read a study's file. All mistakes are reported at once."""
+    if not path.is_file():
+        raise MissingFileError(f"there is no study {path}. Give a TOML file; docs/study.md shows one.")
+    content = parse_toml(path.read_bytes(), str(path))
+    mistakes: list[str] = []
+    study = _study(path, content, mistakes)
+    if mistakes or study is None:
+        count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        raise UserError(f"study {path} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+    return study
+
+
+def check_data(sets: Iterable[DataSet]) -> None:
+    """Raise if a data set is not there, or has no split for training, validation or the test."""
+    for data in sets:
+        name = data.base.data.name
+        try:
+            origin(name)
+        except UserError as mistake:
+            raise UserError(f"set {data.name}: {mistake}") from None
+        missing = [split for split in ("train", VALIDATION, TEST) if not has_split(data.base.data, split)]
+        if missing:
+            raise UserError(
+                f"set {data.name}: the data {name!r} have no {' and no '.join(missing)} split, or cannot be read. A "
+                "study chooses on validation data and confirms on test data: hold them out with "
+                "data.validation_fraction=0.1 and data.test_fraction=0.1."
+            )
+
+
+def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study | None:
+    """The study that a file describes; None if mistakes keep it from being read."""
+    top = _section("", {key: value for key, value in content.items() if key not in _SECTIONS}, _TOP, mistakes)
+    screening, confirmation = _seeds(content.get("seeds", {}), mistakes)
+    writings = _writings(content.get("writings", {}), mistakes)
+    budget = _section("budget.", content.get("budget", {}), _BUDGET, mistakes)
+    objectives = _objectives("objectives", top.get("objectives", []), mistakes)
+    tuning = _tuning(content["tune"], objectives, mistakes) if "tune" in content else None
+    if tuning is not None and tuning.seed in confirmation:
+        mistakes.append(f"tune.seed: {tuning.seed} is a confirmation seed. Choose another one.")
+    if twice := sorted({*screening} & {*confirmation}):
+        mistakes.append(
+            f"seeds: {', '.join(map(str, twice))} are screening and confirmation seeds. A row that was chosen by a "
+            "seed cannot be confirmed by it: choose other confirmation seeds."
+        )
+    if objectives and not top.get("confirm", 1) < len(objectives):
+        mistakes.append(f"confirm: must be below the number of objectives, {len(objectives)}, got {top['confirm']}.")
+    given = content.get("set", [])
+    if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
+        mistakes.append('set: give one or more sets, each as [[set]] with name = "…" and primary = "…".')
+        given = []
+    if mistakes:
+        return None
+    sets = [_data_set(entry, top["recipe"], objectives, tuning, writings, path, mistakes) for entry in given]
+    names = [data.name for data in sets if data]
+    mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
+    return Study(
+        path.stem,
+        top["title"],
+        objectives,
+        tuple(data for data in sets if data),
+        writings,
+        tuning,
+        screening,
+        confirmation,
+        top["confirm"],
+        budget["minutes"],
+        budget["trainings"],
+    )
+
+
+def _section(where: str, given: Any, known: Mapping[str, Setting], mistakes: list[str]) -> dict[str, Any]:
+    """The values of a table, checked; those with a mistake are left out."""
+    if not isinstance(given, dict):
+        mistakes.append(f"{where.rstrip('.')}: must be a table of settings, got {given!r}.")
+        return {}
+    for key in given:
+        if key not in known:
+            hint = nearest(key, [*known, *(_SECTIONS if not where else ())], 0.5)
+            mistakes.append(f"{where}{key}: unknown key. {hint}".rstrip())
+    values = {}
+    for key, described in known.items():
+        if key not in given and described.required:
+            mistakes.append(f"{where}{key}: is missing.")
+            continue
+        try:
+            values[key] = described.check(f"{where}{key}", given[key]) if key in given else described.default
+        except UserError as mistake:
+            mistakes.append(str(mistake))
+    return values
+
+
+def _seeds(given: Any, mistakes: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Screening and confirmation seeds."""
+    known = ("screening", "confirmation")
+    if not isinstance(given, dict) or set(given) != {*known}:
+        mistakes.append("seeds: give screening and confirmation, such as [seeds] screening = [1, 2].")
+        return (), ()
+    for key in known:
+        seeds = given[key]
+        whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+        if not whole or not seeds or len({*seeds}) < len(seeds):
+            mistakes.append(f"seeds.{key}: must be a list of different whole numbers, got {seeds!r}.")
+            return (), ()
+    return tuple(given["screening"]), tuple(given["confirmation"])
+
+
+def _writings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
+    """Name of a writing → its settings."""
+    if not isinstance(given, dict) or not given:
+        mistakes.append('writings: name one or more, such as [writings] beam4 = ["generation.num_beams=4"].')
+        return {}
+    writings = {}
+    for name, settings in given.items():
+        listed = isinstance(settings, list) and all(isinstance(text, str) for text in settings)
+        if name == "train" or not _NAME.fullmatch(name):
+            mistakes.append(f"writings.{name}: must be a name of letters, digits, '.', '+' and '-', and not train.")
+            continue
+        if not listed or not all(text.startswith("generation.") for text in settings):
+            mistakes.append(f"writings.{name}: must be a list of settings in generation.*, got {settings!r}.")
+            continue
+        writings[name] = tuple(settings)
+    return writings
+
+
+def _objectives(where: str, given: Sequence[str], mistakes: list[str]) -> tuple[str, ...]:
+    """The rows in standard spelling."""
+    rows = []
+    for text in given:
+        try:
+            rows.append(" + ".join(map(str, parse(text))))
+        except UserError as mistake:
+            mistakes.append(f"{where}: {mistake}")
+    twice = sorted({row for row in rows if rows.count(row) > 1})
+    mistakes += [f"{where}: {row!r} is there twice." for row in twice]
+    if where == "objectives" and 0 < len(given) < 2:
+        mistakes.append("objectives: give two or more; the first is the baseline.")
+    return tuple(rows)
+
+
+def _tuning(given: Any, rows: Sequence[str], mistakes: list[str]) -> Tuning | None:
+    """What is tuned, from a table with the settings' values beside its own keys."""
+    if not isinstance(given, dict):
+        mistakes.append(f"tune: must be a table of settings, got {given!r}.")
+        return None
+    own = _section("tune.", {key: value for key, value in given.items() if key in _TUNE}, _TUNE, mistakes)
+    grid = _grid("tune", {key: value for key, value in given.items() if key not in _TUNE}, mistakes)
+    tuned = _objectives("tune.objectives", own.get("objectives", []), mistakes)
+    others = next(iter(_objectives("tune.others", [own.get("others", "ce")], mistakes)), "")
+    mistakes += [f"tune.objectives: {row!r} is not one of the objectives." for row in tuned if rows and row not in rows]
+    if rows and rows[0] not in tuned:
+        mistakes.append(f"tune.objectives: must contain the baseline, {rows[0]!r}: else it is compared untuned.")
+    if tuned and others not in tuned:
+        mistakes.append(f"tune.others: must be one of tune.objectives, got {others!r}.")
+    if mistakes:
+        return None
+    return Tuning(grid, tuned, others, own["seed"])
+
+
+def _grid(where: str, given: Mapping[str, Any], mistakes: list[str]) -> tuple[tuple[str, ...], ...]:
+    """All combinations of the values to try, from a table of settings and lists."""
+    tried: dict[str, Any] = {}
+    for key, value in given.items():  # train.learning_rate without quotes is a table in TOML
+        tried |= {f"{key}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {key: value}
+    before = len(mistakes)
+    for key, values in tried.items():
+        if key in ("train.seed", "objective"):
+            mistakes.append(f"{where}.{key}: cannot be tuned.")
+        elif not isinstance(values, list) or not values:
+            mistakes.append(f"{where}.{key}: must be a list of the values to try, got {values!r}.")
+    if not tried:
+        mistakes.append(f'{where}: name what is tuned, such as "train.learning_rate" = [1e-4, 2e-4].')
+    if len(mistakes) > before:
+        return ()
+    pairs = [[f"{key}={json.dumps(value)}" for value in values] for key, values in tried.items()]
+    return tuple(itertools.product(*pairs))
+
+
+def _data_set(
+    given: Mapping[str, Any],
+    shared: str,
+    rows: Sequence[str],
+    tuning: Tuning | None,
+    writings: Mapping[str, tuple[str, ...]],
+    path: Path,
+    mistakes: list[str],
+) -> DataSet | None:
+    """One set, with its recipe resolved. Each row, tuned value and writing is tried: none may be a mistake later."""
+    before = len(mistakes)
+    where = f"set {given['name']}: " if isinstance(given.get("name"), str) else "set: "
+    entry = _section(where, {key: value for key, value in given.items() if key != _OWN_GRID}, _SET, mistakes)
+    grid = tuning.grid if tuning else ()
+    if _OWN_GRID in given and not tuning:
+        mistakes.append(f"{where}tune: the study has no [tune] that says which rows are tuned.")
+    elif isinstance(given.get(_OWN_GRID), dict):
+        grid = _grid(f"{where}tune", given[_OWN_GRID], mistakes)
+    elif _OWN_GRID in given:
+        mistakes.append(f"{where}tune: must be a table of settings, got {given[_OWN_GRID]!r}.")
+    if len(mistakes) > before:
+        return None
+    if not _NAME.fullmatch(entry["name"]):
+        mistakes.append(f"{where}name: must be letters, digits, '.', '+' and '-', as it names a folder.")
+    if entry["writing"] not in writings:
+        mistakes.append(f"{where}writing: must be one of {', '.join(writings)}, got {entry['writing']!r}.")
+    owner = next((name for name in METRICS if entry["primary"] in scores_of(name)), "")
+    if not owner or scores_of(owner)[entry["primary"]].better == "neither":
+        every = [score for name in METRICS for score, about in scores_of(name).items() if about.better != "neither"]
+        hint = nearest(entry["primary"], every, 0.5)
+        mistakes.append(f"{where}primary: there is no such score, {entry['primary']!r}. {hint}".rstrip())
+    if fixed := [text for text in entry["set"] if text.partition("=")[0].strip() in ("objective", "train.seed")]:
+        mistakes.append(f"{where}set: the study chooses objectives and seeds, so {fixed[0]!r} cannot be set.")
+    try:
+        base = recipe.load(_recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0]}"])
+        tried = [[f"objective={row}"] for row in rows] + [[*point] for point in grid]
+        for settings in [*tried, *writings.values()]:
+            best_of(recipe.changed(base, settings))
+    except UserError as mistake:
+        mistakes.append(f"{where}{mistake}")
+        return None
+    if len(mistakes) > before:
+        return None
+    metrics = dict.fromkeys([owner, *METRICS_OF[base.task]])
+    return DataSet(entry["name"], base, entry["primary"], entry["writing"], tuple(metrics), entry["limit"], grid)
+
+
+def _recipe_name(name: str, study: Path) -> str:
+    """A recipe's name or file; a file may lie in the study's folder."""
+    if not name:
+        raise UserError("recipe: is missing, in the study and in the set.")
+    beside = study.parent / name
+    return str(beside) if name not in recipe.builtin() and beside.is_file() else name

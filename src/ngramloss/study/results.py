@@ -1,0 +1,323 @@
+"""texts of a training → a small JSON file with their scores; a folder of such files, checked, read and merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from ngramloss import recipe
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.metrics.registry import compute_scores
+from ngramloss.metrics.scores import Absent, Pooled, corpus_score
+from ngramloss.recipe import Recipe
+from ngramloss.scoring import provenance, systems
+from ngramloss.scoring.score_cache import number
+from ngramloss.storage.files import fingerprint, read_object, write_whole
+from ngramloss.storage.run_folder import RunFolder, weight_files
+from ngramloss.study.plan import DataSet, Study, Training
+from ngramloss.version import __version__
+
+MARKER, CONFIRMED = "study.json", "confirmed.json"
+"""Whose folder it is; in a set's folder, which rows are confirmed."""
+DECIMALS = 4
+"""Of the scores of documents."""
+_SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions": ["a"]}
+"""Texts of one document, to try a metric on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one writing of one training scored, or why it failed.
+
+    Attributes:
+        training: whose model wrote the texts, and of which split.
+        writing: its name.
+        facts: all of the study that could change it, see ``Study.facts``.
+        failed: why there are no scores; empty if there are.
+        scores: name of a score → its value for the corpus; None where it has none.
+        count: the number of documents.
+        documents: of the set's primary writing, the primary score of each document, or its counts where the corpus
+            score is not their mean; else empty.
+        signatures: metric → how it was computed.
+        generation: how the texts were written.
+        made_of: fingerprints of the training data, of the weights that training began with, and of the documents.
+        train_seconds: time of the training; None if it was stopped in between.
+        write_seconds: time of the writing, likewise.
+        docs_per_second: speed of the training.
+        parallel: how many trainings and writings ran side by side.
+        version: of ngramloss.
+        attempt: different for each time that it is made; a failure that is repeated is another one.
+    """
+
+    training: Training
+    writing: str
+    facts: dict[str, Any]
+    failed: str = ""
+    scores: dict[str, float | None] = field(default_factory=dict)
+    count: int = 0
+    documents: list[Any] = field(default_factory=list)
+    signatures: dict[str, str] = field(default_factory=dict)
+    generation: str = ""
+    made_of: dict[str, str] = field(default_factory=dict)
+    train_seconds: float | None = None
+    write_seconds: float | None = None
+    docs_per_second: float | None = None
+    parallel: int = 1
+    version: str = __version__
+    attempt: str = ""
+
+    @property
+    def key(self) -> tuple[Training, str]:
+        """What it is the result of."""
+        return self.training, self.writing
+
+
+Results = Mapping[tuple[Training, str], Result]
+"""The results of a study, by training and writing."""
+
+
+def score_texts(study: Study, training: Training, writing: str, run: RunFolder, texts: RunFolder) -> Result:
+    """Score what a training's model wrote.
+
+    Args:
+        study: the study.
+        training: the training.
+        writing: name of the writing.
+        run: the folder of the training.
+        texts: the folder of the texts.
+    """
+    data = study.data(training.set)
+    aligned = systems.align(None, [texts.path])
+    given = {**aligned.task._asdict(), "predictions": aligned.texts[0]}
+    about = provenance.run(texts.path)
+    values: dict[str, float | None] = {}
+    signatures, documents = {}, list[Any]()
+    for metric in data.metrics:
+        scores = compute_scores(metric, given, {}, documents=len(aligned.task.ids))
+        signatures[metric] = scores.signature
+        values |= {name: number(corpus_score(scores, name)) for name in scores.values}
+        if metric == data.metric and writing == data.writing:
+            pooled = scores.pooled.get(data.primary)
+            documents = pooled.statistics.tolist() if pooled else scores.values[data.primary]
+    base = weight_files(Path(study.recipe(training).model.name))
+    trained = read_object(run.prepared) if run.prepared.is_file() else {}
+    return Result(
+        training,
+        writing,
+        study.facts(training, writing),
+        scores={name: None if value is None else round(value, 6) for name, value in values.items()},
+        count=len(aligned.task.ids),
+        documents=[_rounded(value) for value in documents],
+        signatures=signatures,
+        generation=provenance.written_by(about._replace(generation={**about.generation, "model": None})),
+        made_of={
+            "train": str(trained.get("splits", {}).get("train", {}).get("fingerprint", "")),
+            "base": fingerprint(base) if base else "",
+            training.split: str(about.generation.get("fingerprint", "")),
+        },
+        docs_per_second=provenance.docs_per_second(run.path),
+    )
+
+
+def check_metrics(sets: Iterable[DataSet]) -> None:
+    """Raise if a metric cannot run here, before anything is trained."""
+    for name in dict.fromkeys(metric for data in sets for metric in data.metrics):
+        try:
+            compute_scores(name, _SAMPLE, {}, documents=1)
+        except Absent as reason:
+            raise UserError(f"nothing was trained, because the metric {name} cannot run: {reason}") from None
+
+
+def documents_of(data: DataSet, each: Sequence[Result]) -> list[float] | Pooled:
+    """The documents' primary scores of several runs together: means over runs, or sums of counts for a pooled score."""
+    import numpy as np
+
+    rows = [[nan if value is None else value for value in result.documents] for result in each]
+    if not isinstance(each[0].documents[0], list):
+        return [float(value) for value in np.mean(rows, axis=0)]
+    sample = compute_scores(data.metric, _SAMPLE, {}, documents=1)  # knows how to make one score of counts
+    return Pooled(np.sum(rows, axis=0, dtype=np.float64), sample.pooled[data.primary].combine)
+
+
+class ResultFolder:
+    """The results of a study in a folder: ``SET/ROW-SEED.SPLIT.WRITING.json``."""
+
+    def __init__(self, path: Path, study: Study) -> None:
+        self.path, self.study = path, study
+        self._read: dict[Path, tuple[int, Result]] = {}
+
+    def claim(self) -> None:
+        """Create the folder, or raise if it belongs to another study."""
+        claim(self.path, self.study)
+
+    def read(self) -> dict[tuple[Training, str], Result]:
+        """All results. Raises if one was made by another study, another version of this one, or from other data."""
+        results: dict[tuple[Training, str], Result] = {}
+        paths: dict[tuple[Training, str], Path] = {}
+        for path in sorted(self.path.glob("*/*.json")):
+            if path.name == CONFIRMED:
+                continue
+            stamp = path.stat().st_mtime_ns
+            if self._read.get(path, (0, None))[0] != stamp:
+                self._read[path] = stamp, _checked(path, self.study)
+            result = self._read[path][1]
+            if result.key in results:
+                raise UserError(f"{path} and {paths[result.key]} are results of the same texts. Delete one of them.")
+            results[result.key], paths[result.key] = result, path
+        _raise_unless_alike(results, paths)
+        return results
+
+    def write(self, result: Result) -> None:
+        """Write a result, in place of an earlier failure."""
+        training = result.training
+        path = self.path / training.set / f"{training.name}.{training.split}.{result.writing}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, _as_json(result))
+
+    def confirmed(self, data: DataSet) -> dict[str, tuple[str, ...]] | None:
+        """The rows that were chosen for the test set, and their settings; None if none were chosen yet.
+
+        Raises if the study has other confirmation seeds now.
+        """
+        path = self.path / data.name / CONFIRMED
+        if not path.exists():
+            return None
+        saved = read_object(path, "Restore it: it says which rows the test set was used for.")
+        if saved.get("seeds") != list(self.study.confirmation):
+            raise UserError(
+                f"the confirmation seeds of {data.name} were {saved.get('seeds')} and are "
+                f"{list(self.study.confirmation)} now. More seeds after a look at the test scores make p too small: "
+                f"put them back, or start again with other --results and --runs. ({path})"
+            )
+        return {row: tuple(setting) for row, setting in saved["rows"].items()}
+
+    def raise_if_others_confirmed(self, data: DataSet, rows: Mapping[str, tuple[str, ...]] | None) -> None:
+        """Raise if the test set was used for other rows than these."""
+        before = self.confirmed(data)
+        if None not in (before, rows) and before != rows:
+            raise UserError(
+                f"the test set of {data.name} was used for {_listed(before)}, and the study would choose "
+                f"{_listed(rows)} now: its rows, its screening or the number of confirmed rows changed. Put them back, "
+                "or start again with other confirmation seeds, --results and --runs."
+            )
+
+    def confirm(self, data: DataSet, rows: Mapping[str, tuple[str, ...]]) -> None:
+        """Save which rows are tested, before the first of them is. Raises if others were chosen earlier."""
+        self.raise_if_others_confirmed(data, rows)
+        if self.confirmed(data) is None:
+            (self.path / data.name).mkdir(parents=True, exist_ok=True)
+            content = {"rows": rows, "seeds": self.study.confirmation}
+            write_whole(self.path / data.name / CONFIRMED, json.dumps(content, indent=1) + "\n")
+
+    def merge(self, other: Path) -> int:
+        """Copy the results of another folder that are not here, or failed here. Returns their number."""
+        if not other.is_dir():
+            raise MissingFileError(f"there is no folder {other} to merge.")
+        raise_unless_same_study(other, self.study)
+        theirs = ResultFolder(other, self.study)
+        here, new = self.read(), []
+        for key, result in theirs.read().items():
+            if key not in here or (here[key].failed and not result.failed):
+                new.append(result)
+        _raise_unless_alike({**here, **{result.key: result for result in new}}, {})
+        for data in self.study.sets:
+            rows = theirs.confirmed(data)
+            if rows is not None:
+                self.confirm(data, rows)
+        for result in new:
+            self.write(result)
+        return len(new)
+
+
+def claim(folder: Path, study: Study) -> None:
+    """Mark a folder as this study's. Raises if it is another's."""
+    raise_unless_same_study(folder, study)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / MARKER).exists():
+        write_whole(folder / MARKER, json.dumps({"study": study.name}) + "\n")
+
+
+def raise_unless_same_study(folder: Path, study: Study) -> None:
+    """Raise if a folder has the results or runs of another study."""
+    path = folder / MARKER
+    name = read_object(path).get("study") if path.exists() else study.name
+    if name != study.name:
+        raise UserError(
+            f"{folder} belongs to the study {name!r}, and this is {study.name!r}. Choose another --results or --runs. "
+            f"If you renamed the study's file, write its new name into {path}."
+        )
+
+
+def _checked(path: Path, study: Study) -> Result:
+    """A result from its file. Raises unless the study would make it the same way now."""
+    advice = "Delete it; its texts are scored again."
+    content = read_object(path, advice)
+    try:
+        own = {name: content.pop(name) for name in Training._fields}
+        result = Result(Training(**{**own, "setting": tuple(own["setting"])}), **content)
+    except (KeyError, TypeError):
+        raise UserError(f"{path} is not a result of a study. {advice}") from None
+    training = result.training
+    known = any(data.name == training.set for data in study.sets)
+    if not known or training.objective not in study.objectives or result.writing not in study.writings:
+        what = f"the set {training.set!r}" if not known else f"{training.objective!r}, {result.writing}"
+        raise UserError(
+            f"{path} is a result of {what}, which the study does not have any more. Put it back, or move the file "
+            "out of the folder."
+        )
+    # A setting that later versions added had its default.
+    before = {**dict(recipe.flat(Recipe(""))), **result.facts}
+    changed = [
+        f"{key}: {before.get(key)!r} → {value!r}"
+        for key, value in study.facts(training, result.writing).items()
+        if before.get(key) != value
+    ]
+    if changed:
+        raise UserError(
+            f"the study changed after {path} was made:\n"
+            + "\n".join(f"  {line}" for line in changed)
+            + "\nPut the study, or its recipe, back; start again with other --results and --runs; or move the results "
+            "that it changes out of the folder, and delete their runs."
+        )
+    return result
+
+
+def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], Path]) -> None:
+    """Raise if two results of a set differ in their data, their base or the way they were scored."""
+    first: dict[tuple[str, str], tuple[str, Result]] = {}
+    for key, result in results.items():
+        facts = {f"fingerprint of {name}": value for name, value in result.made_of.items()}
+        facts |= {f"signature of {name}": value for name, value in result.signatures.items()}
+        for name, value in facts.items():
+            before, other = first.setdefault((result.training.set, name), (value, result))
+            if before != value:
+                here, there = (str(paths.get(each, f"{each[0]}, {each[1]}")) for each in (key, other.key))
+                raise UserError(
+                    f"{here} and {there} cannot be compared: the {name} is {value} and {before}. Make both with the "
+                    "same data, the same base and the same versions of the metrics."
+                )
+
+
+def _as_json(result: Result) -> str:
+    """A line for each field, so that two files are easily compared."""
+    content = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    content = {**content.pop("training")._asdict(), **content}
+    content = {key: round(value, 3) if isinstance(value, float) else value for key, value in content.items()}
+    lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    known = number(value)
+    return known if known is None else int(known) if known == int(known) else round(known, DECIMALS)
+
+
+def _listed(rows: Mapping[str, tuple[str, ...]] | None) -> str:
+    return ", ".join(" ".join([row, *setting]) for row, setting in (rows or {}).items()) or "no rows"

@@ -1,0 +1,432 @@
+"""a study and its folders → trainings, writings and results, several processes at a time, until all or time is used.
+
+Each training is a job of several processes, one after the other: ``ngramloss train``, then ``ngramloss generate`` for
+each writing. A job's folder is locked, so several of these loops, on one machine or on several that share the folders,
+do not do the same work. Everything that is done is a file, so a killed study continues with the same command.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ngramloss import recipe
+from ngramloss.errors import UserError
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.output.tabular import fixed
+from ngramloss.storage.files import lock_folder, remove, write_whole
+from ngramloss.storage.run_folder import RunFolder
+from ngramloss.study.plan import TEST, Study, Training, check_data
+from ngramloss.study.results import Result, ResultFolder, Results, check_metrics, score_texts
+from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
+
+POLL = 0.1
+"""Seconds between two looks at the processes."""
+WAIT = 2.0
+"""Seconds between two looks at what other loops have done."""
+STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)
+"""Exit codes of a process that was asked to stop."""
+PATIENCE = 60.0
+"""Seconds that a process gets to save its work and end."""
+
+
+class Process(Protocol):
+    """What is used of ``subprocess.Popen``."""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def terminate(self) -> None:
+        """Ask it to save its work and to end."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
+class Step(NamedTuple):
+    """One process of a job.
+
+    Attributes:
+        what: ``train``, or the name of a writing.
+        arguments: of ``ngramloss``.
+        folder: the folder that the process writes to, and locks.
+        continued: whether it continues work that was stopped.
+    """
+
+    what: str
+    arguments: list[str]
+    folder: Path
+    continued: bool
+
+
+Steps = Generator[Step, float | None, None]
+"""The steps of a job; each gets the seconds that the one before took, None if it was stopped in between."""
+
+
+@dataclass
+class Job:
+    """A training in work: its lock, its steps, and the process of the present one."""
+
+    training: Training
+    lock: ExitStack
+    steps: Steps
+    step: Step
+    process: Process
+    began: float
+
+
+class Ways(NamedTuple):
+    """How a study is run here.
+
+    Attributes:
+        runs: the folder of the trainings.
+        parallel: jobs at a time.
+        only: the sets that are worked on; empty: all.
+        share: number of this share, from 1, and of all; machines that do not share a folder divide the trainings so.
+        minutes: end after this time; 0: no limit.
+        delete_models: delete a model once its texts are scored.
+        options: passed on to ``train`` and ``generate``.
+    """
+
+    runs: Path
+    parallel: int = 1
+    only: tuple[str, ...] = ()
+    share: tuple[int, int] = (1, 1)
+    minutes: float = 0.0
+    delete_models: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """How a study ended.
+
+    Attributes:
+        finished: whether every training has a result or failed.
+        why: why it ended earlier, a sentence each.
+        halted: whether somebody else stopped a process, so that no other one is started.
+    """
+
+    finished: bool = False
+    why: list[str] = field(default_factory=list)
+    halted: bool = False
+
+    def stopped(self, why: str) -> None:
+        """Note a reason once."""
+        if why not in self.why:
+            self.why.append(why)
+
+
+def start(arguments: Sequence[str], log: Path) -> Process:
+    """Start ``ngramloss`` with these arguments. All that it prints is appended to the log."""
+    with log.open("a", encoding="utf-8") as file:
+        command = [sys.executable, "-m", "ngramloss", *arguments]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+
+
+def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
+    """Do what is left of a study. A failed training is tried again, once."""
+    outcome, jobs, look = Outcome(), list[Job](), 0.0
+    deadline = time.monotonic() + 60 * ways.minutes if ways.minutes else float("inf")
+    before, others = folder.read(), False
+    earlier = {result.attempt for result in before.values() if result.failed}
+    total = sum(stage.planned for of_set in stages_of_sets(study, folder, before) for stage in of_set.all)
+    done = sum(is_done(study, training, before) for training in {training for training, _ in before})
+    _check(study, _left(study, folder, _to_be_done(study, folder, earlier), ways), ways)
+    with _interrupted_by_terminate(), Progress("study", total, unit="trainings", done=done) as progress:
+        try:
+            while True:
+                for job in [job for job in jobs if job.process.poll() is not None]:
+                    look = 0.0
+                    if not _advance(job, study, folder, ways, deadline, outcome):
+                        jobs.remove(job)
+                        progress.update(
+                            int(is_done(study, job.training, folder.read())), note=_note(study, job, folder)
+                        )
+                if time.monotonic() >= deadline:
+                    outcome.stopped(f"the time is up: --minutes {ways.minutes:g}.")
+                    break
+                if len(jobs) < ways.parallel and time.monotonic() >= look:
+                    look = time.monotonic() + WAIT
+                    results = _to_be_done(study, folder, earlier)
+                    left = _left(study, folder, results, ways)
+                    for training in [each for each in left if not any(job.training == each for job in jobs)]:
+                        if len(jobs) < ways.parallel and not outcome.halted:
+                            jobs += _begin(training, study, folder, ways, deadline, outcome, len(jobs))
+                    if not jobs and (not left or outcome.why):
+                        break
+                    if not jobs and not others:
+                        others = True
+                        logger.info("other processes are at the trainings that are left; waiting for them.")
+                time.sleep(POLL)
+        finally:
+            _stop(jobs)
+    outcome.finished = not _left(study, folder, _to_be_done(study, folder, earlier), Ways(ways.runs))
+    if not outcome.finished and not outcome.why:
+        number, count = ways.share
+        part = f"--only {' '.join(ways.only)} is" if ways.only else f"share {number} of {count} is"
+        outcome.stopped(f"{part} done as far as the results allow; the rest is left to others.")
+    return outcome
+
+
+def stages_of_sets(study: Study, folder: ResultFolder, results: Results) -> list[Stages]:
+    """The stages of every set. Raises if the test set was used for other rows than those that would be chosen now."""
+    every = [stages(study, data, results, folder.confirmed(data)) for data in study.sets]
+    for data, of_set in zip(study.sets, every, strict=True):
+        folder.raise_if_others_confirmed(data, of_set.confirmed)
+    return every
+
+
+def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
+    """Raise before anything is trained, if data, a metric or a model are not there."""
+    sets = [study.data(name) for name in dict.fromkeys(training.set for training in left)]
+    check_data(sets)
+    check_metrics(sets)
+    for data in sets:
+        if data.base.model.name != "scratch":
+            from ngramloss.models.loading import load_config
+
+            load_config(data.base.model, trust_remote_code="--trust-remote-code" in ways.options)
+
+
+# What is left
+
+
+def _to_be_done(study: Study, folder: ResultFolder, earlier: set[str]) -> Results:
+    """The results, without failures of earlier calls, which are tried again.
+
+    Failures before the rows of a set were chosen stay: another try could not be used any more.
+    """
+    chosen = {data.name for data in study.sets if folder.confirmed(data) is not None}
+    return {
+        key: result
+        for key, result in folder.read().items()
+        if not result.failed
+        or result.attempt not in earlier
+        or (result.training.set in chosen and result.training.split != TEST)
+    }
+
+
+def _left(study: Study, folder: ResultFolder, results: Results, ways: Ways) -> list[Training]:
+    """The trainings of this share that can be done now, stage by stage."""
+    number, count = ways.share
+    every = stages_of_sets(study, folder, results)
+    for data, of_set in zip(study.sets, every, strict=True):
+        if of_set.confirmed is not None:
+            folder.confirm(data, of_set.confirmed)  # before the first text of the test set is written
+    return [
+        training
+        for data, of_set in zip(study.sets, every, strict=True)
+        if not ways.only or data.name in ways.only
+        for stage in of_set.all
+        for index, training in enumerate(new_in(of_set, stage))
+        if index % count == number - 1 and not is_done(study, training, results)
+    ]
+
+
+# A job
+
+
+def _begin(
+    training: Training, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome, running: int
+) -> list[Job]:
+    """Start a job. Nothing is started if another loop has it, if only scores were left, or if no time is left."""
+    place = ways.runs / training.set / training.name
+    place.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock_folder(place, wait=False))
+        except BlockingIOError:
+            return []
+        results = folder.read()
+        if is_done(study, training, {key: result for key, result in results.items() if not result.failed}):
+            return []  # another loop was faster
+        steps = _steps(study, training, place, folder, ways)
+        step = next(steps, None)
+        if step is None or not _may_start(step, training, study, results, deadline, outcome, running):
+            return []
+        process = _start(step, place)
+        if process is None:
+            return []
+        return [Job(training, stack.pop_all(), steps, step, process, time.monotonic())]
+
+
+def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome) -> bool:
+    """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again."""
+    place = ways.runs / job.training.set / job.training.name
+    code = job.process.poll()
+    if code in STOPPED:
+        outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
+        outcome.halted = True
+        job.lock.close()
+        return False
+    if code:
+        why = _reason(place / f"{job.step.what}.log", code)
+        logger.warning(f"warning: {job.training}: {job.step.what} failed: {why}")
+        _record_failure(study, job.training, folder, f"{job.step.what}: {why}")
+        job.lock.close()
+        return False
+    took = None if job.step.continued else time.monotonic() - job.began
+    try:
+        job.step = job.steps.send(took)
+    except StopIteration:
+        job.lock.close()
+        return False
+    if _may_start(job.step, job.training, study, folder.read(), deadline, outcome, 0):
+        process = _start(job.step, place)
+        if process is not None:
+            job.process, job.began = process, time.monotonic()
+            return True
+    job.lock.close()
+    return False
+
+
+def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, ways: Ways) -> Steps:
+    """The processes of a training, and what is done after each."""
+    settings, run = study.recipe(training), RunFolder(place / "run")
+    train_seconds = None
+    if not run.finished:
+        _raise_unless_same_settings(settings, run)
+        file = place / "settings.toml"
+        write_whole(file, recipe.dump(settings))
+        continued = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
+        train_seconds = yield Step(
+            "train", ["train", str(file), "--run", str(run.path), *ways.options], run.path, continued
+        )
+    remove(run.checkpoints)  # of the finished training: the model is beside them
+    limit = study.data(training.set).limit
+    for writing, changes in study.writings.items():
+        known = folder.read().get((training, writing))
+        if known is not None and not known.failed:
+            continue
+        texts = RunFolder(place / f"{training.split}-{writing}")
+        write_seconds = None
+        if not texts.predictions.exists():
+            options = [word for change in changes for word in ("--set", change)]
+            options += ["--split", training.split, *(["--limit", str(limit)] if limit else []), *ways.options]
+            arguments = ["generate", str(run.path), "--out", str(texts.path), *options]
+            write_seconds = yield Step(writing, arguments, texts.path, texts.has_predictions)
+        result = score_texts(study, training, writing, run, texts)
+        folder.write(replace(result, train_seconds=train_seconds, write_seconds=write_seconds, parallel=ways.parallel))
+    if ways.delete_models:
+        remove(run.model)
+
+
+def _raise_unless_same_settings(settings: recipe.Recipe, run: RunFolder) -> None:
+    """Raise if an unfinished training was started by another version of the study."""
+    if not run.recipe.exists() or not (run.checkpoints.is_dir() and any(run.checkpoints.iterdir())):
+        return
+    changed = recipe.differences(recipe.load(str(run.recipe)), settings)
+    if changed:
+        raise UserError(
+            f"the study changed after {run.path} was started:\n"
+            + "\n".join(f"  {line}" for line in changed)
+            + "\nPut the study, or its recipe, back; start again with other --results and --runs; or delete that run."
+        )
+
+
+def _may_start(
+    step: Step, training: Training, study: Study, results: Results, deadline: float, outcome: Outcome, running: int
+) -> bool:
+    """Whether time and budget allow another process; for a training, with its writings: without, it could be lost.
+
+    What is not known yet is taken to be short enough.
+    """
+    parts = ["", *study.writings] if step.what == "train" else [step.what]
+    expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)
+    if time.monotonic() + expected > deadline:
+        outcome.stopped("what is left does not fit into --minutes.")
+        return False
+    if study.minutes and seconds_spent(results) + expected > 60 * study.minutes:
+        outcome.stopped(f"the budget of {study.minutes:g} minutes is used up.")
+        return False
+    trained = {of for of, _ in results}
+    if study.trainings and training not in trained and len(trained) + running >= study.trainings:
+        outcome.stopped(f"the budget of {study.trainings} trainings is used up.")
+        return False
+    return True
+
+
+def _start(step: Step, place: Path) -> Process | None:
+    """Start a step; None if a process of a killed study is still at it."""
+    if step.folder.is_dir():
+        try:
+            with lock_folder(step.folder, wait=False):
+                pass
+        except BlockingIOError:
+            return None
+    return start(step.arguments, place / f"{step.what}.log")
+
+
+def _record_failure(study: Study, training: Training, folder: ResultFolder, why: str) -> None:
+    known = folder.read()
+    for writing in study.writings:
+        before = known.get((training, writing))
+        if before is None or before.failed:
+            facts = study.facts(training, writing)
+            folder.write(Result(training, writing, facts, failed=why, attempt=str(time.time_ns())))
+
+
+def _reason(log: Path, code: int) -> str:
+    """The last error in a log, or else the exit code."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    errors = [line for line in lines if re.match(r"error: |\w*Error: ", line)]
+    if errors and code > 0:
+        return errors[-1].removeprefix("error: ")
+    name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    memory = " Perhaps the memory was full: lower --parallel." if code == -signal.SIGKILL else ""
+    return f"it ended with {name}, see {log}.{memory}"
+
+
+def _note(study: Study, job: Job, folder: ResultFolder) -> str:
+    training = job.training
+    data = study.data(training.set)
+    result = folder.read().get((training, data.writing))
+    if result is None or result.failed:
+        return f"{training}: {'failed' if result else 'not finished'}"
+    return f"{training}: {data.score.label} {fixed(result.scores.get(data.primary), data.score.decimals)}"
+
+
+# Stopping
+
+
+def _stop(jobs: Sequence[Job]) -> None:
+    """Ask all processes to save their work, wait for them, and free the folders."""
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.terminate()
+    until = time.monotonic() + PATIENCE
+    for job in jobs:
+        while job.process.poll() is None and time.monotonic() < until:
+            time.sleep(POLL)
+        if job.process.poll() is None:
+            job.process.kill()
+        job.lock.close()
+
+
+@contextmanager
+def _interrupted_by_terminate() -> Iterator[None]:
+    """Make SIGTERM, with which job arrays end a process, stop a study as Ctrl-C does."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before: Callable[..., Any] | int | None = None
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, which alone gets signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

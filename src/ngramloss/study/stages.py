@@ -1,0 +1,191 @@
+"""a study and its results so far → the trainings of each stage, tune, screen and confirm; what was chosen."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.study.results import Result, Results
+
+Rows = Mapping[str, tuple[str, ...]]
+"""Row → the setting that was tuned for it."""
+
+
+class Stage(NamedTuple):
+    """The trainings of one stage of a set.
+
+    Attributes:
+        name: ``tune``, ``screen`` or ``confirm``.
+        trainings: empty as long as an earlier stage must choose them.
+        planned: how many there are, or will be. Trainings of an earlier stage do not count again.
+    """
+
+    name: str
+    trainings: list[Training]
+    planned: int
+
+
+class Stages(NamedTuple):
+    """Where a set stands.
+
+    Attributes:
+        all: its stages in order.
+        settings: row → the setting that was chosen for it; None as long as it is tuned.
+        confirmed: the rows that are tested and their settings, the baseline first; None as long as they are screened.
+    """
+
+    all: list[Stage]
+    settings: Rows | None
+    confirmed: Rows | None
+
+
+def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = None) -> Stages:
+    """The stages of a set.
+
+    Args:
+        study: the study.
+        data: the set.
+        results: so far; a failure counts as an end.
+        chosen: the rows that were chosen earlier for the test, if they were.
+    """
+    tuning = study.tuning
+    tune = (
+        [
+            Training(data.name, row, setting, tuning.seed, VALIDATION)
+            for row in tuning.objectives
+            for setting in data.grid
+        ]
+        if tuning
+        else []
+    )
+    shared = len(tuning.objectives) if tuning and tuning.seed in study.screening else 0
+    screened = len(study.objectives) * len(study.screening) - shared
+    tested = (study.confirm + 1) * len(study.confirmation)
+    planned = [Stage("tune", tune, len(tune)), Stage("screen", [], screened), Stage("confirm", [], tested)]
+    settings: dict[str, tuple[str, ...]] | None = None
+    confirmed = chosen
+    if _ended(study, tune, results):
+        settings = _settings(study, data, results)
+        screen = [
+            Training(data.name, row, setting, seed, VALIDATION)
+            for seed in study.screening
+            for row, setting in settings.items()
+        ]
+        planned[1] = Stage("screen", screen, screened)
+        if _ended(study, screen, results):
+            confirmed = _best(study, data, results, settings)
+    if confirmed is not None:
+        tests = [
+            Training(data.name, row, setting, seed, TEST)
+            for seed in study.confirmation
+            for row, setting in confirmed.items()
+        ]
+        planned[2] = Stage("confirm", tests, len(tests))
+    return Stages(planned, settings, confirmed)
+
+
+def is_done(study: Study, training: Training, results: Results) -> bool:
+    """Whether all writings of a training have results, or one of them failed."""
+    known = [results.get((training, writing)) for writing in study.writings]
+    return any(result and result.failed for result in known) or all(known)
+
+
+def primary_scores(data: DataSet, trainings: Sequence[Training], results: Results) -> dict[int, float]:
+    """Seed → primary score; only of those that have one."""
+    found = ((training.seed, results.get((training, data.writing))) for training in trainings)
+    values = ((seed, result.scores.get(data.primary)) for seed, result in found if result is not None)
+    return {seed: value for seed, value in values if value is not None}
+
+
+class Estimate(NamedTuple):
+    """Seconds that are left, as far as finished trainings say; ``unknown`` counts those of which nothing is known."""
+
+    seconds: float
+    unknown: int
+
+
+def expected_seconds(results: Results, training: Training, writing: str = "") -> float | None:
+    """The median time of such trainings, or of such writings; None if none is finished."""
+    alike = [result for result in results.values() if result.training.set == training.set and not result.failed]
+    if not writing:
+        return _median(alike, lambda result: result.train_seconds)
+    same = [result for result in alike if result.writing == writing]
+    split = [result for result in same if result.training.split == training.split]
+    known = _median(split, lambda result: result.write_seconds)
+    return known if known is not None else _median(same, lambda result: result.write_seconds)
+
+
+def time_left(study: Study, every: Sequence[Stages], results: Results) -> Estimate:
+    """The time of all trainings and writings that have no result yet, one after the other."""
+    seconds, unknown = 0.0, 0
+    for data, of_set in zip(study.sets, every, strict=True):
+        for stage in of_set.all:
+            split = TEST if stage.name == "confirm" else VALIDATION
+            left = stage.planned - sum(is_done(study, training, results) for training in new_in(of_set, stage))
+            any_like = Training(data.name, "", (), 0, split)
+            steps = [expected_seconds(results, any_like, writing) for writing in ("", *study.writings)]
+            known = [step for step in steps if step is not None]
+            seconds += left * sum(known)
+            unknown += left if len(known) < len(steps) else 0
+    return Estimate(seconds, unknown)
+
+
+def new_in(of_set: Stages, stage: Stage) -> list[Training]:
+    """The trainings of a stage that are not those of an earlier one."""
+    earlier = {training for other in of_set.all[: of_set.all.index(stage)] for training in other.trainings}
+    return [training for training in stage.trainings if training not in earlier]
+
+
+def seconds_spent(results: Results) -> float:
+    """The time of everything that has a result. Each training counts once."""
+    trained = {result.training: result.train_seconds or 0.0 for result in results.values()}
+    return sum(trained.values()) + sum(result.write_seconds or 0.0 for result in results.values())
+
+
+def _ended(study: Study, trainings: Sequence[Training], results: Results) -> bool:
+    return all(is_done(study, training, results) for training in trainings)
+
+
+def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[str, ...]]:
+    """Row → its setting. A row all of whose trainings failed while it was tuned is left out, as nothing is known."""
+    tuning = study.tuning
+    if tuning is None:
+        return dict.fromkeys(study.objectives, ())
+    best: dict[str, tuple[str, ...]] = {}
+    for row in tuning.objectives:
+        scores = {
+            setting: score
+            for setting in data.grid
+            for score in primary_scores(
+                data, [Training(data.name, row, setting, tuning.seed, VALIDATION)], results
+            ).values()
+        }
+        if scores:
+            best[row] = max(scores, key=lambda setting: _gain(data, scores[setting]))
+    chosen = {row: best.get(row if row in tuning.objectives else tuning.others) for row in study.objectives}
+    return {row: setting for row, setting in chosen.items() if setting is not None}
+
+
+def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict[str, tuple[str, ...]]:
+    """The baseline and the best rows of the screening. A row one of whose seeds failed is not among them."""
+    means = {}
+    for row, setting in settings.items():
+        trainings = [Training(data.name, row, setting, seed, VALIDATION) for seed in study.screening]
+        scores = primary_scores(data, trainings, results)
+        if row != study.baseline and len(scores) == len(study.screening):
+            means[row] = _gain(data, statistics.mean(scores.values()))
+    best = sorted(means, key=lambda row: -means[row])[: study.confirm]
+    rows = [row for row in study.objectives if row in best]
+    return {row: settings[row] for row in [study.baseline, *rows] if row in settings}
+
+
+def _gain(data: DataSet, score: float) -> float:
+    """The score, or its negative where lower is better."""
+    return -score if data.score.better == "lower" else score
+
+
+def _median(results: Sequence[Result], seconds: Callable[[Result], float | None]) -> float | None:
+    known = [value for value in map(seconds, results) if value is not None]
+    return statistics.median(known) if known else None

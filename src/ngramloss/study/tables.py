@@ -1,0 +1,358 @@
+"""a study and its results → its plan with an estimate, and tables over seeds: chosen, confirmed, all other scores."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isnan, nan
+from typing import NamedTuple
+
+from ngramloss.metrics.registry import Score, scores_of
+from ngramloss.output import escape, tabular
+from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark, signed
+from ngramloss.scoring import significance
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.study.results import Result, Results, documents_of
+from ngramloss.study.stages import Stages, is_done, new_in, primary_scores, time_left
+
+LEVEL, POWER = 0.05, 0.8
+SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES
+"""Of the tests over documents."""
+SHAPE = ("words", "repeated3")
+"""The scores of the metric ``shape`` that are shown."""
+
+
+class Comparison(NamedTuple):
+    """A row of a set over its seeds, and its difference to the baseline.
+
+    Attributes:
+        data: the set.
+        objective: the row.
+        setting: that was tuned.
+        scores: seed → primary score.
+        failed: seed → why it has none; a seed that was not trained yet is in neither.
+        seeds: how many there should be.
+        against: difference, low, high, p and p_holm over the seeds that the baseline has, too; empty for the baseline.
+        p_documents: of the paired tests over documents, corrected likewise; NaN without.
+        smallest: the smallest difference that these seeds could have shown; NaN without.
+    """
+
+    data: DataSet
+    objective: str
+    setting: tuple[str, ...]
+    scores: dict[int, float]
+    failed: dict[int, str]
+    seeds: int
+    against: dict[str, float]
+    p_documents: float = nan
+    smallest: float = nan
+
+
+def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> str:
+    """The plan: sets, stages, what is done, and how long the rest will take."""
+    lines = [f"{study.name}: {study.title}"]
+    for data, of_set in zip(study.sets, every, strict=True):
+        stages = []
+        for stage in of_set.all:
+            done = sum(is_done(study, training, results) for training in new_in(of_set, stage))
+            stages += [f"{stage.name} {done} of {stage.planned}"] if stage.planned else []
+        lines.append(f"  {data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
+    trainings = sum(stage.planned for of_set in every for stage in of_set.all)
+    left = time_left(study, every, results)
+    many = f"{trainings} trainings, {trainings * len(study.writings)} writings"
+    if study.trainings and trainings > study.trainings:
+        many += f" (the budget allows {study.trainings} trainings)"
+    lines.append(f"  {many}; {_estimate(left.seconds / parallel, left.unknown)}")
+    return "\n".join(lines)
+
+
+def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list[Comparison]:
+    """The confirmed rows of all sets on the test data; p is corrected (Holm) for all of them together.
+
+    Rows that have no test yet count as comparisons with p = 1, so that no p becomes larger when they are done.
+    """
+    rows = [
+        row
+        for data, of_set in zip(study.sets, every, strict=True)
+        for row in _rows(study, data, of_set.confirmed or {}, study.confirmation, TEST, results)
+    ]
+    compared = [row for row in rows if row.against]
+    family = max(study.confirm * len(study.sets), len(compared))
+    documents = _over_documents(rows, results)
+    p_seeds = _corrected([row.against["p"] for row in compared], family)
+    p_documents = _corrected([documents[row.data.name, row.objective] for row in compared], family)
+    found = []
+    for row in rows:
+        if row.against:
+            place = compared.index(row)
+            pairs = _differences(row, rows)
+            spread = statistics.stdev(pairs) if len(pairs) > 1 else nan
+            smallest = significance.smallest_difference(spread, len(pairs), level=LEVEL / family, power=POWER)
+            against = row.against | {"p_holm": p_seeds[place]}
+            row = row._replace(against=against, p_documents=p_documents[place], smallest=smallest)
+        found.append(row)
+    return found
+
+
+def tables(study: Study, every: Sequence[Stages], results: Results, *, markdown: bool = False) -> str:
+    """All tables: for each set what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
+    parts: list[str] = []
+    confirmed = comparisons(study, every, results)
+    family = max(study.confirm * len(study.sets), sum(bool(row.against) for row in confirmed))
+
+    def show(title: str, table: Table, *notes: str) -> None:
+        text = tabular.as_markdown(table).text if markdown else tabular.as_text(table)
+        parts.append("\n".join([title, "", text, *(["", *notes] if notes else [])]))
+
+    for data, of_set in zip(study.sets, every, strict=True):
+        primary = f"{data.score.label} of {data.writing}"
+        tried = of_set.all[0].trainings
+        if any((training, data.writing) in results for training in tried):
+            show(
+                f"{data.name}: tuned on validation data, {primary}, seed {tried[0].seed}",
+                _tuned(study, of_set, data, results),
+            )
+        screened = _rows(study, data, of_set.settings or {}, study.screening, VALIDATION, results)
+        if any(row.scores or row.failed for row in screened):
+            table = _screened(study, of_set, screened, results)
+            show(f"{data.name}: screened on validation data, {primary}", table, *_failures(screened))
+        rows = [row for row in confirmed if row.data is data]
+        if any(row.scores or row.failed for row in rows):
+            title = f"{data.name}: confirmed on test data, {primary}, {len(study.confirmation)} seeds"
+            show(title, _confirmed(rows), *_failures(rows), *_legend(family, study))
+            for writing in study.writings:
+                show(f"{data.name}: all scores of {writing} on test data", _others(study, rows, writing, results))
+            parts.append("\n".join(_signatures(data, results)))
+    return "\n\n".join(parts) if parts else "There are no results yet."
+
+
+# Rows
+
+
+def _rows(
+    study: Study,
+    data: DataSet,
+    settings: Mapping[str, tuple[str, ...]],
+    seeds: Sequence[int],
+    split: str,
+    results: Results,
+) -> list[Comparison]:
+    """The rows of a set on a split, compared with the baseline over the seeds that both have."""
+    rows: list[Comparison] = []
+    for objective, setting in settings.items():
+        trainings = [Training(data.name, objective, setting, seed, split) for seed in seeds]
+        scores = primary_scores(data, trainings, results)
+        known = ((training.seed, results.get((training, data.writing))) for training in trainings)
+        failed = {seed: result.failed or "no score" for seed, result in known if result and seed not in scores}
+        row = Comparison(data, objective, setting, scores, failed, len(seeds), {})
+        if objective != study.baseline:
+            against = dict.fromkeys(("difference", "low", "high", "p"), nan)
+            both = {seed: score for seed, score in scores.items() if rows and seed in rows[0].scores}
+            if both and rows[0].objective == study.baseline:
+                against = significance.between_seeds(both, {seed: rows[0].scores[seed] for seed in both})
+            row = row._replace(against=against)
+        rows.append(row)
+    return rows
+
+
+def _differences(row: Comparison, rows: Sequence[Comparison]) -> list[float]:
+    """The difference to the baseline for each seed that both have."""
+    first = next(other for other in rows if other.data is row.data)
+    return [
+        score - first.scores[seed] for seed, score in row.scores.items() if seed in first.scores and not first.against
+    ]
+
+
+def _corrected(chances: Sequence[float], family: int) -> list[float]:
+    """P-values after Holm's correction for a family of comparisons; where there is no test yet, NaN."""
+    whole = [1.0 if isnan(p) else p for p in chances] + [1.0] * (family - len(chances))
+    return [nan if isnan(p) else holm for p, holm in zip(chances, significance.holm(whole), strict=False)]
+
+
+def _over_documents(rows: Sequence[Comparison], results: Results) -> dict[tuple[str, str], float]:
+    """The larger p of both paired tests over documents, of the runs of all seeds that a row and the baseline have."""
+    chances: dict[tuple[str, str], float] = {}
+    for row in rows:
+        first = next(other for other in rows if other.data is row.data)
+        both = [seed for seed in row.scores if seed in first.scores and not first.against]
+        chances[row.data.name, row.objective] = nan
+        if not row.against or not both:
+            continue
+        systems = []
+        for each in (first, row):
+            trainings = [Training(row.data.name, each.objective, each.setting, seed, TEST) for seed in both]
+            runs = [results[training, row.data.writing] for training in trainings]
+            systems.append({row.data.primary: documents_of(row.data, runs)})
+        test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
+        if test.p_bootstrap is not None and test.p_randomisation is not None:
+            chances[row.data.name, row.objective] = max(test.p_bootstrap, test.p_randomisation)
+    return chances
+
+
+# Tables
+
+
+def _tuned(study: Study, of_set: Stages, data: DataSet, results: Results) -> Table:
+    """A row for each row that is tuned, a column for each setting."""
+    tried = of_set.all[0].trainings
+    grid = list(dict.fromkeys(training.setting for training in tried))
+    rows = []
+    for objective in dict.fromkeys(training.objective for training in tried):
+        cells = []
+        for setting in grid:
+            (training,) = (each for each in tried if (each.objective, each.setting) == (objective, setting))
+            chosen = of_set.settings is not None and of_set.settings.get(objective) == setting
+            score = primary_scores(data, [training], results).get(training.seed)
+            failed = (result := results.get((training, data.writing))) is not None and bool(result.failed)
+            text = "failed" if failed else fixed(score, data.score.decimals)
+            cells.append(Cell(text, score, note="chosen" if chosen else ""))
+        rows.append(Row(objective, objective, cells))
+    heads = [Head(" ".join(setting), tested=False) for setting in grid]
+    return Table(heads, rows, corner="row")
+
+
+def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results: Results) -> Table:
+    """Means of the primary score over the screening seeds, with each writing, and which rows go on."""
+    data = rows[0].data
+    others = [writing for writing in study.writings if writing != data.writing]
+    heads = [Head("setting", tested=False), Head("seeds", tested=False), Head(data.primary, data.score.label)]
+    heads += [Head("difference", tested=False)]
+    heads += [Head(f"{data.primary} {writing}", f"{data.score.label} {writing}") for writing in others]
+    heads += [Head("confirmed", tested=False)]
+    shown = []
+    for row in rows:
+        goes_on = of_set.confirmed is not None and row.objective in of_set.confirmed
+        cells = [Cell(" ".join(row.setting) or "–"), _count(row), _mean(list(row.scores.values()), data.score)]
+        cells.append(Cell(signed(row.against.get("difference"), data.score.decimals) if row.against else ""))
+        for writing in others:
+            cells.append(_mean(_values(study, row, writing, VALIDATION, data.primary, results), data.score))
+        cells.append(Cell("yes" if goes_on else ""))
+        shown.append(Row(row.objective, row.objective, cells))
+    return Table(heads, shown, corner="row", intervals=True)
+
+
+def _confirmed(rows: Sequence[Comparison]) -> Table:
+    """The primary score: mean, difference, interval, both tests, and what could have been shown."""
+    score = rows[0].data.score
+    names = ("seeds", "difference", "95% interval", "p", "p (Holm)", "p documents (Holm)", "could show")
+    heads = [Head(name, tested=False) for name in names]
+    heads.insert(1, Head(rows[0].data.primary, score.label, score.better == "lower"))
+    shown = []
+    for row in rows:
+        cells = [_count(row), _mean(list(row.scores.values()), score)]
+        if row.against:
+            test = row.against
+            interval = ""
+            if tabular.is_number(test["low"]):
+                interval = f"{signed(test['low'], score.decimals)} to {signed(test['high'], score.decimals)}"
+            difference = signed(test["difference"], score.decimals)
+            cells += [
+                Cell(difference, test["difference"], mark(test["p_holm"])),
+                Cell(interval or "–"),
+                *(Cell(chance(p) or "–", p) for p in (test["p"], test["p_holm"], row.p_documents)),
+                Cell(fixed(row.smallest, score.decimals), row.smallest),
+            ]
+        else:
+            cells += [Cell("")] * 6
+        shown.append(Row(row.objective, row.objective, cells))
+    return Table(heads, shown, corner="row", intervals=True)
+
+
+def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Results) -> Table:
+    """Means over seeds of all scores of one writing, and speeds."""
+    data = rows[0].data
+    scores = {
+        name: score
+        for metric in data.metrics
+        for name, score in scores_of(metric).items()
+        if (metric != "shape" or name in SHAPE) and any(name in _of(study, row, writing, results) for row in rows)
+    }
+    heads = [Head(name, score.label, score.better == "lower") for name, score in scores.items()]
+    heads += [Head("trained/s", tested=False), Head("written/s", tested=False)]
+    shown = []
+    for row in rows:
+        cells = [_mean(_values(study, row, writing, TEST, name, results), score) for name, score in scores.items()]
+        runs = _runs(row, writing, study.confirmation, TEST, results)
+        trained = [run.docs_per_second for run in runs if run.docs_per_second is not None]
+        written = [run.count / run.write_seconds for run in runs if run.write_seconds]
+        cells += [Cell(fixed(statistics.mean(speeds), 1) if speeds else "–") for speeds in (trained, written)]
+        shown.append(Row(row.objective, row.objective, cells))
+    return Table(heads, shown, corner="row", intervals=True)
+
+
+def _of(study: Study, row: Comparison, writing: str, results: Results) -> set[str]:
+    """The names of all scores that some run of a row has."""
+    return {name for run in _runs(row, writing, study.confirmation, TEST, results) for name in run.scores}
+
+
+def _runs(row: Comparison, writing: str, seeds: Iterable[int], split: str, results: Results) -> list[Result]:
+    trainings = (Training(row.data.name, row.objective, row.setting, seed, split) for seed in seeds)
+    found = (results.get((training, writing)) for training in trainings)
+    return [result for result in found if result is not None and not result.failed]
+
+
+def _values(study: Study, row: Comparison, writing: str, split: str, name: str, results: Results) -> list[float]:
+    seeds = study.screening if split == VALIDATION else study.confirmation
+    scores = (run.scores.get(name) for run in _runs(row, writing, seeds, split, results))
+    return [score for score in scores if score is not None]
+
+
+def _mean(values: Sequence[float], score: Score) -> Cell:
+    """The mean over seeds and their standard deviation."""
+    if not values:
+        return Cell("–")
+    spread = f"±{statistics.stdev(values):.{score.decimals}f}" if len(values) > 1 else ""
+    mean = statistics.mean(values)
+    return Cell(fixed(mean, score.decimals), mean, interval=spread)
+
+
+def _count(row: Comparison) -> Cell:
+    whole = len(row.scores) == row.seeds
+    return Cell(str(row.seeds) if whole else f"{len(row.scores)} of {row.seeds}", len(row.scores))
+
+
+def _failures(rows: Sequence[Comparison]) -> list[str]:
+    return [
+        escape.name(f"{row.objective}, seed {seed} failed and is in no mean: {why}")
+        for row in rows
+        for seed, why in row.failed.items()
+    ]
+
+
+def _legend(family: int, study: Study) -> list[str]:
+    """What the columns of the confirmed rows are."""
+    return [
+        "± standard deviation over seeds. Difference, interval and p: Student's t, paired by seed, against "
+        f"{study.baseline}.",
+        f"p (Holm): corrected for {family} comparison{'s' * (family > 1)}, all confirmed rows of all sets; * and **: "
+        "below 5% and 1%.",
+        "p documents (Holm): the larger p of the paired bootstrap and the paired randomisation over documents, all "
+        "seeds together, corrected likewise.",
+        f"could show: the smallest true difference that a paired t-test at 5% / {family} finds with a probability of "
+        f"{POWER:.0%}, if differences between seeds vary as they do here.",
+    ]
+
+
+def _signatures(data: DataSet, results: Results) -> list[str]:
+    """How the texts of a set were scored and written, each way once, and how many jobs shared a machine."""
+    own = [result for result in results.values() if result.training.set == data.name and not result.failed]
+    lines = list(dict.fromkeys(signature for result in own for signature in result.signatures.values()))
+    written: Callable[[Result], str] = lambda result: "|".join(  # noqa: E731
+        part for part in result.generation.split("|") if not part.startswith("weights:")
+    )
+    lines += sorted({written(result) for result in own if result.generation})
+    shared = sorted({result.parallel for result in own})
+    many = " and ".join(map(str, shared))
+    lines.append(f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model.")
+    return lines
+
+
+def _estimate(seconds: float, unknown: int) -> str:
+    """The time that is left, in words."""
+    if not seconds and not unknown:
+        return "nothing is left"
+    if not seconds:
+        return "how long they take is not known before the first is finished"
+    minutes = seconds / 60
+    text = f"about {minutes / 60:.1f} hours left" if minutes > 90 else f"about {max(1, round(minutes))} minutes left"
+    return text + (f", and {unknown} trainings of which no time is known" if unknown else "")

@@ -1,0 +1,1069 @@
+"""ngramloss study: the plan is checked before anything runs, killed studies end with the same tables, and these are right.
+
+Most tests replace the processes of a study by a function that writes what they would write, in no time.
+"""
+
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from forks import fork
+from lanes import few
+
+from ngramloss.cli import main
+from ngramloss.scoring.significance import smallest_difference
+from ngramloss.storage.files import lock_folder
+from ngramloss.study import plan, run, stages, tables
+from ngramloss.study.plan import TEST, VALIDATION, Training
+from ngramloss.study.results import Result, ResultFolder
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+ROOT = Path(__file__).parent.parent
+
+STUDY = """
+title = "Is it the n-grams?"
+recipe = "demo"
+objectives = ["ce", "ce + matches(2)", "ce + rewards(2)", "ce + bag(2)"]
+confirm = 2
+
+[seeds]
+screening = [1, 2]
+confirmation = [11, 12, 13]
+
+[writings]
+greedy = ["generation.num_beams=1"]
+beam2 = ["generation.num_beams=2"]
+
+[tune]
+"train.learning_rate" = [1e-3, 2e-3]
+objectives = ["ce", "ce + matches(2)"]
+others = "ce + matches(2)"
+seed = 1
+
+[[set]]
+name = "news"
+primary = "rouge2"
+writing = "beam2"
+set = ["train.max_steps=3"]
+
+[[set]]
+name = "pairs"
+primary = "bleu"
+writing = "greedy"
+set = ["task=translation"]
+"""
+WORDS = re.findall(r"\w+", "the cat sat on a mat and it rained all day while prices rose by three per cent in town")
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """The file of a study, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(STUDY)
+    return Path("mine.toml")
+
+
+def changed(path, *pairs):
+    """The file with pieces of its text replaced."""
+    text = path.read_text()
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+class Instant:
+    """Stands in for a process: it has written its files when it is started, and then has an exit code."""
+
+    started: ClassVar[list] = []
+    failing: ClassVar[dict] = {}
+
+    def __init__(self, arguments, log):
+        Instant.started.append(arguments)
+        name = arguments[1].split("/")[-2] if arguments[0] == "train" else arguments[3].split("/")[-2]
+        self.code = Instant.failing.get(name, 0) if arguments[0] == "train" else 0
+        log.write_text("a line\nerror: the loss became NaN.\n" if self.code else "done\n")
+        if not self.code:
+            (self._train if arguments[0] == "train" else self._write)(*arguments)
+
+    def _train(self, _, settings, __, folder, *___):
+        (Path(folder) / "model").mkdir(parents=True)
+        (Path(folder) / "checkpoints").mkdir()
+        (Path(folder) / "recipe.toml").write_text(Path(settings).read_text())
+        (Path(folder) / "log.jsonl").write_text('{"docs_per_second": 50.0}\n')
+        (Path(folder) / "prepared.json").write_text('{"splits": {"train": {"fingerprint": "t1"}}}')
+
+    def _write(self, _, trained, __, folder, *options):
+        """Texts in which words are wrong more or less often: it depends on row, rate, seed and split, as in real life."""
+        split = options[options.index("--split") + 1]
+        recipe = (Path(trained) / "recipe.toml").read_text()
+        objective, rate = (re.search(rf"{key} = (.+)", recipe)[1] for key in ("objective", "learning_rate"))
+        chance = random.Random(f"{recipe} {options}")
+        wrong = 0.4 - 0.15 * ("matches" in objective) - 0.05 * ("rewards" in objective) + 20 * float(rate)
+        references = [random.Random(f"{split} {document}").choices(WORDS, k=12) for document in range(8)]
+        texts = [[word if chance.random() > wrong else "wrong" for word in text] for text in references]
+        out = Path(folder)
+        out.mkdir(parents=True)
+        rows = [
+            {"id": str(index), "reference": " ".join(text), "document": "x"} for index, text in enumerate(references)
+        ]
+        (out / "references.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [{"id": str(index), "prediction": " ".join(text)} for index, text in enumerate(texts)]
+        (out / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        about = {"model": str(trained), "data": "newswire", "split": split, "fingerprint": f"f-{split}", "documents": 8}
+        (out / "generation.json").write_text(json.dumps(about))
+
+    def poll(self):
+        return self.code
+
+    def terminate(self):
+        raise AssertionError("it has ended")
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Processes that take no time; the list of their arguments, and a dict: name of a training → exit code."""
+    monkeypatch.setattr(run, "start", Instant)
+    monkeypatch.setattr(run, "POLL", 0.0)
+    monkeypatch.setattr(run, "WAIT", 0.0)
+    monkeypatch.setattr(tables, "SAMPLES", 20)
+    monkeypatch.setattr(tables, "SHUFFLES", 50)
+    Instant.started, Instant.failing = [], {}
+    return Instant
+
+
+def shown(capsys, *arguments):
+    """What a study prints without its plan and its speeds, and its exit code."""
+    capsys.readouterr()
+    code = main(["study", "mine.toml", *arguments])
+    printed = capsys.readouterr()
+    return code, without_speeds(printed.out), printed.err
+
+
+def without_speeds(printed):
+    tables = printed.partition("\n\n")[2].replace("−", "-")
+    return re.sub(r"(?:[\d.]+|–) +(?:[\d.]+|–)$", "speeds", re.sub(r"Speeds were .+\n", "", tables), flags=re.M)
+
+
+# The plan
+
+
+def test_a_study_names_rows_sets_seeds_and_what_is_tuned(path):
+    study = plan.read(path)
+    assert (study.name, study.baseline, study.confirm) == ("mine", "ce", 2)
+    assert study.tuning.grid == (("train.learning_rate=0.001",), ("train.learning_rate=0.002",))
+    assert [(data.name, data.metric, data.metrics) for data in study.sets] == [
+        ("news", "rouge", ("rouge", "shape")),
+        ("pairs", "bleu", ("bleu", "chrf", "shape")),
+    ]
+    training = Training("news", "ce + matches(2)", ("train.learning_rate=0.002",), 12, TEST)
+    assert training.name == "matches2-learning_rate0.002-seed12"
+    settings = study.recipe(training)
+    assert (settings.objective, settings.train.learning_rate, settings.train.seed) == ("ce + matches(2)", 0.002, 12)
+    assert settings.train.max_steps == 3
+    assert study.facts(training, "beam2")["writings.beam2"] == ["generation.num_beams=2"]
+    assert "train.max_tokens" not in study.facts(training, "beam2")
+
+
+def test_a_key_without_quotes_is_tuned_too_and_several_make_a_grid(path):
+    changed(
+        path, ('"train.learning_rate" = [1e-3, 2e-3]', "train.learning_rate = [1e-3, 2e-3]\ntrain.clip = [0.0, 1.0]")
+    )
+    assert plan.read(path).tuning.grid[:2] == (
+        ("train.learning_rate=0.001", "train.clip=0.0"),
+        ("train.learning_rate=0.001", "train.clip=1.0"),
+    )
+
+
+def test_a_set_may_have_values_of_its_own_to_try(path):
+    changed(path, ('"task=translation"]', '"task=translation"]\ntune = {"train.learning_rate" = [3e-5]}'))
+    study = plan.read(path)
+    assert [len(data.grid) for data in study.sets] == [2, 1]
+    tried = stages.stages(study, study.sets[1], {}).all[0].trainings
+    assert {training.setting for training in tried} == {("train.learning_rate=3e-05",)}
+    assert study.recipe(tried[0]).train.learning_rate == 3e-5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"task=translation"]', '"task=translation"]\ntune = 3', r"set pairs: tune: must be a table"),
+        ('"task=translation"]', '"task=translation"]\ntune = {"train.seed" = [3]}', r"set pairs: tune\.train\.seed: cannot be tuned"),
+        ('"ce + bag(2)"]', '"ce + bags(2)"]', r"objectives: unknown objective 'bags'"),
+        ('"ce + bag(2)"]', '"ce + matches( 2 )"]', r"objectives: 'ce \+ matches\(2\)' is there twice"),
+        ("confirm = 2", "confirn = 2", r"confirn: unknown key\. Did you mean 'confirm'\?"),
+        ("confirm = 2", "confirm = 4", r"confirm: must be below the number of objectives, 4, got 4"),
+        ('primary = "bleu"', 'primary = "blue"', r"set pairs: primary: there is no such score, 'blue'\. Did you mean 'bleu'"),
+        ('primary = "bleu"', 'primary = "words"', r"set pairs: primary: there is no such score, 'words'"),
+        ('primary = "bleu"\n', "", r"set pairs: primary: is missing"),
+        ('writing = "greedy"', 'writing = "gredy"', r"set pairs: writing: must be one of greedy, beam2, got 'gredy'"),
+        ('name = "pairs"', 'name = "news"', r"set: two sets are called 'news'"),
+        ('name = "pairs"', 'name = "../x"', r"set \.\./x: name: must be letters, digits"),
+        ('"task=translation"', '"train.sed=3"', r"(?s)set pairs: recipe demo .*train\.sed: unknown key.*train\.seed"),
+        ('"task=translation"', '"train.seed=3"', r"set pairs: set: the study chooses objectives and seeds"),
+        ('recipe = "demo"', 'recipe = "dem"', r"set news: there is no recipe 'dem'.*Did you mean 'demo'"),
+        ('recipe = "demo"\n', "", r"set news: recipe: is missing"),
+        ("confirmation = [11, 12, 13]", "confirmation = [2, 11]", r"seeds: 2 are screening and confirmation seeds"),
+        ("confirmation = [11, 12, 13]", "confirmation = [11, 11]", r"seeds\.confirmation: must be a list of different"),
+        ("confirmation = [11, 12, 13]", "", r"seeds: give screening and confirmation"),
+        ("seed = 1\n", "seed = 11\n", r"tune\.seed: 11 is a confirmation seed"),
+        ("[1e-3, 2e-3]", "1e-3", r"tune\.train\.learning_rate: must be a list of the values to try"),
+        ("[1e-3, 2e-3]", '["fast"]', r"train\.learning_rate: must be a number, got 'fast'"),
+        ('objectives = ["ce", "ce + matches(2)"]\nothers', 'objectives = ["ce + matches(2)"]\nothers', r"must contain the baseline, 'ce'"),
+        ('others = "ce + matches(2)"', 'others = "ce + bag(2)"', r"tune\.others: must be one of tune\.objectives"),
+        ('"generation.num_beams=2"', '"train.seed=2"', r"writings\.beam2: must be a list of settings in generation"),
+        ("beam2 = [", "train = [", r"writings\.train: must be a name of letters.*and not train"),
+        ("[[set]]\nname = \"news\"", "[[st]]\nname = \"news\"", r"st: unknown key\. Did you mean 'set'"),
+        ("title", "[[[", r"mine\.toml is not TOML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_is_named_before_anything_runs(old, new, message, path, instant, capsys):
+    path.write_text(STUDY.replace(old, new, 1))
+    code, _, err = shown(capsys)
+    assert (code, instant.started) == (2, [])
+    assert re.search(message, err), err
+    assert not Path("mine").exists()
+
+
+def test_a_study_that_is_not_there(path, capsys):
+    assert main(["study", "other.toml"]) == 2
+    assert "there is no study other.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.jsonl", "set news: no such file or folder: nowhere.jsonl"),
+        ("newswir", "set news: unknown data set 'newswir'. Did you mean 'newswire'"),
+        ("only.jsonl", "set news: the data 'only.jsonl' have no validation and no test split"),
+    ],
+)
+def test_a_data_set_that_is_not_there_or_lacks_a_split_is_an_error_before_training(
+    name, message, path, instant, capsys
+):
+    Path("only.jsonl").write_text('{"source": "a", "target": "b"}\n')
+    changed(path, ('"train.max_steps=3"', f'"data.name={name}"'))
+    code, _, err = shown(capsys)
+    assert (code, instant.started) == (2, []), err
+    assert message in err, err
+
+
+def test_a_model_that_is_not_there_is_an_error_before_training(path, instant, capsys):
+    changed(path, ('"train.max_steps=3"', '"model.name=models/none"'))
+    code, _, err = shown(capsys)
+    assert (code, instant.started) == (2, [])
+    assert "models/none" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--share", "3/2"], "--share takes K/N"),
+        (["--only", "new"], "--only takes a set of the study, news, pairs; got 'new'"),
+        (["--minutes", "-1"], "--minutes must be 0 or more"),
+        (["--parallel", "0"], "--parallel must be 1 or more"),
+        (["--resume", "nowhere"], "there is no folder nowhere to merge"),
+    ],
+)
+def test_options_are_checked(options, message, path, instant, capsys):
+    code, _, err = shown(capsys, *options)
+    assert (code, instant.started) == (2, [])
+    assert message in err
+
+
+# From the plan to the tables
+
+
+def whole(capsys, *arguments):
+    code, text, _ = shown(capsys, *arguments)
+    assert code == 0
+    return text
+
+
+def test_stages_follow_each_other_and_only_confirmed_rows_see_the_test_set(path, instant, capsys):
+    text = whole(capsys)
+    written = [words for words in instant.started if words[0] == "generate"]
+    trained = [words[3].split("/")[-3:-1] for words in instant.started if words[0] == "train"]
+    assert len(trained) == 2 * (4 + 8 - 2 + 9)  # two rows were screened with a seed with which they were tuned
+    assert len({tuple(each) for each in trained}) == len(trained)
+    tested = {words[3].rpartition("/")[0] for words in written if "test" in words}
+    assert all(re.search(r"seed1[123]$", name) for name in tested)
+    assert all(not re.search(r"seed1[123]$", words[3]) for words in written if "validation" in words)
+    rows = {set: [*json.loads(Path(f"mine/{set}/confirmed.json").read_text())["rows"]] for set in ("news", "pairs")}
+    assert all(len(confirmed) == 3 and confirmed[:2] == ["ce", "ce + matches(2)"] for confirmed in rows.values())
+    assert len(tested) == 2 * 9
+    others = [line for line in text.splitlines() if line.startswith("ce + bag(2)") and line.endswith("yes")]
+    assert len(others) == sum("ce + bag(2)" in confirmed for confirmed in rows.values())
+    assert whole(capsys) == text == whole(capsys, "--show")
+    assert len(instant.started) == 2 * 19 * 3
+
+
+def test_tuned_rows_have_their_own_value_and_others_take_that_of_the_named_row(path, instant, capsys):
+    whole(capsys)
+    study = plan.read(path)
+    folder = ResultFolder(Path("mine"), study)
+    results = folder.read()
+    for data in study.sets:
+        chosen = stages.stages(study, data, results).settings
+        for row in study.tuning.objectives:
+            scores = {
+                setting: results[Training(data.name, row, setting, 1, VALIDATION), data.writing].scores[data.primary]
+                for setting in data.grid
+            }
+            assert scores[chosen[row]] == max(scores.values())
+        assert chosen["ce + rewards(2)"] == chosen["ce + bag(2)"] == chosen["ce + matches(2)"]
+
+
+def test_every_result_is_a_small_file_of_its_own_with_signatures_and_the_documents_of_the_primary_score(
+    path, instant, capsys
+):
+    whole(capsys)
+    files = sorted(Path("mine").glob("*/*seed*.json"))
+    assert len(files) == 2 * 19 * 2
+    assert max(file.stat().st_size for file in files) < 8000
+    one = json.loads(Path("mine/news/ce-learning_rate0.001-seed1.validation.beam2.json").read_text())
+    assert len(one["documents"]) == one["count"] == 8
+    assert statistics.mean(one["documents"]) == pytest.approx(one["scores"]["rouge2"], abs=1e-3)
+    assert one["signatures"]["rouge"].startswith("rouge|refs:1")
+    assert one["generation"].startswith(
+        "generation|data:newswire|split:validation|documents:8|fingerprint:f-validation"
+    )
+    assert one["made_of"] == {"train": "t1", "base": "", "validation": "f-validation"}
+    assert (one["docs_per_second"], one["parallel"]) == (50.0, 1)
+    greedy = json.loads(Path("mine/news/ce-learning_rate0.001-seed1.validation.greedy.json").read_text())
+    assert greedy["documents"] == []
+    counts = json.loads(Path("mine/pairs/ce-learning_rate0.001-seed1.validation.greedy.json").read_text())["documents"]
+    assert (len(counts), len(counts[0])) == (8, 10)  # what BLEU is made of
+
+
+class Killed(BaseException):
+    """Stands in for a kill: nothing after it is done."""
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    few(
+        [("start", 2), ("write", 7), ("score_texts", 30), ("confirm", 1)],
+        [
+            *((place, count) for place in ("start", "write", "score_texts") for count in (1, 2, 7, 30, 60)),
+            *(("confirm", count) for count in (1, 2, 7)),
+        ],
+    ),
+)
+def test_a_study_killed_at_any_moment_ends_with_the_same_tables(place, count, path, instant, capsys, monkeypatch):
+    undisturbed = whole(capsys, "--results", "a", "--runs", "b")
+    owner = ResultFolder if place in ("write", "confirm") else run
+    calls, real = [], getattr(owner, place)
+
+    def killing(*arguments, **options):
+        calls.append(place)
+        if len(calls) == count:
+            raise Killed
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, place, killing)
+    with pytest.raises(Killed):
+        main(["study", "mine.toml", "--parallel", "3"])
+    assert whole(capsys, "--parallel", "2") == undisturbed == whole(capsys, "--show")
+
+
+def test_what_is_done_is_not_done_again(path, instant, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "score_texts", lambda *_: _raise())
+        with pytest.raises(Killed):
+            main(["study", "mine.toml"])
+    assert [words[0] for words in instant.started] == ["train", "generate"]
+    whole(capsys)
+    names = [" ".join(words) for words in instant.started]
+    assert len(names) == len({*names}) == 2 * 19 * 3
+
+
+# Failures
+
+
+def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, instant, capsys):
+    undisturbed = whole(capsys, "--results", "a", "--runs", "b")
+    settings = json.loads(Path("a/news/confirmed.json").read_text())["rows"]
+    rate = settings["ce + matches(2)"][0].removeprefix("train.")
+    name = f"matches2-{rate.replace('=', '')}-seed12"
+    instant.failing = {name: 1}
+    code, text, err = shown(capsys)
+    assert code == 1
+    assert "train failed: the loss became NaN." in err
+    assert "ce + matches(2), seed 12 failed and is in no mean: train: the loss became NaN." in text
+    confirmed = text[text.index("news: confirmed") :]
+    row = next(line for line in confirmed.splitlines() if line.startswith("ce + matches(2)"))
+    study = plan.read(path)
+    results = ResultFolder(Path("mine"), study).read()
+
+    def score(objective, seed):
+        training = Training("news", objective, tuple(settings[objective]), seed, TEST)
+        return results[training, "beam2"].scores["rouge2"]
+
+    ours, theirs = ([score(objective, seed) for seed in (11, 13)] for objective in ("ce + matches(2)", "ce"))
+    assert row.split()[3:6] == ["2", "of", "3"]
+    assert f"{statistics.mean(ours):.2f}" in row
+    difference = statistics.mean(a - b for a, b in zip(ours, theirs, strict=True))
+    assert f"{difference:+.2f}" in row
+    count = len(instant.started)
+    assert shown(capsys, "--show")[:2] == (0, text)
+    assert shown(capsys)[0] == 1
+    assert len(instant.started) == count + err.count("train failed")  # tried again
+    instant.failing = {}
+    assert whole(capsys) == undisturbed
+
+
+def test_a_row_with_a_failed_screening_seed_is_not_confirmed_nor_tried_again_after_the_choice(path, instant, capsys):
+    whole(capsys, "--results", "a", "--runs", "b")
+    rate = json.loads(Path("a/news/confirmed.json").read_text())["rows"]["ce + matches(2)"][0].removeprefix("train.")
+    changed(path, (STUDY[STUDY.index('[[set]]\nname = "pairs"') :], ""))
+    instant.failing = {f"matches2-{rate.replace('=', '')}-seed2": 1}
+    assert shown(capsys)[0] == 1
+    rows = [*json.loads(Path("mine/news/confirmed.json").read_text())["rows"]]
+    assert rows == ["ce", "ce + rewards(2)", "ce + bag(2)"]
+    instant.failing, instant.started = {}, []
+    assert shown(capsys)[0] == 1
+    assert instant.started == []
+
+
+def test_a_row_whose_tuning_failed_is_left_out(path, instant, capsys):
+    instant.failing = {f"matches2-learning_rate0.00{digit}-seed1": 1 for digit in (1, 2)}
+    code, text, _ = shown(capsys)
+    assert code == 1
+    assert "failed" in text
+    assert [*json.loads(Path("mine/news/confirmed.json").read_text())["rows"]] == ["ce"]  # the others take its rate
+
+
+def test_a_process_that_was_killed_for_its_memory_says_so(tmp_path):
+    assert "Perhaps the memory was full: lower --parallel" in run._reason(tmp_path / "none.log", -9)
+    assert run._reason(tmp_path / "none.log", 3) == f"it ended with exit code 3, see {tmp_path / 'none.log'}."
+
+
+def test_a_process_that_somebody_else_stops_is_not_a_failure(path, instant, capsys):
+    instant.failing = {"ce-learning_rate0.002-seed1": 130}
+    code, _, err = shown(capsys)
+    assert code == 130
+    assert "train was stopped." in err
+    assert not list(Path("mine").glob("*/ce-learning_rate0.002-seed1*"))
+    assert len(instant.started) == 4
+
+
+# Folders
+
+
+def test_two_studies_do_not_share_a_folder(path, instant, capsys):
+    whole(capsys)
+    Path("other.toml").write_text(STUDY)
+    for options in (
+        ["--results", "mine"],
+        ["--runs", "runs/mine"],
+        ["--results", "mine", "--show"],
+        ["--resume", "mine"],
+    ):
+        assert main(["study", "other.toml", *options]) == 2
+        assert "belongs to the study 'mine', and this is 'other'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("train.max_steps=3", "train.max_steps=4", "train.max_steps: 3 → 4"),
+        ('primary = "rouge2"\nwriting = "beam2"', 'primary = "rouge1"\nwriting = "beam2"', "set.primary: 'rouge2' → 'rouge1'"),
+        ('"generation.num_beams=2"', '"generation.num_beams=3"', "writings.beam2: ['generation.num_beams=2'] → ['generation.num_beams=3']"),
+        ("train.max_steps=3\"]", "train.max_steps=3\"]\nlimit = 5", "set.limit: 0 → 5"),
+        ('"ce + rewards(2)", ', "", "'ce + rewards(2)', beam2, which the study does not have any more"),
+        ('name = "pairs"', 'name = "couples"', "the set 'pairs', which the study does not have any more"),
+        ("confirmation = [11, 12, 13]", "confirmation = [11, 12, 13, 14]", "confirmation seeds of news were [11, 12, 13] and are [11, 12, 13, 14] now"),
+        ("confirm = 2", "confirm = 1", "the test set of news was used for ce"),
+    ],
+)  # fmt: skip
+def test_a_study_that_changed_after_its_runs_is_refused_with_what_changed(old, new, named, path, instant, capsys):
+    whole(capsys)
+    count = len(instant.started)
+    changed(path, (old, new))
+    for options in ([], ["--show"]):
+        code, _, err = shown(capsys, *options)
+        assert code == 2
+        assert named in err, err
+        assert re.search(r"[Pp]ut (it|them|the study, or its recipe,) back", err)
+    assert len(instant.started) == count
+
+
+def test_a_training_that_another_version_of_the_study_began_is_refused(path, instant, capsys, monkeypatch):
+    monkeypatch.setattr(run, "start", lambda *_: _raise())
+    with pytest.raises(Killed):
+        main(["study", "mine.toml"])
+    begun = Path("runs/mine/news/ce-learning_rate0.001-seed1/run")
+    (begun / "checkpoints" / "step-1").mkdir(parents=True)
+    (begun / "recipe.toml").write_text((begun.parent / "settings.toml").read_text())
+    changed(path, ("train.max_steps=3", "train.max_steps=4"))
+    code, _, err = shown(capsys)
+    assert code == 2
+    assert "the study changed after" in err
+    assert "train.max_steps: 3 → 4" in err
+
+
+def test_what_changes_no_score_may_change(path, instant, capsys):
+    text = whole(capsys)
+    changed(path, ("train.max_steps=3", 'train.max_steps=3", "train.max_tokens=4096'), ("Is it", "Was it"))
+    assert whole(capsys) == text
+
+
+def test_settings_that_a_later_version_adds_do_not_make_results_useless(path, instant, capsys):
+    text = whole(capsys)
+    for file in Path("mine").glob("*/*seed*.json"):
+        content = json.loads(file.read_text())
+        del content["facts"]["train.compile"]
+        file.write_text(json.dumps(content))
+    assert whole(capsys) == text
+    changed(path, ("train.max_steps=3", 'train.max_steps=3", "train.compile=true'))
+    assert "train.compile: False → True" in shown(capsys)[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "is not JSON"), ("[]", "should contain a JSON object"), ("{}", "is not a result of a study. Delete it")],
+)
+def test_a_damaged_result_is_named(content, message, path, instant, capsys):
+    whole(capsys)
+    damaged = Path("mine/news/ce-learning_rate0.001-seed1.validation.beam2.json")
+    damaged.write_text(content)
+    code, _, err = shown(capsys, "--show")
+    assert code == 2
+    assert f"{damaged} {message}" in err
+
+
+@pytest.mark.parametrize("part", ["made_of", "signatures"])
+def test_results_of_other_data_or_scored_otherwise_are_not_compared(part, path, instant, capsys):
+    whole(capsys)
+    file = Path("mine/news/ce-learning_rate0.001-seed1.validation.beam2.json")
+    content = json.loads(file.read_text())
+    content[part] = dict.fromkeys(content[part], "other")
+    file.write_text(json.dumps(content))
+    code, _, err = shown(capsys, "--show")
+    assert code == 2
+    assert "cannot be compared" in err
+
+
+# Several machines, time and budget
+
+
+def test_shares_of_machines_without_a_common_folder_are_merged_stage_by_stage(path, instant, capsys):
+    alone = whole(capsys, "--results", "a", "--runs", "b")
+    instant.started = []
+    for _ in range(3):
+        for number, other in ((1, 2), (2, 1)):
+            merged = ["--resume", f"r{other}"] if Path(f"r{other}").exists() else []
+            code, _, err = shown(
+                capsys, "--share", f"{number}/2", "--results", f"r{number}", "--runs", f"m{number}", *merged
+            )
+            assert code in (0, 130), err
+    assert whole(capsys, "--results", "r1", "--runs", "m1", "--resume", "r2") == alone
+    trained = [tuple(words[3].split("/")[-3:]) for words in instant.started if words[0] == "train"]
+    assert len(trained) == len({*trained}) == 2 * 19
+
+
+def test_a_share_ends_where_it_needs_the_others(path, instant, capsys):
+    code, _, err = shown(capsys, "--share", "1/2")
+    assert code == 130
+    assert "share 1 of 2 is done as far as the results allow; the rest is left to others" in err
+    assert sum(words[0] == "train" for words in instant.started) == 4  # half of what is tuned, in two sets
+
+
+def test_one_set_can_be_done_where_the_data_of_the_others_are_not(path, instant, capsys):
+    changed(path, ("task=translation", 'task=translation", "data.name=nowhere.jsonl'))
+    code, text, err = shown(capsys, "--only", "news")
+    assert code == 130
+    assert "--only news is done as far as the results allow" in err
+    assert "corrected for 4 comparisons" in text
+    assert sum(words[0] == "train" for words in instant.started) == 19
+    assert not any("pairs" in word for words in instant.started for word in words)
+
+
+def test_a_training_that_another_process_has_is_left_to_it(path, instant, capsys, monkeypatch):
+    place = Path("runs/mine/news/ce-learning_rate0.001-seed1")
+    place.mkdir(parents=True)
+    slept = []
+    with lock_folder(place, wait=False) as _:
+        monkeypatch.setattr(run.time, "sleep", lambda seconds: slept.append(seconds) or (len(slept) > 400 and _raise()))
+        with pytest.raises(Killed):
+            main(["study", "mine.toml"])
+    assert "waiting for them" in capsys.readouterr().err
+    assert not (place / "run").exists()
+    assert (
+        sum(words[0] == "train" for words in instant.started) == 19 + 3
+    )  # all of the other set, the rest of this stage
+
+
+def _raise():
+    raise Killed
+
+
+def test_a_process_of_a_killed_study_is_left_to_end(path, instant, capsys, monkeypatch):
+    running = Path("runs/mine/news/ce-learning_rate0.001-seed1/run")
+    running.mkdir(parents=True)
+    slept = []
+    with lock_folder(running, wait=False):
+        monkeypatch.setattr(run.time, "sleep", lambda seconds: slept.append(seconds) or (len(slept) > 400 and _raise()))
+        with pytest.raises(Killed):
+            main(["study", "mine.toml"])
+    assert not any("news/ce-learning_rate0.001-seed1/" in " ".join(words) for words in instant.started)
+
+
+def timed(result_folder, seconds):
+    """Let every result of a folder say that training and writing took so long."""
+    for file in Path(result_folder).glob("*/*seed*.json"):
+        content = json.loads(file.read_text()) | {"train_seconds": seconds, "write_seconds": seconds / 2}
+        file.write_text(json.dumps(content))
+
+
+def test_the_plan_estimates_from_what_is_finished(path, instant, capsys):
+    main(["study", "mine.toml", "--show"])
+    plan_of = capsys.readouterr().out.splitlines()
+    assert plan_of[1] == "  news, R-2 of beam2: tune 0 of 4, screen 0 of 6, confirm 0 of 9 trainings done"
+    assert plan_of[3] == "  38 trainings, 76 writings; how long they take is not known before the first is finished"
+    shown(capsys, "--share", "1/2")
+    timed("mine", 60.0)
+    main(["study", "mine.toml", "--show", "--parallel", "4"])
+    plan_of = capsys.readouterr().out.splitlines()
+    assert plan_of[1] == "  news, R-2 of beam2: tune 2 of 4, screen 0 of 6, confirm 0 of 9 trainings done"
+    assert plan_of[3].endswith("about 17 minutes left")  # 34 × 2 minutes, four at a time
+
+
+def test_nothing_is_started_that_would_not_end_in_time(path, instant, capsys):
+    shown(capsys, "--share", "1/2")
+    timed("mine", 300.0)
+    count = len(instant.started)
+    code, _, err = shown(capsys, "--minutes", "9")  # a training and two writings take ten
+    assert code == 130
+    assert "what is left does not fit into --minutes" in err
+    assert len(instant.started) == count
+    assert shown(capsys, "--minutes", "11")[0] == 0
+
+
+def test_at_the_end_of_the_time_processes_save_their_work(path, monkeypatch, capsys):
+    asked = []
+
+    class Slow:
+        def __init__(self, arguments, log):
+            self.code = None
+
+        def poll(self):
+            return self.code
+
+        def terminate(self):
+            asked.append(self)
+            self.code = 130
+
+    monkeypatch.setattr(run, "start", Slow)
+    began = time.monotonic()
+    code, _, err = shown(capsys, "--minutes", "0.01", "--parallel", "3")
+    assert time.monotonic() - began < 30
+    assert (code, len(asked)) == (130, 3)
+    assert "the time is up" in err
+    assert not list(Path("mine").glob("*/*seed*"))
+
+
+@pytest.mark.parametrize(
+    ("budget", "message", "trained"),
+    [
+        ("trainings = 3", "the budget of 3 trainings is used up", 3),
+        ("minutes = 5", "the budget of 5 minutes is used up", 4),
+    ],
+)
+def test_a_budget_ends_a_study(budget, message, trained, path, instant, capsys):
+    changed(path, ('[[set]]\nname = "news"', f'[budget]\n{budget}\n\n[[set]]\nname = "news"'))
+    shown(capsys, "--share", "1/2")
+    timed("mine", 60.0)
+    code, _, err = shown(capsys)
+    assert code == 130
+    assert message in err
+    assert sum(words[0] == "train" for words in instant.started) == trained
+
+
+def test_models_are_kept_or_deleted_and_checkpoints_are_deleted(path, instant, capsys):
+    whole(capsys)
+    assert len(list(Path("runs").glob("mine/*/*/run/model"))) == 38
+    assert not list(Path("runs").glob("mine/*/*/run/checkpoints"))
+    whole(capsys, "--results", "a", "--runs", "b", "--delete-models")
+    assert not list(Path("b").glob("*/*/run/model"))
+    assert len(list(Path("b").glob("*/*/run/log.jsonl"))) == 38
+    assert whole(capsys, "--results", "a", "--runs", "b", "--delete-models")
+
+
+def test_options_of_the_command_reach_every_process(path, instant, capsys):
+    Path("own.py").write_text("")
+    whole(capsys, "--plugin", "own.py", "--trust-remote-code")
+    assert all(words[-3:] == ["--plugin", "own.py", "--trust-remote-code"] for words in instant.started)
+
+
+def test_merged_results_replace_failures_and_nothing_else(path, instant, capsys):
+    whole(capsys, "--results", "a", "--runs", "b")
+    instant.failing = {"ce-learning_rate0.001-seed1": 1}
+    shown(capsys, "--share", "1/2")
+    failed, kept = (Path(f"mine/news/{name}.validation.beam2.json") for name in _tuned("ce", 0.001, "matches2", 0.001))
+    assert json.loads(failed.read_text())["failed"]
+    content = json.loads(kept.read_text()) | {"train_seconds": 77.0}
+    kept.write_text(json.dumps(content))
+    assert "results of a were merged into mine" in shown(capsys, "--show", "--resume", "a")[2]
+    assert not json.loads(failed.read_text())["failed"]
+    assert json.loads(kept.read_text())["train_seconds"] == 77.0
+    assert whole(capsys) == whole(capsys, "--results", "a", "--runs", "b")
+
+
+def _tuned(*rows):
+    return [f"{row}-learning_rate{rate}-seed1" for row, rate in zip(rows[::2], rows[1::2], strict=True)]
+
+
+def test_the_time_of_a_continued_training_is_not_known(path, instant, capsys):
+    begun = Path("runs/mine/news/ce-learning_rate0.001-seed1/run/checkpoints")
+    (begun / "step-1").mkdir(parents=True)
+    real = Instant._train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Instant, "_train", lambda self, *words: (shutil.rmtree(words[3], ignore_errors=True), real(self, *words))
+        )
+        whole(capsys)
+    times = {
+        name: json.loads(Path(f"mine/news/{name}.validation.beam2.json").read_text())["train_seconds"]
+        for name in _tuned("ce", 0.001, "ce", 0.002)
+    }
+    assert [value is None for value in times.values()] == [True, False]
+
+
+# The numbers
+
+
+def made(study, scores, *, documents=None):
+    """Results with these primary scores: set → row → seeds → score. None is a failure."""
+    results = {}
+    for name, rows in scores.items():
+        data = study.data(name)
+        for objective, seeds in rows.items():
+            for seed, score in seeds.items():
+                training = Training(name, objective, ("train.learning_rate=0.001",), seed, TEST)
+                for writing in study.writings:
+                    result = Result(training, writing, {}, failed="" if score is not None else "no memory")
+                    if score is not None:
+                        each = [score + step for step in (-2.0, 2.0, -1.0, 1.0)] if documents is None else documents
+                        each = [[1] * 10] * 4 if data.primary == "bleu" else each
+                        result = replace(result, scores={data.primary: score}, count=4, documents=each)
+                    results[result.key] = result
+    return results
+
+
+SCORES = {
+    "news": {
+        "ce": {11: 20.0, 12: 21.0, 13: 20.4},
+        "ce + matches(2)": {11: 21.0, 12: 22.1, 13: 21.6},
+        "ce + rewards(2)": {11: 20.1, 12: 20.8, 13: 20.9},
+    },
+    "pairs": {
+        "ce": {11: 30.0, 12: 31.0, 13: 32.0},
+        "ce + matches(2)": {11: 30.5, 12: 31.9, 13: 32.4},
+        "ce + bag(2)": {11: 29.0, 12: 31.2, 13: None},
+    },
+}
+
+
+def compared(path, scores=SCORES):
+    study = plan.read(path)
+    every = [
+        stages.stages(study, data, {}, dict.fromkeys(scores[data.name], ("train.learning_rate=0.001",)))
+        for data in study.sets
+    ]
+    rows = tables.comparisons(study, every, made(study, scores))
+    return study, {(row.data.name, row.objective): row for row in rows}
+
+
+def two_sided_p(t, freedom):
+    """P of Student's t in plain Python: the density integrated by the midpoint rule."""
+    constant = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    steps, inside = 100_000, 0.0
+    for step in range(steps):
+        x = abs(t) * (step + 0.5) / steps
+        inside += constant * (1 + x * x / freedom) ** (-(freedom + 1) / 2) * abs(t) / steps
+    return 1 - 2 * inside
+
+
+CRITICAL = {1: 12.706205, 2: 4.302653}
+"""97.5% quantiles of Student's t."""
+
+
+def test_differences_intervals_and_holm_are_those_of_plain_python(path):
+    _, rows = compared(path)
+    chances = {}
+    for (name, objective), row in rows.items():
+        if objective == "ce":
+            assert row.against == {}
+            continue
+        base, own = SCORES[name]["ce"], SCORES[name][objective]
+        pairs = [own[seed] - base[seed] for seed in own if own[seed] is not None]
+        mean, error = statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
+        freedom = len(pairs) - 1
+        chances[name, objective] = two_sided_p(mean / error, freedom)
+        assert row.against["difference"] == pytest.approx(mean)
+        assert row.against["low"] == pytest.approx(mean - CRITICAL[freedom] * error, rel=1e-5)
+        assert row.against["high"] == pytest.approx(mean + CRITICAL[freedom] * error, rel=1e-5)
+        assert row.against["p"] == pytest.approx(chances[name, objective], abs=1e-6)
+        assert row.smallest == pytest.approx(
+            smallest_difference(statistics.stdev(pairs), len(pairs), level=0.05 / 4, power=0.8)
+        )
+    order, largest = sorted(chances, key=chances.get), 0.0
+    assert len(order) == 4  # two rows in each of two sets
+    for place, key in enumerate(order):
+        largest = max(largest, min(1.0, chances[key] * (4 - place)))
+        assert rows[key].against["p_holm"] == pytest.approx(largest, abs=1e-5)
+
+
+def test_comparisons_that_are_still_to_come_count_in_the_correction(path):
+    _, rows = compared(path, {"news": SCORES["news"], "pairs": {}})
+    row = rows["news", "ce + matches(2)"]
+    assert row.against["p_holm"] == pytest.approx(4 * row.against["p"])
+    _, rows = compared(
+        path, {"news": {row: dict([*seeds.items()][:1]) for row, seeds in SCORES["news"].items()}, "pairs": {}}
+    )
+    row = rows["news", "ce + matches(2)"]
+    assert row.against["difference"] == pytest.approx(1.0)
+    assert math.isnan(row.against["p"])
+    assert math.isnan(row.against["p_holm"])
+    assert math.isnan(row.smallest)
+
+
+def test_a_seed_that_the_baseline_lacks_is_in_no_difference(path):
+    rows = {**SCORES["news"], "ce": {**SCORES["news"]["ce"], 12: None}}
+    _, found = compared(path, {**SCORES, "news": rows})
+    row = found["news", "ce + matches(2)"]
+    assert row.scores == SCORES["news"]["ce + matches(2)"]
+    assert row.against["difference"] == pytest.approx(statistics.mean([21.0 - 20.0, 21.6 - 20.4]))
+    assert found["news", "ce"].failed == {12: "no memory"}
+
+
+@pytest.mark.parametrize(("pairs", "level"), [(2, 0.05), (5, 0.05), (5, 0.05 / 9)])
+def test_the_smallest_difference_is_found_in_four_of_five_trials(pairs, level):
+    difference = smallest_difference(0.7, pairs, level=level)
+    critical = {(2, 0.05): 12.706205, (5, 0.05): 2.776445, (5, 0.05 / 9): 5.447649}[pairs, level]
+    chance, found, trials = random.Random(1), 0, 8000
+    for _ in range(trials):
+        drawn = [chance.gauss(difference, 0.7) for _ in range(pairs)]
+        found += abs(statistics.fmean(drawn)) / (statistics.stdev(drawn) / math.sqrt(pairs)) > critical
+    assert found / trials == pytest.approx(0.8, abs=0.015)
+    assert math.isnan(smallest_difference(1.0, 1))
+
+
+def test_documents_are_compared_over_all_seeds_that_both_rows_have(path, monkeypatch):
+    seen = []
+    real = tables.significance.compare
+    monkeypatch.setattr(
+        tables.significance, "compare", lambda systems, **options: seen.append(systems) or real(systems, **options)
+    )
+    _, rows = compared(path)
+    base, matches = seen[0]
+    mean = statistics.mean(SCORES["news"]["ce"].values())
+    assert base["rouge2"] == pytest.approx([mean - 2, mean + 2, mean - 1, mean + 1])
+    mean = statistics.mean(SCORES["news"]["ce + matches(2)"].values())
+    assert matches["rouge2"] == pytest.approx([mean - 2, mean + 2, mean - 1, mean + 1])
+    assert seen[3][1]["bleu"].statistics.tolist() == [[2.0] * 10] * 4  # two seeds of three, and sums of counts
+    first = real(seen[0])["rouge2"][1]
+    assert 0 < max(first.p_bootstrap, first.p_randomisation) <= rows["news", "ce + matches(2)"].p_documents <= 1
+
+
+def test_the_table_says_what_was_computed_and_how(path):
+    study, rows = compared(path)
+    every = [
+        stages.stages(study, data, {}, dict.fromkeys(SCORES[data.name], ("train.learning_rate=0.001",)))
+        for data in study.sets
+    ]
+    text = tables.tables(study, every, made(study, SCORES))
+    row = rows["news", "ce + matches(2)"]
+    line = next(line for line in text.splitlines() if line.startswith("ce + matches(2)"))
+    assert f"21.57 ±{statistics.stdev([21.0, 22.1, 21.6]):.2f}" in line
+    assert "+1.10" in line
+    assert f"{row.smallest:.2f}" in line
+    assert "ce + bag(2), seed 13 failed and is in no mean: no memory" in text
+    assert "corrected for 4 comparisons" in text
+    assert "paired t-test at 5% / 4 finds with a probability of 80%" in text
+    assert text.count("| --- |") == 0
+    assert tables.tables(study, every, made(study, SCORES), markdown=True).count("| --- |") > 3
+
+
+def test_lower_scores_are_better_where_the_score_says_so(path):
+    study = plan.read(changed(path, ('primary = "rouge2"', 'primary = "wmd"')))
+    data = study.sets[0]
+    chosen = {}
+    results = {}
+    for row, score in zip(study.objectives, (3.0, 2.0, 4.0, 1.0), strict=True):
+        for seed in study.screening:
+            training = Training("news", row, ("train.learning_rate=0.001",), seed, VALIDATION)
+            for writing in study.writings:
+                results[training, writing] = Result(training, writing, {}, scores={"wmd": score})
+    for row in study.tuning.objectives:
+        for rate, score in ((0.001, 2.0), (0.002, 3.0)):
+            training = Training("news", row, (f"train.learning_rate={rate}",), 1, VALIDATION)
+            for writing in study.writings:
+                results[training, writing] = Result(
+                    training, writing, {}, scores={"wmd": score if row == "ce" else 2 * rate}
+                )
+    chosen = stages.stages(study, data, results)
+    assert chosen.settings["ce"] == ("train.learning_rate=0.001",)
+    assert [*chosen.confirmed] == ["ce", "ce + matches(2)", "ce + bag(2)"]
+
+
+# Other programs
+
+
+def test_show_needs_no_torch_and_no_model(path, instant, capsys):
+    text = whole(capsys)
+    program = "import sys; from ngramloss.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "study", "mine.toml", "--show"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert without_speeds(done.stdout).splitlines()[:20] == text.splitlines()[:20]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
+def test_a_study_of_ours_can_be_read(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study = plan.read(path)
+    assert (study.baseline, len(study.objectives), study.confirm) == ("ce", 9, 3)
+    assert (len(study.screening), len(study.confirmation)) == (2, 5)
+    assert study.tuning.objectives == ("ce", "ce + matches(2,3,4)")
+
+
+TINY = (
+    "model.width=16", "model.heads=2", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1",
+    "model.vocabulary=400", "data.limit=40", "data.validation_limit=4", "data.max_source=48", "data.max_target=16",
+    "train.max_steps=3", "train.warmup_steps=0", "train.log_every=1", "train.eval_every=0", "generation.max_length=12",
+)  # fmt: skip
+SMALL = f"""
+title = "Does a tiny model gain?"
+recipe = "demo"
+objectives = ["ce", "ce + matches(2)"]
+
+[seeds]
+screening = [1]
+confirmation = [11, 12]
+
+[writings]
+beam2 = ["generation.num_beams=2"]
+
+[[set]]
+name = "newswire"
+primary = "rouge1"
+writing = "beam2"
+limit = 5
+set = {json.dumps(TINY)}
+"""
+FORKING = """
+import os, signal, sys
+from ngramloss import cli
+from ngramloss.study import run
+from ngramloss.study.results import ResultFolder
+
+class Forked:
+    def __init__(self, arguments, log):
+        self.code, self.pid = None, os.fork()
+        if not self.pid:
+            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os._exit(cli.main(arguments))
+
+    def poll(self):
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def terminate(self):
+        os.kill(self.pid, signal.SIGTERM)
+
+    kill = terminate
+
+run.start = Forked
+def killed(owner, name, count):
+    real, calls = getattr(owner, name), []
+    def some(*arguments):
+        calls.append(0)
+        if len(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments)
+    setattr(owner, name, some)
+{kill}
+sys.exit(cli.main(["study", "mine.toml", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(SMALL)
+
+    def begun(*arguments, kill=""):
+        program = f"import os; os.chdir({str(tmp_path)!r})\n" + FORKING.replace("{kill}", kill)
+        return fork(program, list(arguments), environment=dict(os.environ))
+
+    def study(*arguments, kill=""):
+        process = begun(*arguments, kill=kill)
+        out, err = process.communicate()
+        return process.returncode, out, err
+
+    code, _, err = study("--results", "a", "--runs", "b", "--parallel", "2")
+    assert code == 0, err
+    kills = ["killed(run, '_start', 2)", "killed(run, 'score_texts', 2)", "killed(ResultFolder, 'write', 3)"]
+    for kill in [*kills, "killed(run, '_advance', 3)"]:
+        code, _, err = study(kill=kill)
+        assert code in (-signal.SIGKILL, 0), err
+    assert study()[0] == 0
+
+    def numbers(folder):
+        content = {}
+        for path in Path(folder).glob("*/*seed*.json"):
+            one = json.loads(path.read_text())
+            content[path.name] = {key: one[key] for key in ("scores", "documents", "facts", "signatures", "made_of")}
+            content[path.name]["texts"] = re.sub(r"weights:\w+", "", one["generation"])
+        return content
+
+    assert numbers("mine") == numbers("a")
+    together = [begun("--results", "c", "--runs", "d") for _ in range(2)]
+    assert [process.wait() for process in together] == [0, 0]
+    assert numbers("c") == numbers("a")
+    logs = [path.read_text() for path in Path("d").glob("*/*/train.log")]
+    assert [text.count("finished at step") for text in logs] == [1] * 6
+    assert len(numbers("a")) == 6
+
+    def table(*options):
+        code, text, _ = shown(capsys, "--show", *options)
+        return code, text.partition("newswire: all scores")[0]
+
+    assert table() == table("--results", "a")
+    assert any(value for one in numbers("a").values() for value in one["scores"].values())
+
+
+@pytest.mark.slow
+def test_a_real_process_runs_the_command(tmp_path):
+    process = run.start(["--version"], tmp_path / "log")
+    while process.poll() is None:
+        time.sleep(0.05)
+    assert process.poll() == 0
+    assert (tmp_path / "log").read_text().startswith("ngramloss ")
