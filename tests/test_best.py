@@ -91,7 +91,14 @@ def test_an_unknown_name_gets_the_terms_and_the_scores():
 
 
 @pytest.mark.parametrize(
-    ("name", "metric"), [("bertscore", "bertscore"), ("wmd", "wmd"), ("summac_conv", "summac"), ("factcc", "factcc")]
+    ("name", "metric"),
+    [
+        ("bertscore", "bertscore"),
+        ("wmd", "wmd"),
+        ("summac_conv", "summac"),
+        ("factcc", "factcc"),
+        ("logprob", "logprob"),
+    ],
 )
 def test_a_score_that_needs_a_model_of_its_own_is_refused(name, metric):
     assert complaint(name) == (
