@@ -101,7 +101,8 @@ def tables(study: Study, every: Sequence[Stages], results: Results, *, markdown:
     family = max(study.confirm * len(study.sets), sum(bool(row.against) for row in confirmed))
 
     def show(title: str, table: Table, *notes: str) -> None:
-        text = tabular.as_markdown(table).text if markdown else tabular.as_text(table)
+        # In a terminal, the minus that other programs read.
+        text = tabular.as_markdown(table).text if markdown else tabular.as_text(table).replace("−", "-")
         parts.append("\n".join([title, "", text, *(["", *notes] if notes else [])]))
 
     for data, of_set in zip(study.sets, every, strict=True):
@@ -215,14 +216,15 @@ def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results:
     """Means of the primary score over the screening seeds, with each writing, and which rows go on."""
     data = rows[0].data
     others = [writing for writing in study.writings if writing != data.writing]
-    heads = [Head("setting", tested=False), Head("seeds", tested=False), Head(data.primary, data.score.label)]
-    heads += [Head("difference", tested=False)]
+    heads = [Head("setting", tested=False)] if data.grid else []
+    heads += [Head("seeds", tested=False), Head(data.primary, data.score.label), Head("difference", tested=False)]
     heads += [Head(f"{data.primary} {writing}", f"{data.score.label} {writing}") for writing in others]
     heads += [Head("confirmed", tested=False)]
     shown = []
     for row in rows:
         goes_on = of_set.confirmed is not None and row.objective in of_set.confirmed
-        cells = [Cell(" ".join(row.setting) or "–"), _count(row), _mean(list(row.scores.values()), data.score)]
+        cells = [Cell(" ".join(row.setting))] if data.grid else []
+        cells += [_count(row), _mean(list(row.scores.values()), data.score)]
         cells.append(Cell(signed(row.against.get("difference"), data.score.decimals) if row.against else ""))
         for writing in others:
             cells.append(_mean(_values(study, row, writing, VALIDATION, data.primary, results), data.score))
