@@ -288,7 +288,7 @@ def test_cross_entropy_can_choose_the_best_of_an_objective_without_it():
     ],
 )
 def test_set_takes_toml_and_plain_text(override, key, value):
-    found = dict(recipe._flat(recipe.load("demo", [override])))[key]
+    found = dict(recipe.flat(recipe.load("demo", [override])))[key]
     assert found == value
     assert type(found) is type(value)
 

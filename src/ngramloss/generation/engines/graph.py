@@ -44,6 +44,8 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
     kind = model.config.model_type
     if kind not in FAMILIES:
         yield f"it serves {', '.join(FAMILIES)}, not {kind}"
+    elif head_of(model, head_module(model)).low_rank is not None:
+        yield "the output head has an adapter: merge it first"
     positions = None if kind == "m2m_100" else getattr(model.config, "max_position_embeddings", None)
     if positions is not None and search.max_length > positions:
         yield f"texts may have {search.max_length:,} tokens, but the model has {positions:,} positions"
@@ -54,8 +56,6 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
             "max_length and min_length in generation_config.json count the tokens of prompts: there, name them "
             "max_new_tokens and min_new_tokens, or set generation.max_length in a recipe"
         )
-    if head_of(model, head_module(model)).low_rank is not None:
-        yield "the output head has an adapter: merge it first"
     if search.start is None and search.first is not None:
         yield "forced_bos_token_id concerns only prompts of one token"
     if search.sample and search.seed is None:
