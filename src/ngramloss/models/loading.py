@@ -146,7 +146,7 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
             _refuse_foreign_kernels(config)
     if not is_causal(config) and not _rewrites_text(config):
         raise UserError(
-            f"{settings.name} writes no text{' from text' * config.is_encoder_decoder} (its type is "
+            f"{settings.name} writes no text{' from text' if config.is_encoder_decoder else ''} (its type is "
             f"{config.model_type}): ngramloss {verb} needs an encoder-decoder, such as facebook/bart-base, or a "
             "decoder-only model, such as HuggingFaceTB/SmolLM2-135M-Instruct."
         )
