@@ -21,11 +21,12 @@ def reference(model, inputs, objective=OBJECTIVE, **counts):
     return loss, model
 
 
-def assert_same_gradients(model, other):
+def assert_same_gradients(model, other, **tolerance):
     for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
         zero = torch.zeros_like(ours)
         assert_close(
             ours.grad if ours.grad is not None else zero,
             theirs.grad if theirs.grad is not None else zero,
             msg=lambda text, name=name: f"{name}: {text}",
+            **tolerance,
         )

@@ -143,8 +143,8 @@ def test_liger_runs_where_it_is_installed_and_has_kernels(monkeypatch):
         found = train.chosen([], compiled=False, device="cuda", decoder_only=decoder_only)
         assert [contestant.name for contestant in found] == expected
     (liger,) = train.chosen(["liger-random"], compiled=False, device="cpu")
-    assert liger.why_not("cuda", decoder_only=False) == "Liger-Kernel has no kernels for encoder-decoders."
-    assert liger.why_not("cpu", decoder_only=True) == "needs a GPU."
+    assert liger.why_not("cuda", False) == "Liger-Kernel has no kernels for encoder-decoders."
+    assert liger.why_not("cpu", True) == "needs a GPU."
 
 
 @pytest.fixture(params=["bart-tiny", "llama-tiny"])

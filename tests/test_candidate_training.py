@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lanes import few
 from models import DECODER_ONLY, ENCODER_DECODER, batch, tiny
+from own_logits import assert_same_gradients
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,17 +76,6 @@ def one_by_one(model, inputs, compared, objective=RANK):
     loss = JointLoss(objective)(model(**inputs).logits, inputs["labels"], candidates=stats)
     loss.backward()
     return loss, model
-
-
-def assert_same_gradients(model, other, **tolerance):
-    for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
-        zero = torch.zeros_like(ours)
-        assert_close(
-            ours.grad if ours.grad is not None else zero,
-            theirs.grad if theirs.grad is not None else zero,
-            msg=lambda text, name=name: f"{name}: {text}",
-            **tolerance,
-        )
 
 
 # The model

@@ -307,7 +307,8 @@ def test_an_empty_completion_is_a_bad_row(tmp_path):
         (["data.prompt=Summary:"], r"data.prompt: must have \{source\} once"),
         (["data.prompt={source} {source}"], r"data.prompt: must have \{source\} once"),
         (["data.instruction=Summarise."], 'data.instruction: belongs to data.prompt = "chat"'),
-        ([r"data.prompt={source}\n\nTL;DR:"], r"""--set 'data.prompt="\{source\}\\n"""),
+        ([r"data.prompt={source}\n\nTL;DR:"], r"""data.prompt: has .* --set 'data.prompt="\{source\}\\n"""),
+        (["data.prompt=chat", r"data.instruction=Be brief.\n"], "data.instruction: has a backslash and an n"),
     ],
 )
 def test_a_wrong_prompt_is_a_mistake_in_the_recipe(settings, message):

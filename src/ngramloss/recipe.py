@@ -21,6 +21,9 @@ from ngramloss.storage.files import parse_toml
 
 SOURCE, CHAT = "{source}", "chat"
 """In ``data.prompt``: where the source is put, and the tokenizer's chat template."""
+LAST = "last"
+"""The value of ``train.best`` with which the last weights become the model."""
+NOTHING_IMPROVES = f"train.early_stopping: needs something that becomes better, but train.best is {LAST}."
 
 
 @dataclass(frozen=True)
@@ -471,10 +474,7 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
             "train.early_stopping: needs validations, but train.eval_every is 0.",
         ),
-        (
-            recipe.train.early_stopping == 0 or recipe.train.best != "last",
-            "train.early_stopping: needs something that becomes better, but train.best is last.",
-        ),
+        (recipe.train.early_stopping == 0 or recipe.train.best != LAST, NOTHING_IMPROVES),
         (
             recipe.generation.min_length <= recipe.generation.max_length,
             "generation.min_length: must not be above generation.max_length.",
@@ -493,10 +493,13 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}", got '
             f"{recipe.data.prompt!r}.",
         ),
-        (
-            "\\n" not in recipe.data.prompt + recipe.data.instruction,
-            "data.prompt: has a backslash and an n where a line should end. On the command line, put it in quotes: "
-            """--set 'data.prompt="{source}\\n\\nSummary:"'.""",
+        *(
+            (
+                "\\n" not in text,
+                f"data.{key}: has a backslash and an n where a line should end. On the command line, put it in quotes: "
+                """--set 'data.prompt="{source}\\n\\nSummary:"'.""",
+            )
+            for key, text in (("prompt", recipe.data.prompt), ("instruction", recipe.data.instruction))
         ),
         (
             not recipe.data.instruction or recipe.data.prompt == CHAT,

@@ -97,7 +97,7 @@ class Contestant(NamedTuple):
         epoch = len(Tokens(setup.tokens)) // (setup.batch * setup.accumulate)
         return max(setup.warm_up, epoch) if self.captures else setup.warm_up
 
-    def why_not(self, device: str, *, decoder_only: bool) -> str:
+    def why_not(self, device: str, decoder_only: bool) -> str:
         """Why it cannot run on this device with such a model; empty if it can."""
         if self.needs_gpu and device != "cuda":
             return "needs a GPU."
@@ -142,7 +142,7 @@ def chosen(only: Sequence[str], *, compiled: bool, device: str, decoder_only: bo
     return [
         contestant
         for contestant in CONTESTANTS
-        if (compiled or not contestant.compiles) and not contestant.why_not(device, decoder_only=decoder_only)
+        if (compiled or not contestant.compiles) and not contestant.why_not(device, decoder_only)
     ]
 
 
@@ -389,7 +389,7 @@ def measure(setup: Setup, contestants: Sequence[Contestant], *, trace: Path | No
         contestants: who trains.
         trace: where to write a Chrome trace of ngramloss: captured if that runs, else the last of its contestants.
     """
-    ours = [each.name for each in contestants if each.ours and not each.why_not(setup.device, decoder_only=True)]
+    ours = [each.name for each in contestants if each.ours and not each.why_not(setup.device, setup.decoder_only)]
     if trace is not None and not ours:
         raise UserError("--profile traces ngramloss, but none of its contestants was asked for that can run here.")
     traced = "captured" if "captured" in ours else ours[-1] if ours else None
@@ -412,7 +412,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
     """Train with one contestant, in this process."""
-    if why_not := contestant.why_not(setup.device, decoder_only=setup.decoder_only):
+    if why_not := contestant.why_not(setup.device, setup.decoder_only):
         raise UserError(why_not)
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

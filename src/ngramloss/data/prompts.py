@@ -52,6 +52,11 @@ class Prompt:
     chat_template: str = ""
     messages: bool = False
 
+    @property
+    def eos_token_id(self) -> int | list[int]:
+        """The ids at which generation stops, as Hugging Face's settings have them."""
+        return list(self.stop) if len(self.stop) > 1 else self.stop[0]
+
 
 def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequence[int]) -> Prompt:
     """The prompt that a recipe asks for.

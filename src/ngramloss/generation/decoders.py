@@ -10,7 +10,6 @@ To a decoder-only model, a prompt is what a source is to an encoder-decoder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from inspect import unwrap
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from ngramloss.errors import UserError
 from ngramloss.generation.fused_layers import fused_forwards, replaced
 from ngramloss.hf.heads import has_encoder, head_module, head_of
+from ngramloss.hf.unmasked import attention_named
 from ngramloss.stats import head_logits, triton_is_installed
 
 MULTIPLE = 64
@@ -372,7 +372,7 @@ class CausalDecoder(Decoder):
         """Logits of the tokens after these, [B, K, V]."""
         places = (self.source_lengths.unsqueeze(-1) + position).expand_as(tokens)    # [B, K]
         forwards = fused_forwards(self.decoder) if self.has_kernels else {}
-        with _attention_of(self.model.config, CACHED), replaced(forwards):
+        with attention_named(self.model.config, CACHED), replaced(forwards):
             hidden = self.decoder(
                 inputs_embeds=self._embedded(tokens), position_ids=places, use_cache=False,
                 cached=self, text_position=position,
@@ -444,17 +444,6 @@ def _cached_attention(
         softcap=softcap if cached.softcaps else None, window=sliding_window,
     )
     return found.unflatten(-1, (-1, cached.width)), None
-
-
-@contextmanager
-def _attention_of(config: Any, name: str) -> Iterator[None]:
-    """Let a model use another attention function for a while."""
-    before = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 CAUSAL = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3", "olmo", "olmo2", "phi",

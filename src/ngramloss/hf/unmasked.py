@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -19,20 +20,32 @@ NAME = "ngramloss_sdpa"
 @contextmanager
 def unmasked(model: Any) -> Iterator[None]:
     """Let PyTorch's attention leave out masks that only say where the padding is. Other attention stays as it is."""
-    config = model.config
-    if config._attn_implementation != "sdpa":
+    if model.config._attn_implementation != "sdpa":
         yield
         return
+    _register()
+    with attention_named(model.config, NAME):
+        yield
+
+
+@contextmanager
+def attention_named(config: Any, name: str) -> Iterator[None]:
+    """Let a model use another attention function, registered under this name, for a while."""
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+@cache
+def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(NAME, sdpa_attention_forward)
     AttentionMaskInterface.register(NAME, _mask)
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = "sdpa"
 
 
 def _mask(

@@ -166,7 +166,7 @@ class ScoreTexts(TrainerCallback):
         """A text for each source."""
         changes: dict[str, Any] = {"max_new_tokens": self._max_new_tokens, "max_length": None}
         if shape.prompt is not None:
-            changes["eos_token_id"] = list(shape.prompt.stop) if len(shape.prompt.stop) > 1 else shape.prompt.stop[0]
+            changes["eos_token_id"] = shape.prompt.eos_token_id
         with unchanged(model):
             search = search_of(model, None, Options(beams=self._num_beams), **changes)
             engine = engines.load_in_training(AUTO, model, search)

@@ -38,5 +38,4 @@ def shape_of(data: Data, task: str, model: Model, config: Any, tokenizer: Any, *
 
 def align_stop(model: Any, prompt: Prompt) -> None:
     """Let generation stop at the token that ends a completion in training, too, and at those it stopped at before."""
-    stop = list(prompt.stop)
-    bare(model).generation_config.eos_token_id = stop if len(stop) > 1 else stop[0]
+    bare(model).generation_config.eos_token_id = prompt.eos_token_id

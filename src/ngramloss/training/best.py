@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
-from ngramloss.recipe import Recipe
+from ngramloss.recipe import LAST, Recipe
 from ngramloss.settings import nearest, toml_value
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import check_names
-
-LAST = "last"
-"""The value of ``train.best`` with which the last weights become the model."""
 
 
 class Best(NamedTuple):

@@ -25,7 +25,7 @@ from ngramloss.hf.heads import has_encoder
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
-from ngramloss.recipe import Train
+from ngramloss.recipe import LAST, NOTHING_IMPROVES, Train
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
 from ngramloss.steps.joined import JoinedPadder
@@ -34,7 +34,7 @@ from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.training import checkpoints
-from ngramloss.training.best import LAST, Best, is_better
+from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
@@ -348,7 +348,7 @@ def check_settings(settings: Train, processes: int, device: torch.device) -> Non
         if rows % processes:
             raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
     if settings.early_stopping and settings.best == LAST:
-        raise UserError("train.early_stopping: needs something that becomes better, but train.best is last.")
+        raise UserError(NOTHING_IMPROVES)
     precision = precision_of(settings, device)
     if settings.fsdp:
         raise_unless_shardable(processes, precision)
