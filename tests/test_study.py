@@ -137,7 +137,7 @@ class Instant:
 @pytest.fixture
 def instant(monkeypatch):
     """Processes that take no time; the list of their arguments, and a dict: name of a training → exit code."""
-    monkeypatch.setattr(run, "start", Instant)
+    monkeypatch.setattr(run, "Process", Instant)
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
     monkeypatch.setattr(tables, "SAMPLES", 20)
@@ -357,9 +357,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("place", "count"),
     few(
-        [("start", 2), ("write", 7), ("score_texts", 30), ("confirm", 1)],
+        [("Process", 2), ("write", 7), ("score_texts", 30), ("confirm", 1)],
         [
-            *((place, count) for place in ("start", "write", "score_texts") for count in (1, 2, 7, 30, 60)),
+            *((place, count) for place in ("Process", "write", "score_texts") for count in (1, 2, 7, 30, 60)),
             *(("confirm", count) for count in (1, 2, 7)),
         ],
     ),
@@ -504,7 +504,7 @@ def test_a_study_that_changed_after_its_runs_is_refused_with_what_changed(old, n
 
 
 def test_a_training_that_another_version_of_the_study_began_is_refused(path, instant, capsys, monkeypatch):
-    monkeypatch.setattr(run, "start", lambda *_: _raise())
+    monkeypatch.setattr(run, "Process", lambda *_: _raise())
     with pytest.raises(Killed):
         main(["study", "mine.toml"])
     begun = Path("runs/mine/news/ce-learning_rate0.001-seed1/run")
@@ -669,7 +669,7 @@ def test_at_the_end_of_the_time_processes_save_their_work(path, monkeypatch, cap
             asked.append(self)
             self.code = 130
 
-    monkeypatch.setattr(run, "start", Slow)
+    monkeypatch.setattr(run, "Process", Slow)
     began = time.monotonic()
     code, _, err = shown(capsys, "--minutes", "0.01", "--parallel", "3")
     assert time.monotonic() - began < 30
@@ -1060,10 +1060,50 @@ def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_pat
     assert any(value for one in numbers("a").values() for value in one["scores"].values())
 
 
-@pytest.mark.slow
-def test_a_real_process_runs_the_command(tmp_path):
-    process = run.start(["--version"], tmp_path / "log")
+def ended(process):
     while process.poll() is None:
         time.sleep(0.05)
-    assert process.poll() == 0
-    assert (tmp_path / "log").read_text().startswith("ngramloss ")
+    return process.poll()
+
+
+@pytest.mark.slow
+def test_a_real_process_runs_the_command(tmp_path):
+    log = tmp_path / "log"
+    assert ended(run.Process(["--version"], log)) == 0
+    assert log.read_text().startswith("ngramloss ")
+    assert ended(run.Process(["score", str(tmp_path / "nothing")], log)) == 2
+    assert "\nerror: " in log.read_text()  # behind what was there
+
+
+@pytest.mark.slow
+def test_a_process_is_warm_and_its_commands_are_its_own(tmp_path):
+    """What is imported once is there in every process, and one process changes nothing for the next."""
+    plugin = tmp_path / "own.py"
+    plugin.write_text(
+        "import os, sys\n"
+        "print('transformers.modeling_utils' in sys.modules, 'torch' in sys.modules, hasattr(sys, 'seen'))\n"
+        "import torch\n"
+        "print(torch.cuda.is_initialized(), os.getcwd())\n"
+        "sys.seen = True\n"
+    )
+    log = tmp_path / "log"
+    for _ in range(2):
+        assert ended(run.Process(["list", "objectives", "--plugin", str(plugin)], log)) == 0
+    lines = log.read_text().splitlines()
+    warm = sys.platform == "linux"
+    assert lines.count(f"{warm} {warm} False") == 2
+    assert lines.count(f"False {Path.cwd()}") == 2
+
+
+@pytest.mark.slow
+def test_a_process_that_is_asked_to_stop_has_the_exit_code_of_that(tmp_path):
+    plugin = tmp_path / "own.py"
+    plugin.write_text("print('begun', flush=True)\nimport time\ntime.sleep(600)\n")
+    log = tmp_path / "log"
+    for end in ("terminate", "kill"):
+        process = run.Process(["list", "objectives", "--plugin", str(plugin)], log)
+        while not log.exists() or "begun" not in log.read_text():
+            time.sleep(0.05)
+        getattr(process, end)()
+        assert ended(process) == {"terminate": -signal.SIGTERM, "kill": -signal.SIGKILL}[end]
+        log.unlink()

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.errors import UserError
@@ -26,6 +24,7 @@ from ngramloss.output.tabular import fixed
 from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, Study, Training, check_data
+from ngramloss.study.processes import Process
 from ngramloss.study.results import Result, ResultFolder, Results, check_metrics, score_texts
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
 
@@ -37,19 +36,6 @@ STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a process that was asked to stop."""
 PATIENCE = 60.0
 """Seconds that a process gets to save its work and end."""
-
-
-class Process(Protocol):
-    """What is used of ``subprocess.Popen``."""
-
-    def poll(self) -> int | None:
-        """The exit code; None while it runs."""
-
-    def terminate(self) -> None:
-        """Ask it to save its work and to end."""
-
-    def kill(self) -> None:
-        """End it."""
 
 
 class Step(NamedTuple):
@@ -124,13 +110,6 @@ class Outcome:
         """Note a reason once."""
         if why not in self.why:
             self.why.append(why)
-
-
-def start(arguments: Sequence[str], log: Path) -> Process:
-    """Start ``ngramloss`` with these arguments. All that it prints is appended to the log."""
-    with log.open("a", encoding="utf-8") as file:
-        command = [sys.executable, "-m", "ngramloss", *arguments]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
 
 
 def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
@@ -364,7 +343,7 @@ def _start(step: Step, place: Path) -> Process | None:
                 pass
         except BlockingIOError:
             return None
-    return start(step.arguments, place / f"{step.what}.log")
+    return Process(step.arguments, place / f"{step.what}.log")
 
 
 def _record_failure(study: Study, training: Training, folder: ResultFolder, why: str) -> None:

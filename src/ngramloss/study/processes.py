@@ -1,0 +1,60 @@
+"""arguments of ``ngramloss`` → a process that runs it, forked from one that has imported torch and transformers.
+
+A study starts hundreds of processes, and each would spend five seconds or more on imports. Python's fork server imports
+once. It computes nothing and does not touch a GPU, so what it forks is as good as a new process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+IMPORTED = (
+    "ngramloss.training.runner",
+    "ngramloss.generation.predictions",
+    "ngramloss.generation.engines.graph",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
+"""What the fork server imports: most of what ``train`` and ``generate`` need."""
+_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+"""Elsewhere libraries do not survive a fork."""
+
+
+class Process:
+    """A process of ``ngramloss``."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that looks for GPUs must not start CUDA
+        context: Any = multiprocessing.get_context(_METHOD)
+        context.set_forkserver_preload(list(IMPORTED))
+        self._process: BaseProcess = context.Process(target=_run, args=(list(arguments), str(log)))
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """The exit code, or the negative number of a signal; None while it runs."""
+        return self._process.exitcode
+
+    def terminate(self) -> None:
+        """Ask it to save its work and to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+
+
+def _run(arguments: list[str], log: str) -> None:
+    """Be ``python -m ngramloss`` with these arguments. All that it prints is appended to the log."""
+    nothing, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    sys.argv = ["ngramloss", *arguments]
+    runpy.run_module("ngramloss", run_name="__main__", alter_sys=True)
