@@ -206,7 +206,9 @@ def test_a_set_may_have_values_of_its_own_to_try(path):
         ('"ce + bag(2)"]', '"ce + bags(2)"]', r"objectives: unknown objective 'bags'"),
         ('"ce + bag(2)"]', '"ce + matches( 2 )"]', r"objectives: 'ce \+ matches\(2\)' is there twice"),
         ("confirm = 2", "confirn = 2", r"confirn: unknown key\. Did you mean 'confirm'\?"),
-        ("confirm = 2", "confirm = 4", r"confirm: must be below the number of objectives, 4, got 4"),
+        ("confirm = 2", "confirm = 4", r"confirm: at most 3 rows are left to choose from, got 4"),
+        ("confirm = 2", 'confirm = 3\nalways = ["ce + bag(2)"]', r"confirm: at most 2 rows are left to choose from, got 3"),
+        ("confirm = 2", 'confirm = 2\nalways = ["ce"]', r"always: 'ce' is not one of the objectives after the first"),
         ('primary = "bleu"', 'primary = "blue"', r"set pairs: primary: there is no such score, 'blue'\. Did you mean 'bleu'"),
         ('primary = "bleu"', 'primary = "words"', r"set pairs: primary: there is no such score, 'words'"),
         ('primary = "bleu"\n', "", r"set pairs: primary: is missing"),
@@ -310,6 +312,29 @@ def test_stages_follow_each_other_and_only_confirmed_rows_see_the_test_set(path,
     assert len(others) == sum("ce + bag(2)" in confirmed for confirmed in rows.values())
     assert whole(capsys) == text == whole(capsys, "--show")
     assert len(instant.started) == 2 * 19 * 3
+
+
+def test_rows_that_are_always_tested_do_not_wait_for_the_screening(path, instant, capsys):
+    changed(path, ("confirm = 2", 'confirm = 1\nalways = ["ce + bag(2)"]'))
+    study = plan.read(path)
+    assert study.comparisons == 4
+    text = whole(capsys)
+    order = [words[3].split("/")[-3:-1] for words in instant.started if words[0] == "train"]
+    news = [name for of, name in order if of == "news"]
+    first = [re.sub("-learning_rate.*-", " ", name) for name in news[4:10]]  # after what is tuned
+    assert sorted(first) == [f"{row} seed1{seed}" for row in ("bag2", "ce") for seed in (1, 2, 3)]
+    assert len(order) == 2 * (4 + 8 - 2 + 9)
+    for of in ("news", "pairs"):
+        rows = [*json.loads(Path(f"mine/{of}/confirmed.json").read_text())["rows"]]
+        assert rows == ["ce", "ce + matches(2)", "ce + bag(2)"]  # bag is the worst of the screening
+    assert "corrected for 4 comparisons" in text
+    assert "always 6 of 6, screen 6 of 6, confirm 3 of 3 trainings done" in said(capsys)
+
+
+def said(capsys):
+    """What a study prints of its plan."""
+    main(["study", "mine.toml", "--show"])
+    return capsys.readouterr().out
 
 
 def test_tuned_rows_have_their_own_value_and_others_take_that_of_the_named_row(path, instant, capsys):
@@ -944,7 +969,7 @@ def test_show_needs_no_torch_and_no_model(path, instant, capsys):
 def test_a_study_of_ours_can_be_read(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     study = plan.read(path)
-    assert (study.baseline, len(study.objectives), study.confirm) == ("ce", 9, 3)
+    assert (study.baseline, len(study.objectives), study.comparisons) == ("ce", 9, 9)
     assert (len(study.screening), len(study.confirmation)) == (2, 5)
     assert study.tuning.objectives == ("ce", "ce + matches(2,3,4)")
 

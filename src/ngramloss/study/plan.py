@@ -41,6 +41,7 @@ _TOP = {
     "recipe": Setting(""),
     "objectives": Setting(kind=list),
     "confirm": Setting(1, least=1),
+    "always": Setting([], kind=list),
 }
 _SECTIONS = ("seeds", "writings", "tune", "budget", "set")
 _SET = {
@@ -146,7 +147,8 @@ class Study:
         tuning: None if nothing is tuned.
         screening: seeds of the trainings by which rows are chosen.
         confirmation: other seeds, with which the chosen rows are tested.
-        confirm: how many rows are confirmed besides the baseline.
+        confirm: how many rows are confirmed besides the baseline and those of ``always``.
+        always: rows that are tested whatever the screening says, as the question is about them.
         minutes: the most minutes of all trainings and writings together; 0: no limit.
         trainings: the most trainings; 0: no limit.
     """
@@ -162,12 +164,18 @@ class Study:
     confirm: int
     minutes: float = 0.0
     trainings: int = 0
+    always: tuple[str, ...] = ()
     _recipes: dict[Training, Recipe] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def baseline(self) -> str:
         """The first row, with which the others are compared."""
         return self.objectives[0]
+
+    @property
+    def comparisons(self) -> int:
+        """How many rows are tested against the baseline, in all sets."""
+        return (self.confirm + len(self.always)) * len(self.sets)
 
     def data(self, name: str) -> DataSet:
         """The set of a name."""
@@ -238,8 +246,13 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
             f"seeds: {', '.join(map(str, twice))} are screening and confirmation seeds. A row that was chosen by a "
             "seed cannot be confirmed by it: choose other confirmation seeds."
         )
-    if objectives and not top.get("confirm", 1) < len(objectives):
-        mistakes.append(f"confirm: must be below the number of objectives, {len(objectives)}, got {top['confirm']}.")
+    always = _objectives("always", top.get("always", []), mistakes)
+    mistakes += [
+        f"always: {row!r} is not one of the objectives after the first." for row in always if row not in objectives[1:]
+    ]
+    left = len(objectives) - 1 - len(always)
+    if objectives and top.get("confirm", 1) > left:
+        mistakes.append(f"confirm: at most {left} rows are left to choose from, got {top['confirm']}.")
     given = content.get("set", [])
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         mistakes.append('set: give one or more sets, each as [[set]] with name = "…" and primary = "…".')
@@ -261,6 +274,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         top["confirm"],
         budget["minutes"],
         budget["trainings"],
+        always,
     )
 
 

@@ -17,7 +17,7 @@ class Stage(NamedTuple):
     """The trainings of one stage of a set.
 
     Attributes:
-        name: ``tune``, ``screen`` or ``confirm``.
+        name: ``tune``, ``always``, ``screen`` or ``confirm``.
         trainings: empty as long as an earlier stage must choose them.
         planned: how many there are, or will be. Trainings of an earlier stage do not count again.
     """
@@ -62,28 +62,40 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
     )
     shared = len(tuning.objectives) if tuning and tuning.seed in study.screening else 0
     screened = len(study.objectives) * len(study.screening) - shared
-    tested = (study.confirm + 1) * len(study.confirmation)
-    planned = [Stage("tune", tune, len(tune)), Stage("screen", [], screened), Stage("confirm", [], tested)]
+    early = [study.baseline, *study.always] if study.always else []
+    later = study.confirm + (not early)
+    planned = {
+        "tune": Stage("tune", tune, len(tune)),
+        "always": Stage("always", [], len(early) * len(study.confirmation)),
+        "screen": Stage("screen", [], screened),
+        "confirm": Stage("confirm", [], later * len(study.confirmation)),
+    }
     settings: dict[str, tuple[str, ...]] | None = None
     confirmed = chosen
+
+    def tests(rows: Rows) -> list[Training]:
+        return [
+            Training(data.name, row, setting, seed, TEST)
+            for seed in study.confirmation
+            for row, setting in rows.items()
+        ]
+
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
+        always = tests({row: settings[row] for row in early if row in settings})
+        planned["always"] = Stage("always", always, len(always))
         screen = [
             Training(data.name, row, setting, seed, VALIDATION)
             for seed in study.screening
             for row, setting in settings.items()
         ]
-        planned[1] = Stage("screen", screen, screened)
+        planned["screen"] = Stage("screen", screen, screened)
         if _ended(study, screen, results):
             confirmed = _best(study, data, results, settings)
     if confirmed is not None:
-        tests = [
-            Training(data.name, row, setting, seed, TEST)
-            for seed in study.confirmation
-            for row, setting in confirmed.items()
-        ]
-        planned[2] = Stage("confirm", tests, len(tests))
-    return Stages(planned, settings, confirmed)
+        last = tests(confirmed)
+        planned["confirm"] = Stage("confirm", last, len(last) - len(planned["always"].trainings))
+    return Stages(list(planned.values()), settings, confirmed)
 
 
 def is_done(study: Study, training: Training, results: Results) -> bool:
@@ -122,7 +134,7 @@ def time_left(study: Study, every: Sequence[Stages], results: Results) -> Estima
     seconds, unknown = 0.0, 0
     for data, of_set in zip(study.sets, every, strict=True):
         for stage in of_set.all:
-            split = TEST if stage.name == "confirm" else VALIDATION
+            split = TEST if stage.name in ("always", "confirm") else VALIDATION
             left = stage.planned - sum(is_done(study, training, results) for training in new_in(of_set, stage))
             any_like = Training(data.name, "", (), 0, split)
             steps = [expected_seconds(results, any_like, writing) for writing in ("", *study.writings)]
@@ -169,16 +181,19 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
 
 
 def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict[str, tuple[str, ...]]:
-    """The baseline and the best rows of the screening. A row one of whose seeds failed is not among them."""
+    """The baseline, the rows that are always tested, and the best others of the screening.
+
+    A row one of whose seeds failed is not among the best.
+    """
+    given = (study.baseline, *study.always)
     means = {}
     for row, setting in settings.items():
         trainings = [Training(data.name, row, setting, seed, VALIDATION) for seed in study.screening]
         scores = primary_scores(data, trainings, results)
-        if row != study.baseline and len(scores) == len(study.screening):
+        if row not in given and len(scores) == len(study.screening):
             means[row] = _gain(data, statistics.mean(scores.values()))
     best = sorted(means, key=lambda row: -means[row])[: study.confirm]
-    rows = [row for row in study.objectives if row in best]
-    return {row: settings[row] for row in [study.baseline, *rows] if row in settings}
+    return {row: settings[row] for row in study.objectives if row in (*given, *best) and row in settings}
 
 
 def _gain(data: DataSet, score: float) -> float:

@@ -77,7 +77,7 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
         for row in _rows(study, data, of_set.confirmed or {}, study.confirmation, TEST, results)
     ]
     compared = [row for row in rows if row.against]
-    family = max(study.confirm * len(study.sets), len(compared))
+    family = max(study.comparisons, len(compared))
     documents = _over_documents(rows, results)
     p_seeds = _corrected([row.against["p"] for row in compared], family)
     p_documents = _corrected([documents[row.data.name, row.objective] for row in compared], family)
@@ -98,7 +98,7 @@ def tables(study: Study, every: Sequence[Stages], results: Results, *, markdown:
     """All tables: for each set what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
     parts: list[str] = []
     confirmed = comparisons(study, every, results)
-    family = max(study.confirm * len(study.sets), sum(bool(row.against) for row in confirmed))
+    family = max(study.comparisons, sum(bool(row.against) for row in confirmed))
 
     def show(title: str, table: Table, *notes: str) -> None:
         # In a terminal, the minus that other programs read.
