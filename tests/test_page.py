@@ -193,7 +193,7 @@ def test_every_comparison_has_its_interval_and_tests():
 
 
 def test_settings_are_parted_into_shared_and_different():
-    systems = sample(0).systems
+    systems = [one.settings for one in sample(0).systems]
     assert [name for name, _ in tables.settings(systems).different] == [
         "recipe.train.seed"
     ]  # a baseline has none of them

@@ -888,7 +888,7 @@ def test_the_table_says_what_was_computed_and_how(path):
         stages.stages(study, data, {}, dict.fromkeys(SCORES[data.name], ("train.learning_rate=0.001",)))
         for data in study.sets
     ]
-    text = tables.tables(study, every, made(study, SCORES))
+    text = tables.as_text(tables.set_tables(study, every, made(study, SCORES)))
     row = rows["news", "ce + matches(2)"]
     line = next(line for line in text.splitlines() if line.startswith("ce + matches(2)"))
     assert f"21.57 ±{statistics.stdev([21.0, 22.1, 21.6]):.2f}" in line
@@ -898,7 +898,8 @@ def test_the_table_says_what_was_computed_and_how(path):
     assert "corrected for 4 comparisons" in text
     assert "paired t-test at 5% / 4 finds with a probability of 80%" in text
     assert text.count("| --- |") == 0
-    assert tables.tables(study, every, made(study, SCORES), markdown=True).count("| --- |") > 3
+    shown = tables.set_tables(study, every, made(study, SCORES))
+    assert tables.as_text(shown, markdown=True).count("| --- |") > 3
 
 
 def test_lower_scores_are_better_where_the_score_says_so(path):

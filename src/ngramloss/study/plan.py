@@ -81,6 +81,18 @@ class Training(NamedTuple):
         tuned = (re.sub(r"[^\w.+-]", "", text.partition(".")[2]) for text in self.setting)
         return "-".join([row, *tuned, f"seed{self.seed}"])
 
+    def folder(self, runs: Path) -> Path:
+        """All that is made of it."""
+        return runs / self.set / self.name
+
+    def run_folder(self, runs: Path) -> Path:
+        """The run itself."""
+        return self.folder(runs) / "run"
+
+    def text_folder(self, runs: Path, writing: str) -> Path:
+        """What its model wrote."""
+        return self.folder(runs) / f"{self.split}-{writing}"
+
     def __str__(self) -> str:
         return ", ".join([self.set, self.objective, *self.setting, f"seed {self.seed}"])
 

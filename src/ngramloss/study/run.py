@@ -240,7 +240,7 @@ def _begin(
     training: Training, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome, running: int
 ) -> list[Job]:
     """Start a job. Nothing is started if another loop has it, if only scores were left, or if no time is left."""
-    place = ways.runs / training.set / training.name
+    place = training.folder(ways.runs)
     place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -262,7 +262,7 @@ def _begin(
 
 def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome) -> bool:
     """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again."""
-    place = ways.runs / job.training.set / job.training.name
+    place = job.training.folder(ways.runs)
     code = job.process.poll()
     if code in STOPPED:
         outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
@@ -292,7 +292,7 @@ def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline:
 
 def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, ways: Ways) -> Steps:
     """The processes of a training, and what is done after each."""
-    settings, run = study.recipe(training), RunFolder(place / "run")
+    settings, run = study.recipe(training), RunFolder(training.run_folder(ways.runs))
     train_seconds = None
     if not run.finished:
         _raise_unless_same_settings(settings, run)
@@ -308,7 +308,7 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
         known = folder.read().get((training, writing))
         if known is not None and not known.failed:
             continue
-        texts = RunFolder(place / f"{training.split}-{writing}")
+        texts = RunFolder(training.text_folder(ways.runs, writing))
         write_seconds = None
         if not texts.predictions.exists():
             options = [word for change in changes for word in ("--set", change)]

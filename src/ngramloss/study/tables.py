@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -48,22 +48,69 @@ class Comparison(NamedTuple):
     smallest: float = nan
 
 
+class Shown(NamedTuple):
+    """A table, and what stands above and below it.
+
+    Attributes:
+        title: what it is, without the name of its set.
+        table: the table.
+        failures: a sentence for each seed that failed.
+        notes: what its columns are.
+    """
+
+    title: str
+    table: Table
+    failures: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+class SetTables(NamedTuple):
+    """All that is shown of a set. A table without results is None.
+
+    Attributes:
+        data: the set.
+        screening: its rows on the validation data.
+        rows: its confirmed rows on the test data.
+        signatures: how its texts were scored and written, each a name and the signature.
+        speeds: how speeds were measured.
+        tuned: the primary score of each setting that was tried.
+        screened: the primary score of all rows over the screening seeds.
+        confirmed: the primary score of the confirmed rows, with tests.
+        others: all scores of the confirmed rows, a table for each writing.
+    """
+
+    data: DataSet
+    screening: list[Comparison]
+    rows: list[Comparison]
+    signatures: list[tuple[str, str]]
+    speeds: str
+    tuned: Shown | None = None
+    screened: Shown | None = None
+    confirmed: Shown | None = None
+    others: Sequence[Shown] = ()
+
+
 def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> str:
     """The plan: sets, stages, what is done, and how long the rest will take."""
-    lines = [f"{study.name}: {study.title}"]
+    lines = plan_lines(study, every, results, parallel=parallel)
+    return "\n  ".join([f"{study.name}: {study.title}", *lines])
+
+
+def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> list[str]:
+    """A line for each set with what is done, and one with what is left."""
+    lines = []
     for data, of_set in zip(study.sets, every, strict=True):
         stages = []
         for stage in of_set.all:
             done = sum(is_done(study, training, results) for training in new_in(of_set, stage))
             stages += [f"{stage.name} {done} of {stage.planned}"] if stage.planned else []
-        lines.append(f"  {data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
+        lines.append(f"{data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
     trainings = sum(stage.planned for of_set in every for stage in of_set.all)
     left = time_left(study, every, results)
     many = f"{trainings} trainings, {trainings * len(study.writings)} writings"
     if study.trainings and trainings > study.trainings:
         many += f" (the budget allows {study.trainings} trainings)"
-    lines.append(f"  {many}; {_estimate(left.seconds / parallel, left.unknown)}")
-    return "\n".join(lines)
+    return [*lines, f"{many}; {_estimate(left.seconds / parallel, left.unknown)}"]
 
 
 def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list[Comparison]:
@@ -85,7 +132,7 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
     for row in rows:
         if row.against:
             place = compared.index(row)
-            pairs = _differences(row, rows)
+            pairs = differences(row, rows)
             spread = statistics.stdev(pairs) if len(pairs) > 1 else nan
             smallest = significance.smallest_difference(spread, len(pairs), level=LEVEL / family, power=POWER)
             against = row.against | {"p_holm": p_seeds[place]}
@@ -94,36 +141,49 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
     return found
 
 
-def tables(study: Study, every: Sequence[Stages], results: Results, *, markdown: bool = False) -> str:
-    """All tables: for each set what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
-    parts: list[str] = []
+def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[SetTables]:
+    """For each set its tables: what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
     confirmed = comparisons(study, every, results)
     family = max(study.confirm * len(study.sets), sum(bool(row.against) for row in confirmed))
-
-    def show(title: str, table: Table, *notes: str) -> None:
-        # In a terminal, the minus that other programs read.
-        text = tabular.as_markdown(table).text if markdown else tabular.as_text(table).replace("−", "-")
-        parts.append("\n".join([title, "", text, *(["", *notes] if notes else [])]))
-
+    found = []
     for data, of_set in zip(study.sets, every, strict=True):
         primary = f"{data.score.label} of {data.writing}"
         tried = of_set.all[0].trainings
-        if any((training, data.writing) in results for training in tried):
-            show(
-                f"{data.name}: tuned on validation data, {primary}, seed {tried[0].seed}",
-                _tuned(study, of_set, data, results),
-            )
         screened = _rows(study, data, of_set.settings or {}, study.screening, VALIDATION, results)
-        if any(row.scores or row.failed for row in screened):
-            table = _screened(study, of_set, screened, results)
-            show(f"{data.name}: screened on validation data, {primary}", table, *_failures(screened))
         rows = [row for row in confirmed if row.data is data]
+        made = [result for result in results.values() if result.training.set == data.name and not result.failed]
+        own = SetTables(data, screened, rows, _signatures(made), _speeds(made))
+        if any((training, data.writing) in results for training in tried):
+            title = f"tuned on validation data, {primary}, seed {tried[0].seed}"
+            own = own._replace(tuned=Shown(title, _tuned(study, of_set, data, results)))
+        if any(row.scores or row.failed for row in screened):
+            title = f"screened on validation data, {primary}"
+            table = _screened(study, of_set, screened, results)
+            own = own._replace(screened=Shown(title, table, _failures(screened)))
         if any(row.scores or row.failed for row in rows):
-            title = f"{data.name}: confirmed on test data, {primary}, {len(study.confirmation)} seeds"
-            show(title, _confirmed(rows), *_failures(rows), *_legend(family, study))
-            for writing in study.writings:
-                show(f"{data.name}: all scores of {writing} on test data", _others(study, rows, writing, results))
-            parts.append("\n".join(_signatures(data, results)))
+            title = f"confirmed on test data, {primary}, {len(study.confirmation)} seeds"
+            own = own._replace(
+                confirmed=Shown(title, _confirmed(rows), _failures(rows), _legend(family, study)),
+                others=[
+                    Shown(f"all scores of {writing} on test data", _others(study, rows, writing, results))
+                    for writing in study.writings
+                ],
+            )
+        found.append(own)
+    return found
+
+
+def as_text(sets: Sequence[SetTables], *, markdown: bool = False) -> str:
+    """All tables, for a terminal or in Markdown."""
+    parts: list[str] = []
+    for own in sets:
+        for shown in filter(None, [own.tuned, own.screened, own.confirmed, *own.others]):
+            # In a terminal, the minus that other programs read.
+            text = tabular.as_markdown(shown.table).text if markdown else tabular.as_text(shown.table).replace("−", "-")
+            notes = [*shown.failures, *shown.notes]
+            parts.append("\n".join([f"{own.data.name}: {shown.title}", "", text, *(["", *notes] if notes else [])]))
+        if own.confirmed:
+            parts.append("\n".join([*(signature for _, signature in own.signatures), own.speeds]))
     return "\n\n".join(parts) if parts else "There are no results yet."
 
 
@@ -156,7 +216,7 @@ def _rows(
     return rows
 
 
-def _differences(row: Comparison, rows: Sequence[Comparison]) -> list[float]:
+def differences(row: Comparison, rows: Sequence[Comparison]) -> list[float]:
     """The difference to the baseline for each seed that both have."""
     first = next(other for other in rows if other.data is row.data)
     return [
@@ -335,18 +395,18 @@ def _legend(family: int, study: Study) -> list[str]:
     ]
 
 
-def _signatures(data: DataSet, results: Results) -> list[str]:
-    """How the texts of a set were scored and written, each way once, and how many jobs shared a machine."""
-    own = [result for result in results.values() if result.training.set == data.name and not result.failed]
-    lines = list(dict.fromkeys(signature for result in own for signature in result.signatures.values()))
-    written: Callable[[Result], str] = lambda result: "|".join(  # noqa: E731
-        part for part in result.generation.split("|") if not part.startswith("weights:")
-    )
-    lines += sorted({written(result) for result in own if result.generation})
-    shared = sorted({result.parallel for result in own})
-    many = " and ".join(map(str, shared))
-    lines.append(f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model.")
-    return lines
+def _signatures(own: Sequence[Result]) -> list[tuple[str, str]]:
+    """How texts were scored and written, each way once."""
+    found = [pair for result in own for pair in result.signatures.items()]
+    for result in own:
+        parts = [part for part in result.generation.split("|") if not part.startswith("weights:")]
+        found += [(parts[0], "|".join(parts))] if result.generation else []
+    return list(dict.fromkeys(found))
+
+
+def _speeds(own: Sequence[Result]) -> str:
+    many = " and ".join(map(str, sorted({result.parallel for result in own})))
+    return f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model."
 
 
 def _estimate(seconds: float, unknown: int) -> str:
