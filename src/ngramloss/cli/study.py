@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from ngramloss.cli.options import Verbs, add_number, add_trust, verb
+from ngramloss.cli.options import Verbs, add_number, add_trust, passed_on, verb
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 
@@ -95,8 +95,6 @@ def run(options: argparse.Namespace) -> int:
     if not options.show:
         claim(folder.path, study)
         claim(runs, study)
-        passed_on = [word for plugin in options.plugin for word in ("--plugin", plugin)]
-        trust = ["--trust-remote-code"] if options.trust_remote_code else []
         ways = running.Ways(
             runs,
             options.parallel,
@@ -104,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             share,
             options.minutes,
             options.delete_models,
-            (*passed_on, *trust),
+            passed_on(options),
         )
         outcome = running.run(study, folder, ways)
         results = folder.read()

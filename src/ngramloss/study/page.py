@@ -102,7 +102,7 @@ def _answer(study: Study, sets: Sequence[SetTables]) -> str:
         for row in compared
         if mark(row.against["p_holm"])
     ]
-    many = f"{len(compared)} confirmed comparison{'s' * (len(compared) != 1)} with {study.baseline}"
+    many = f"{len(compared)} comparison{'s' * (len(compared) != 1)} with {study.baseline}"
     verb = "are" if len(found) > 1 else "is"
     return f"{len(found) or 'None'} of {many} {verb} significant at 5% (Holm){': ' * bool(found)}{', '.join(found)}."
 
@@ -120,10 +120,10 @@ def _about(study: Study) -> str:
     names = [data.name for data in study.sets]
     listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
     rows, seeds = len(study.objectives), len(study.confirmation)
-    many = "All of them are" if study.confirm + 1 == rows else f"{study.confirm} of them are"
+    many = f"{study.confirm} of them are confirmed, compared" if study.screening else "All of them are compared"
     return (
-        f"Study {study.name}: {rows} rows on {listed}. {many} confirmed on test data with "
-        f"{seeds} seed{'s' * (seeds > 1)}, against {study.baseline}."
+        f"Study {study.name}: {rows} rows on {listed}. {many} with {study.baseline} on test data, with {seeds} "
+        f"seed{'s' * (seeds > 1)}."
     )
 
 

@@ -169,7 +169,12 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
 
 
 def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict[str, tuple[str, ...]]:
-    """The baseline and the best rows of the screening. A row one of whose seeds failed is not among them."""
+    """The baseline and the best rows of the screening; without a screening all rows.
+
+    A row one of whose seeds failed is not among them.
+    """
+    if not study.screening:
+        return dict(settings)
     means = {}
     for row, setting in settings.items():
         trainings = [Training(data.name, row, setting, seed, VALIDATION) for seed in study.screening]

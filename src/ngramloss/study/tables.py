@@ -145,6 +145,7 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
     """For each set its tables: what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
     confirmed = comparisons(study, every, results)
     family = max(study.confirm * len(study.sets), sum(bool(row.against) for row in confirmed))
+    seeds = f"{len(study.confirmation)} seed{'s' * (len(study.confirmation) > 1)}"
     found = []
     for data, of_set in zip(study.sets, every, strict=True):
         primary = f"{data.score.label} of {data.writing}"
@@ -161,7 +162,7 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
             table = _screened(study, of_set, screened, results)
             own = own._replace(screened=Shown(title, table, _failures(screened)))
         if any(row.scores or row.failed for row in rows):
-            title = f"confirmed on test data, {primary}, {len(study.confirmation)} seeds"
+            title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
             own = own._replace(
                 confirmed=Shown(title, _confirmed(rows), _failures(rows), _legend(family, study)),
                 others=[
@@ -284,10 +285,10 @@ def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results:
     for row in rows:
         goes_on = of_set.confirmed is not None and row.objective in of_set.confirmed
         cells = [Cell(" ".join(row.setting))] if data.grid else []
-        cells += [_count(row), _mean(list(row.scores.values()), data.score)]
+        cells += [_count(row), mean_cell(list(row.scores.values()), data.score)]
         cells.append(Cell(signed(row.against.get("difference"), data.score.decimals) if row.against else ""))
         for writing in others:
-            cells.append(_mean(_values(study, row, writing, VALIDATION, data.primary, results), data.score))
+            cells.append(mean_cell(_values(study, row, writing, VALIDATION, data.primary, results), data.score))
         cells.append(Cell("yes" if goes_on else ""))
         shown.append(Row(row.objective, row.objective, cells))
     return Table(heads, shown, corner="row", intervals=True)
@@ -301,7 +302,7 @@ def _confirmed(rows: Sequence[Comparison]) -> Table:
     heads.insert(1, Head(rows[0].data.primary, score.label, score.better == "lower"))
     shown = []
     for row in rows:
-        cells = [_count(row), _mean(list(row.scores.values()), score)]
+        cells = [_count(row), mean_cell(list(row.scores.values()), score)]
         if row.against:
             test = row.against
             interval = ""
@@ -333,7 +334,7 @@ def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Res
     heads += [Head("trained/s", tested=False), Head("written/s", tested=False)]
     shown = []
     for row in rows:
-        cells = [_mean(_values(study, row, writing, TEST, name, results), score) for name, score in scores.items()]
+        cells = [mean_cell(_values(study, row, writing, TEST, name, results), score) for name, score in scores.items()]
         runs = _runs(row, writing, study.confirmation, TEST, results)
         trained = [run.docs_per_second for run in runs if run.docs_per_second is not None]
         written = [run.count / run.write_seconds for run in runs if run.write_seconds]
@@ -359,7 +360,7 @@ def _values(study: Study, row: Comparison, writing: str, split: str, name: str, 
     return [score for score in scores if score is not None]
 
 
-def _mean(values: Sequence[float], score: Score) -> Cell:
+def mean_cell(values: Sequence[float], score: Score) -> Cell:
     """The mean over seeds and their standard deviation."""
     if not values:
         return Cell("–")
@@ -382,7 +383,9 @@ def _failures(rows: Sequence[Comparison]) -> list[str]:
 
 
 def _legend(family: int, study: Study) -> list[str]:
-    """What the columns of the confirmed rows are."""
+    """What the columns of the confirmed rows are; nothing where none is compared."""
+    if not family:
+        return []
     return [
         "± standard deviation over seeds. Difference, interval and p: Student's t, paired by seed, against "
         f"{study.baseline}.",
