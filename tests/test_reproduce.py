@@ -149,7 +149,7 @@ def test_a_small_plan_trains_its_own_model_first(tmp_path):
     assert plan.base.objective == "ce"
     assert plan.set.base.model.name == str(tmp_path / "base" / "model")
     assert plan.baselines == ("lead-2", "random-facts")
-    assert plan.note.startswith("This is a small-scale experiment, not the paper's")
+    assert plan.notes[0].startswith("This is a small-scale experiment, not the paper's")
     assert "scored on the first 7 test documents" in reproduce.deviations(plan)
     assert reproduce.deviations(plan)[0] == "settings: the paper's for xsum → used here"
     assert "train.learning_rate: 3e-05 → 0.001" in reproduce.deviations(plan)

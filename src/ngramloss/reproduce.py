@@ -84,8 +84,12 @@ class Plan(NamedTuple):
         ]
 
     @property
-    def note(self) -> str:
-        """The first note of the report."""
+    def notes(self) -> list[str]:
+        """What a reader should know first."""
+        return [self._scale, *([ONE_SEED] if len(self.study.confirmation) == 1 else [])]
+
+    @property
+    def _scale(self) -> str:
         if self.base is not None:
             return SMALL_NOTE
         part = f"the first {self.set.limit} documents of " if self.set.limit else ""
@@ -257,9 +261,8 @@ def _report(
     result = results.score_systems(texts, plan.metrics, options=options)
     for warning in result.cache_warnings:
         logger.warning(f"warning: {warning}")
-    notes = [plan.note, *([ONE_SEED] if len(study.confirmation) == 1 else [])]
     shown = build.build_record(
-        result, texts, title=plan.title, notes=notes, deviations=deviations(plan), paper_of=plan.paper_data
+        result, texts, title=plan.title, notes=plan.notes, deviations=deviations(plan), paper_of=plan.paper_data
     )
     (of_set,) = tables.set_tables(study, running.stages_of_sets(study, folder, known), known)
     others = [each._replace(table=beside_the_paper(each.table, result, plan)) for each in of_set.others]

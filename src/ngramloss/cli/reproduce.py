@@ -107,11 +107,9 @@ def run(options: argparse.Namespace) -> int:
     )
     if done is None:
         return 130
-    print_result(f"{plan.note}\n")
+    print_result("\n".join(plan.notes) + "\n")
     print_result(as_text(done.tables))
     if options.table == "cases":
         print_result(reproduce.cases(done.result, done.texts, plan.set.primary))
-    if options.seeds == 1:
-        print_result(f"\n{reproduce.ONE_SEED}")
-    print_result(done.page)
+    print_result(f"\n{done.page}")
     return int(done.failed)

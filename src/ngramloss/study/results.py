@@ -25,7 +25,7 @@ from ngramloss.version import __version__
 MARKER, CONFIRMED = "study.json", "confirmed.json"
 """Whose folder it is; in a set's folder, which rows are confirmed."""
 ELSEWHERE = ("start again with other --results and --runs", "choose another --runs")
-"""How to begin anew with a study of a file, and with one that grows."""
+"""How to start again with a study of a file, and with one that grows."""
 DECIMALS = 4
 """Of the scores of documents."""
 _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions": ["a"]}

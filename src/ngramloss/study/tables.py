@@ -386,10 +386,11 @@ def _legend(family: int, study: Study) -> list[str]:
     """What the columns of the confirmed rows are; nothing where none is compared."""
     if not family:
         return []
+    rows = "confirmed rows" if study.screening else "rows"
     return [
         "± standard deviation over seeds. Difference, interval and p: Student's t, paired by seed, against "
         f"{study.baseline}.",
-        f"p (Holm): corrected for {family} comparison{'s' * (family > 1)}, all confirmed rows of all sets; * and **: "
+        f"p (Holm): corrected for {family} comparison{'s' * (family > 1)}, all {rows} of all sets; * and **: "
         "below 5% and 1%.",
         "p documents (Holm): the larger p of the paired bootstrap and the paired randomisation over documents, all "
         "seeds together, corrected likewise.",
