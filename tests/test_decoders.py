@@ -194,6 +194,27 @@ def test_learned_positions_are_as_many_as_the_model_has(family):
         searcher.begin([[*longest, 5], [5]])
 
 
+def test_rounding_of_a_deep_model_is_not_taken_for_a_mistake_and_a_mistake_is_not_taken_for_rounding(monkeypatch):
+    shape = transformers.LlamaConfig(
+        vocab_size=3000, hidden_size=32, intermediate_size=64, num_hidden_layers=30, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    model = models.random_weights(lambda: transformers.LlamaForCausalLM(shape), 0, torch.bfloat16)
+    largest = []
+    monkeypatch.setattr(torch.Tensor, "square", lambda apart: largest.append(apart.abs().max()) or apart**2)
+    assert difference(model) < 0.1 < largest[0]
+    graph.load(model, with_settings(model), precision="bf16")
+    real = CausalDecoder.read
+
+    def read(self, *source):
+        real(self, *source)
+        self.source_lengths += 1  # positions of the text are wrong by one
+
+    monkeypatch.setattr(CausalDecoder, "read", read)
+    with pytest.raises(UserError, match=r"\(log-probabilities differ by"):
+        graph.load(model, with_settings(model), precision="bf16")
+
+
 def test_a_setting_of_the_model_that_attention_here_does_not_know_is_refused():
     """As any change would be that is not passed to the attention function."""
     model = copy.deepcopy(tiny("grouped"))

@@ -16,6 +16,7 @@ from glob import glob
 from pathlib import Path
 
 import pytest
+from in_process import InProcess
 
 from ngramloss import OBJECTIVES, recipe
 from ngramloss.cli import main, parser
@@ -263,14 +264,7 @@ def no_processes(monkeypatch):
     """The processes of a study are calls."""
     from ngramloss.study import run
 
-    class Done:
-        def __init__(self, arguments, log):
-            self.code = main(arguments)
-
-        def poll(self):
-            return self.code
-
-    monkeypatch.setattr(run, "start", Done)
+    monkeypatch.setattr(run, "start", InProcess)
 
 
 @pytest.mark.parametrize(("page", "words", "shown"), list(commands(run=True)))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from in_process import InProcess
 from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, sample, spread, system
 
 from ngramloss.data import newswire
@@ -193,7 +194,7 @@ def test_every_comparison_has_its_interval_and_tests():
 
 
 def test_settings_are_parted_into_shared_and_different():
-    systems = sample(0).systems
+    systems = [one.settings for one in sample(0).systems]
     assert [name for name, _ in tables.settings(systems).different] == [
         "recipe.train.seed"
     ]  # a baseline has none of them
@@ -576,11 +577,13 @@ def test_the_page_opens_without_an_error_or_a_request(visit):
     assert "20 of 60 cases have their document here." in tab.inner_text("#documents-note")
 
 
-def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
+def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache, monkeypatch):
     """The page of `make demo` itself, with a model so small that it takes seconds."""
     from ngramloss import cli, recipe
+    from ngramloss.study import run
     from ngramloss.training import runner
 
+    monkeypatch.setattr(run, "start", InProcess)
     small = [
         "objective=ce",
         "model.width=16",
@@ -633,7 +636,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache):
 
     tab = visit(demo, hash="#case=newswire-test-7&n=1")
     assert tab.inner_text("p.lead").endswith("scored on the first 12 documents of the test split.")
-    assert "Difference in R-2 to ce" in tab.inner_text("header")
+    assert "One run of each row says nothing about variation between runs" in tab.inner_text("header")
     assert tab.locator(".sortable >> nth=0 >> .systems bdi").all_inner_texts()[::2] == [
         "ce",
         "ce + matches(2,3,4)",

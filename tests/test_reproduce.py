@@ -1,15 +1,19 @@
-"""ngramloss reproduce: plans are the paper's, what is done is not done again, and the table stands beside the paper's."""
+"""ngramloss reproduce: a study of the paper's rows, in which nothing is done again, beside the paper's values."""
 
 import json
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
+from in_process import InProcess
 
 from ngramloss import cli, recipe, reproduce
 from ngramloss.data import newswire
 from ngramloss.data.origins import canonical
 from ngramloss.scoring import paper
+from ngramloss.study import run
 from ngramloss.training import runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
@@ -26,6 +30,15 @@ SMALL = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Processes of the study run here; the arguments of each."""
+    calls = []
+    monkeypatch.setattr(run, "Process", lambda arguments, log: calls.append(arguments) or InProcess(arguments, log))
+    monkeypatch.setattr(run, "POLL", 0.0)
+    return calls
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A tiny model that is fine-tuned instead of the one that takes minutes."""
@@ -34,7 +47,7 @@ def base(tmp_path_factory):
     return str(folder / "model")
 
 
-def again(folder, model, *arguments):
+def again(folder, model, *arguments, last=()):
     small = [
         "--set",
         "train.max_steps=2",
@@ -62,6 +75,7 @@ def again(folder, model, *arguments):
             "--limit",
             "5",
             *small,
+            *last,
         ]
     )
 
@@ -105,20 +119,37 @@ def test_a_plan_for_the_papers_data_is_the_papers_recipe(tmp_path):
     plan = reproduce.make_plan("table2", tmp_path, data="xsum", seeds=2)
     assert plan.base is None
     assert [(one.objective, one.seed) for one in plan.trainings[:3]] == [("ce", 1), ("ce", 2), ("ce + bag(2)", 1)]
-    assert [one.folder.name for one in plan.trainings[:3]] == ["ce-1", "ce-2", "bag2-1"]
-    apart = recipe.differences(recipe.load("xsum"), plan.trainings[1].settings)
+    assert [one.folder(tmp_path).name for one in plan.trainings[:3]] == ["ce-seed1", "ce-seed2", "bag2-seed1"]
+    apart = recipe.differences(recipe.load("xsum"), plan.study.recipe(plan.trainings[1]))
     assert apart == ["objective: 'ce + matches(2,3,4)' → 'ce'", "train.seed: 42 → 2"]
     assert (plan.baselines, plan.metrics) == (("lead-3",), ("rouge", "bleu", "chrf", "shape"))
     assert reproduce.deviations(plan) == []
-    assert reproduce.make_plan("table3", tmp_path, data="cnndm").trainings[0].settings.data.name == "cnn_dailymail"
+    assert reproduce.make_plan("table3", tmp_path, data="cnndm").set.base.data.name == "cnn_dailymail"
+
+
+def test_a_plan_is_a_study_that_tests_all_its_rows(tmp_path):
+    plan = reproduce.make_plan("table2", tmp_path, data="xsum", seeds=2, limit=9)
+    study = plan.study
+    assert (study.objectives, study.confirm) == (tuple(paper.objectives("table2")), 6)
+    assert (study.screening, study.confirmation, study.tuning) == ((), (1, 2), None)
+    assert (plan.set.primary, plan.set.writing, plan.set.limit) == ("rouge2", "beam6", 9)
+    assert (study.writings, study.chooses, study.grows) == ({"beam6": ()}, False, True)
+    training = plan.trainings[0]
+    assert study.text_folder(training, "beam6", tmp_path) == tmp_path / "xsum" / "ce-seed1" / "run"
+
+
+def test_a_data_set_that_is_called_like_a_folder_of_ours_has_another(tmp_path):
+    for name in ("base", "results"):
+        assert reproduce.make_plan("table2", tmp_path, data=f"my/{name}", model="m").set.name == f"{name}-data"
+    assert reproduce.make_plan("table2", tmp_path, data="my/ä b", model="m").set.name == "--b"
 
 
 def test_a_small_plan_trains_its_own_model_first(tmp_path):
     plan = reproduce.make_plan("cases", tmp_path, data="newswire", objectives=["ce", "ce + matches(2)"], limit=7)
     assert plan.base.objective == "ce"
-    assert {one.settings.model.name for one in plan.trainings} == {str(tmp_path / "base" / "model")}
+    assert plan.set.base.model.name == str(tmp_path / "base" / "model")
     assert plan.baselines == ("lead-2", "random-facts")
-    assert plan.note.startswith("This is a small-scale experiment, not the paper's")
+    assert plan.notes[0].startswith("This is a small-scale experiment, not the paper's")
     assert "scored on the first 7 test documents" in reproduce.deviations(plan)
     assert reproduce.deviations(plan)[0] == "settings: the paper's for xsum → used here"
     assert "train.learning_rate: 3e-05 → 0.001" in reproduce.deviations(plan)
@@ -126,19 +157,18 @@ def test_a_small_plan_trains_its_own_model_first(tmp_path):
 
 def test_data_of_ones_own_take_xsums_recipe(tmp_path):
     plan = reproduce.make_plan("table2", tmp_path, data="my/folder", model="some/model", overrides=["train.epochs=3"])
-    settings = plan.trainings[0].settings
+    settings = plan.set.base
     assert (settings.data.name, settings.model.name, settings.train.epochs) == ("my/folder", "some/model", 3.0)
     assert settings.generation == recipe.load("xsum").generation
     assert reproduce.deviations(plan) == []
-    assert reproduce._title(plan) == "Objectives compared on my/folder"
+    assert plan.title == "Objectives compared on my/folder"
 
 
 def test_translations_take_their_own_recipe_and_metrics(tmp_path):
     plan = reproduce.make_plan("table2", tmp_path, data="my/pairs", overrides=["task=translation"])
-    settings = plan.trainings[0].settings
-    assert settings.generation == recipe.load("translation").generation
-    assert (plan.baselines, plan.metrics, plan.figure) == ((), ("bleu", "chrf", "shape"), "bleu")
-    assert reproduce.make_plan("table2", tmp_path, data="multi30k").task == "translation"
+    assert plan.set.base.generation == recipe.load("translation").generation
+    assert (plan.baselines, plan.metrics, plan.set.primary) == ((), ("bleu", "chrf", "shape"), "bleu")
+    assert reproduce.make_plan("table2", tmp_path, data="multi30k").set.base.task == "translation"
 
 
 @pytest.mark.parametrize("task", ["summarisation", "translation"])
@@ -153,11 +183,10 @@ def test_nothing_of_the_paper_stands_beside_other_data(tmp_path, base, capsys, o
     )
     out, err = capsys.readouterr()
     assert code == 0, err
-    head = next(line for line in out.splitlines() if line.endswith("Docs/s"))
-    assert (
-        head.split()[:-1] == {"summarisation": ["R-1", "R-2", "R-L", "R-Lsum"], "translation": ["BLEU", "chrF"]}[task]
-    )
-    assert f"Difference in {'R-2' if task == 'summarisation' else 'BLEU'} to ce" in out
+    head = next(line for line in out.splitlines() if line.endswith("written/s"))
+    scores = {"summarisation": ["R-1", "R-2", "R-L", "R-Lsum"], "translation": ["BLEU", "chrF"]}[task]
+    assert head.split()[1 : len(scores) + 1] == scores
+    assert f"compared on test data, {'R-2' if task == 'summarisation' else 'BLEU'} of greedy, 1 seed" in out
     page = (tmp_path / "page" / "index.html").read_text()
     assert "BART-base" not in out + page
     assert "2 runs, scored on the first 3 documents of the test split." in out
@@ -167,74 +196,125 @@ def test_nothing_of_the_paper_stands_beside_other_data(tmp_path, base, capsys, o
     assert (tmp_path / "runs" / "lead-3").exists() == (task == "summarisation")
 
 
-def test_everything_is_done_once_and_continued(tmp_path, base, capsys, monkeypatch):
+def test_everything_is_done_once_and_continued(tmp_path, base, capsys, started, monkeypatch):
     arguments = ["cases", "--objectives", "ce", "ce + matches(2)"]
     assert again(tmp_path, base, *arguments) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[-1] == str(tmp_path / "page" / "index.html")
-    assert re.search(r"^lead-2 .*±", out, re.M)
-    assert re.search(r"^ce .* \d+ +BART-base +43\.26 +20\.49 +40\.40", out, re.M)
+    assert "newswire: compared on test data, R-2 of greedy, 1 seed" in out
+    head = next(line for line in lines if "BART-base on CNN/DailyMail" in line)
+    assert head.split()[:6] == ["row", "R-1", "R-2", "R-L", "R-Lsum", "Words"]
+    assert "Names right %" in head
+    assert re.search(r"^lead-2 +\d", out, re.M)
+    assert re.search(r"^random-facts +\d", out, re.M)
+    assert re.search(r"^ce .* BART-base +43\.26 +20\.49 +40\.40", out, re.M)
     assert re.search(r"^ce \+ matches\(2\) .*\+ 2-gram matches +43\.33", out, re.M)
     assert "reference: " in out
-    assert re.search(r"Difference in R-2 to ce, seed 1, one run of each: ce \+ matches\(2\) [+-]\d", out)
-    monkeypatch.setattr(runner, "train", None)  # nothing is trained again
+    assert reproduce.ONE_SEED in out
+    assert [words[0] for words in started] == ["train", "generate"] * 2
+    started.clear()
     monkeypatch.setattr(reproduce.predictions, "write_predictions", None)
     assert again(tmp_path, base, *arguments) == 0
+    assert started == []
     assert capsys.readouterr().out == out
 
 
 @pytest.mark.slow
-def test_another_table_uses_the_runs_that_are_there(tmp_path, base, capsys, monkeypatch):
+def test_another_table_and_other_seeds_use_the_runs_that_are_there(tmp_path, base, capsys, started):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)") == 0
-    trained, train = [], runner.train
-
-    def counted(settings, folder, **options):
-        trained.append(folder.name)
-        return train(settings, folder, **options)
-
-    monkeypatch.setattr(runner, "train", counted)
-    assert (
-        again(tmp_path, base, "table3", "--objectives", "ce", "ce + matches(2)", "ce + matches(1,2)", "ce + rewards(2)")
-        == 0
-    )
-    assert trained == ["matches12-1", "rewards2-1"]
+    started.clear()
+    rows = ["ce", "ce + matches(1,2)", "ce + rewards(2)"]
+    assert again(tmp_path, base, "table3", "--objectives", *rows) == 0
+    assert [words[3].split("/")[-2] for words in started if words[0] == "train"] == [
+        "matches12-seed1",
+        "rewards2-seed1",
+    ]
     page = (tmp_path / "page" / "index.html").read_text()
     assert "Ablation (Table 3) on newswire" in page
-    assert "+ 1,2-gram matches" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "+ 1,2-gram matches" in out
+    started.clear()
+    assert again(tmp_path, base, "table2", "--objectives", "ce", "--seeds", "2") == 0
+    assert [words[3].split("/")[-2] for words in started if words[0] == "train"] == ["ce-seed2"]
+    started.clear()
+    assert again(tmp_path, base, "table2", "--objectives", "ce + matches(2)", "ce") == 0  # fewer seeds, another order
+    assert started == []
 
 
 def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_path, base, capsys, monkeypatch):
-    train = runner.train
-    monkeypatch.setattr(runner, "train", lambda settings, folder, **options: runner.Outcome(folder, False, 1, 0))
+    def stopped(arguments, log):
+        process = InProcess(["list", "objectives"], log)
+        process.code = 130
+        return process
+
+    real = run.Process
+    monkeypatch.setattr(run, "Process", stopped)
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 130
+    assert "train was stopped" in capsys.readouterr().err
     assert not (tmp_path / "page").exists()
-    monkeypatch.setattr(runner, "train", train)
+    monkeypatch.setattr(run, "Process", real)
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
+
+
+def test_a_base_model_that_is_stopped_ends_it(tmp_path, monkeypatch, started, capsys):
+    monkeypatch.setattr(runner, "train", lambda settings, folder, **_: runner.Outcome(folder, False, 1, 0))
+    folders = ["--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page")]
+    assert cli.main(["reproduce", "table2", "--data", "newswire", "--objectives", "ce", *folders]) == 130
+    assert started == []
+
+
+def test_a_row_that_fails_is_named_and_the_others_are_shown(tmp_path, base, capsys, monkeypatch):
+    real = run.Process
+
+    def failing(arguments, log):
+        process = real(["list", "objectives"] if "matches2-seed1" in arguments[1] else arguments, log)
+        if "matches2-seed1" in arguments[1]:
+            log.write_text("error: the loss became NaN.\n")
+            process.code = 1
+        return process
+
+    monkeypatch.setattr(run, "Process", failing)
+    assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)") == 1
+    out = capsys.readouterr().out
+    assert "ce + matches(2), seed 1 failed and is in no mean: train: the loss became NaN." in out
+    assert re.search(r"^ce .* BART-base", out, re.M)
+    assert (tmp_path / "page" / "index.html").exists()
+    assert again(tmp_path, base, "table2", "--objectives", "ce + matches(2)") == 2
+    assert "every training failed" in capsys.readouterr().err
 
 
 def test_other_settings_are_not_mixed_in(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
-    assert (
-        cli.main(
-            [
-                "reproduce",
-                "table2",
-                "--data",
-                "newswire",
-                "--model",
-                base,
-                "--runs",
-                str(tmp_path / "runs"),
-                "--limit",
-                "6",
-                "--objectives",
-                "ce",
-            ]
-        )
-        == 2
-    )
-    assert "was started with other settings" in capsys.readouterr().err
+    for changed, named in (
+        (["--limit", "6"], "set.limit: 5 → 6"),
+        (["--set", "train.max_steps=3"], "max_steps: 2 → 3"),
+    ):
+        assert again(tmp_path, base, "table2", "--objectives", "ce", last=changed) == 2
+        err = capsys.readouterr().err
+        assert named in err
+        assert "Put them back, choose another --runs, or" in err
+    assert again(tmp_path, base, "table2", "--objectives", "ce + matches(2)", last=["--limit", "6"]) == 2  # another row
+    assert "set.limit: 5 → 6" in capsys.readouterr().err
+
+
+def test_texts_that_were_deleted_are_written_again_once_their_scores_are_deleted(tmp_path, base, capsys, started):
+    assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
+    (tmp_path / "runs" / "newswire" / "ce-seed1" / "run" / "predictions.jsonl").unlink()
+    assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
+    assert f"has no texts any more. Delete {tmp_path / 'runs' / 'results'}" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "runs" / "results")
+    started.clear()
+    assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
+    assert [words[0] for words in started] == ["generate"]
+
+
+def test_a_base_model_of_other_settings_is_refused(tmp_path, base, started, capsys):
+    shutil.copytree(Path(base).parent, tmp_path / "runs" / "base")
+    folders = ["--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page")]
+    assert cli.main(["reproduce", "table2", "--data", "newswire", "--objectives", "ce", *folders]) == 2
+    assert "model.width: 16 → " in capsys.readouterr().err
+    assert started == []
 
 
 def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, base, capsys):
@@ -250,9 +330,11 @@ def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, bas
             "data.limit=40",
         ],
     )
-    assert runner.train(settings, tmp_path / "runs" / "ce-1").finished
+    assert runner.train(settings, tmp_path / "runs" / "newswire" / "ce-seed1" / "run").finished
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
-    assert "was trained with other settings (train.max_steps: 3 → 2" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "train.max_steps: 3 → 2" in err
+    assert "train.log_every" not in err, "it changes no score"
 
 
 def test_a_folder_here_that_is_called_like_a_baseline_is_no_model(tmp_path, base, monkeypatch):
@@ -265,15 +347,16 @@ def test_a_folder_here_that_is_called_like_a_baseline_is_no_model(tmp_path, base
 def test_several_seeds_are_means_with_their_spread(tmp_path, base, capsys):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)", "--seeds", "2") == 0
     out = capsys.readouterr().out
-    assert "± standard deviation over seeds; for a single run, half of" in out
-    assert re.search(r"Difference in R-2 to ce, means over 2 seeds: ce \+ matches\(2\) [+-]\d", out)
-    names = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()}
-    assert names == {"ce-1", "ce-2", "matches2-1", "matches2-2", "lead-2", "random-facts"}
+    assert "newswire: compared on test data, R-2 of greedy, 2 seeds" in out
+    assert reproduce.ONE_SEED not in out
+    names = {path.name for path in (tmp_path / "runs" / "newswire").iterdir()}
+    assert names == {"ce-seed1", "ce-seed2", "matches2-seed1", "matches2-seed2"}
     scores = [
-        json.loads((tmp_path / "runs" / f"ce-{seed}" / "scores.json").read_text())["scores"]["rouge1"]
+        json.loads((tmp_path / "runs" / "newswire" / f"ce-seed{seed}" / "run" / "scores.json").read_text())["scores"]
         for seed in (1, 2)
     ]
-    assert f"{sum(scores) / 2:.2f} ±" in out
+    for name in ("rouge1", "figures_right"):  # of the study, and of the report
+        assert f"{sum(each[name] for each in scores) / 2:.2f} ±" in out
 
 
 def test_table1_is_the_statistics_beside_the_papers(capsys):
@@ -299,7 +382,8 @@ def test_no_seeds_is_a_mistake(tmp_path):
 
 @pytest.fixture
 def untrained(monkeypatch):
-    monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained before everything was checked"))
+    for module, name in ((runner, "train"), (run, "Process")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("trained before everything was checked"))
 
 
 def refused(capsys, folder, base, *arguments, data="newswire"):
@@ -327,7 +411,7 @@ def refused(capsys, folder, base, *arguments, data="newswire"):
         ]
     )
     assert code == 2
-    assert not (folder / "runs" / "plan.json").exists()
+    assert not (folder / "runs" / "study.json").exists()
     return capsys.readouterr().err
 
 
@@ -425,32 +509,12 @@ def test_baselines_read_the_data_as_the_trainings_do(tmp_path, base, capsys, own
     assert [row["id"] for row in rows] == [item.id for item in newswire.items("test", 40)]
 
 
-def test_a_plan_that_failed_before_its_first_training_may_be_changed(tmp_path, base, capsys, monkeypatch):
+def test_settings_may_be_changed_as_long_as_every_training_failed(tmp_path, base, capsys, monkeypatch):
     def fails(settings, folder, **_):
         raise OSError(f"no room for {settings.train.max_steps} steps")
 
     monkeypatch.setattr(runner, "train", fails)
-    small = [
-        "--data",
-        "newswire",
-        "--model",
-        base,
-        "--runs",
-        str(tmp_path / "runs"),
-        "--objectives",
-        "ce",
-        "--set",
-        "train.warmup_steps=0",
-    ]
     for steps in (2, 3):
-        assert cli.main(["reproduce", "table2", *small, "--set", f"train.max_steps={steps}"]) == 1
+        code = again(tmp_path, base, "table2", "--objectives", "ce", last=["--set", f"train.max_steps={steps}"])
+        assert code == 2
         assert f"no room for {steps} steps" in capsys.readouterr().err
-
-
-def test_a_damaged_plan_is_named(tmp_path, base, capsys):
-    assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
-    for text in ("[]", "{", "[" * 100_000):
-        (tmp_path / "runs" / "plan.json").write_text(text)
-        assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
-        assert "plan.json" in (told := capsys.readouterr().err)
-        assert "Choose another --runs, or delete the file." in told

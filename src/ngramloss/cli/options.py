@@ -135,6 +135,12 @@ def add_trust(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def passed_on(options: argparse.Namespace) -> tuple[str, ...]:
+    """The options that a command passes on to those that it starts: plugins, and the trust in a model's code."""
+    plugins = [word for plugin in options.plugin for word in ("--plugin", plugin)]
+    return (*plugins, *(["--trust-remote-code"] if options.trust_remote_code else []))
+
+
 def add_device(verb: argparse.ArgumentParser) -> None:
     """Add the option that chooses CPU or GPU."""
     verb.add_argument("--device", choices=["cpu", "cuda"], help="device to use (default: cuda if available)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_number, add_trust, metric_options, verb
+from ngramloss.cli.options import Verbs, add_number, add_trust, metric_options, passed_on, verb
 from ngramloss.output.console import print_result
 
 REPRODUCE = """\
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
     from ngramloss import reproduce
     from ngramloss.metrics.registry import METRICS
-    from ngramloss.output import tabular
+    from ngramloss.study.tables import as_text
 
     data = options.data or reproduce.chosen_data()
     if options.table == "table1":
@@ -103,18 +103,13 @@ def run(options: argparse.Namespace) -> int:
         limit=options.limit,
     )
     done = reproduce.reproduce(
-        plan, Path(options.out), options=metric_options(of_metrics, chosen), trust_remote_code=options.trust_remote_code
+        plan, Path(options.out), options=metric_options(of_metrics, chosen), passed_on=passed_on(options)
     )
     if done is None:
         return 130
-    print_result(f"{plan.note}\n{reproduce.differences_sentence(done.result, plan.figure)}\n")
-    print_result(tabular.as_text(reproduce.table(done.result, plan)))
+    print_result("\n".join(plan.notes) + "\n")
+    print_result(as_text(done.tables))
     if options.table == "cases":
-        print_result(reproduce.cases(done.result, done.texts, plan.figure))
-    over_seeds = "standard deviation over seeds; for a single run, " if options.seeds > 1 else ""
-    print_result(
-        f"\n± {over_seeds}half of the 95% interval over test documents. "
-        f"* and **: differs from {done.result.names[0]} at 5% and 1% (both paired tests, Holm)."
-    )
-    print_result(done.page)
-    return 0
+        print_result(reproduce.cases(done.result, done.texts, plan.set.primary))
+    print_result(f"\n{done.page}")
+    return int(done.failed)

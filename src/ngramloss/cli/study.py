@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from ngramloss.cli.options import Verbs, add_number, add_trust, verb
+from ngramloss.cli.options import Verbs, add_number, add_trust, passed_on, verb
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 
@@ -21,6 +21,7 @@ the next command; the exit code is 1 if one failed, and 130 if something is left
 STUDY_EXAMPLES = """\
 examples:
   ngramloss study studies/mine.toml --show                     # the plan, an estimate, and the tables so far
+  ngramloss study studies/mine.toml --show --page report       # the same, and a page with plots
   ngramloss study studies/mine.toml --parallel 4               # four trainings at a time, on one GPU or CPU
   ngramloss study studies/mine.toml --parallel 4 --minutes 9   # end before a deadline; the same command goes on
   ngramloss study studies/mine.toml --share 1/2                # one of two machines without a common folder
@@ -34,6 +35,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("study", metavar="FILE", help="the study, a TOML file")
     parser.add_argument("--show", action="store_true", help="print plan and tables from the results alone, and exit")
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
+    parser.add_argument("--page", metavar="DIR", help="write a page of the results, DIR/index.html")
     parser.add_argument("--results", metavar="DIR", help="folder of the results (default: FILE without its ending)")
     parser.add_argument("--runs", metavar="DIR", help="folder of the trainings (default: runs/NAME of the study)")
     parser.add_argument(
@@ -62,10 +64,12 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 
+    from ngramloss.report import page
     from ngramloss.study import plan
     from ngramloss.study import run as running
+    from ngramloss.study.page import write_page
     from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
-    from ngramloss.study.tables import plan_text, tables
+    from ngramloss.study.tables import as_text, plan_text, set_tables
 
     share = _share(options.share)
     if options.minutes < 0:
@@ -78,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"--only takes a set of the study, {', '.join(sets)}; got {name!r}.")
     folder = ResultFolder(Path(options.results or file.with_suffix("")), study)
     runs = Path(options.runs or Path("runs") / study.name)
+    if options.page is not None:
+        page.check(Path(options.page), "--page")
     raise_unless_same_study(folder.path, study)
     for other in options.resume:
         claim(folder.path, study)
@@ -89,8 +95,6 @@ def run(options: argparse.Namespace) -> int:
     if not options.show:
         claim(folder.path, study)
         claim(runs, study)
-        passed_on = [word for plugin in options.plugin for word in ("--plugin", plugin)]
-        trust = ["--trust-remote-code"] if options.trust_remote_code else []
         ways = running.Ways(
             runs,
             options.parallel,
@@ -98,12 +102,15 @@ def run(options: argparse.Namespace) -> int:
             share,
             options.minutes,
             options.delete_models,
-            (*passed_on, *trust),
+            passed_on(options),
         )
         outcome = running.run(study, folder, ways)
         results = folder.read()
         stages = running.stages_of_sets(study, folder, results)
-    print_result(tables(study, stages, results, markdown=options.markdown))
+    shown = set_tables(study, stages, results)
+    print_result(as_text(shown, markdown=options.markdown))
+    if options.page is not None:
+        print_result(f"\n{write_page(study, stages, results, shown, runs, Path(options.page))}")
     if not outcome.finished:
         print_result("\n" + plan_text(study, stages, results, parallel=options.parallel))
         for why in outcome.why:

@@ -455,9 +455,9 @@ DECODERS: dict[str, type[Decoder]] = (
     | dict.fromkeys(CAUSAL, CausalDecoder)
 )
 """Kind of model → its decoder."""
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""The largest difference of a log-probability to the model's own forward. Rounding gives about 1e-5 in fp32, and a few
-hundredths in 16 bits."""
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.3}
+"""How far log-probabilities may be from those of the model's own forward (root mean square). Rounding gives about 1e-5
+in fp32; in bf16 0.01 with 12 layers and 0.1 with SmolLM2's 30, where positions that are wrong by one give 0.7."""
 
 
 def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:
@@ -473,8 +473,9 @@ def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:
 
 @torch.inference_mode()
 def difference(model: Any) -> float:
-    """The largest difference between log-probabilities of the decoder here and of the model's own, on random tokens.
+    """How far log-probabilities of the decoder here are from the model's own on random tokens: root mean square.
 
+    The largest of a million differences says little in 16 bits: rounding alone makes it 0.5 to 0.9 in a deep model.
     A model may have settings that the decoder here does not know. Then texts would be others, without an error.
     """
     source, target = (ids.to(model.device) for ids in random_ids(model, 2, 24, 8))   # [B, S], [B, T]
@@ -497,4 +498,4 @@ def difference(model: Any) -> float:
     model.train(training)
     found = torch.cat(steps, 1)                                          # [B, T, V]
     apart: Tensor = found.float().log_softmax(-1) - expected.float().log_softmax(-1)
-    return float(apart.abs().max())
+    return float(apart.square().mean().sqrt())

@@ -149,22 +149,23 @@ def run_groups(logs: Sequence[TrainingLog]) -> list[tuple[str, list[TrainingLog]
     return [(label, members) for (_, label), members in groups.items()]
 
 
-def draw_training(logs: Sequence[TrainingLog]) -> list[Panel]:
+def draw_training(logs: Sequence[TrainingLog], name: str = "t") -> list[Panel]:
     """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each.
 
     Joint losses of different objectives are different quantities, so each objective has a panel of its own, behind all
-    others. An objective of one term has none: the term has one.
+    others. An objective of one term has none: the term has one. No other drawing of the page has a name that begins
+    with ``name``.
     """
     panels: list[Panel] = []
     groups, objectives = run_groups(logs), list(dict.fromkeys(log.objective for log in logs))
     joint, *subjects = _subjects(logs)
-    terms = {name for log in logs for name in log.curves}
+    terms = {term for log in logs for term in log.curves}
     drawn = [(joint, logs)] if len(objectives) == 1 else []
     drawn += [(subject, logs) for subject in subjects]
     for objective in objectives if len(objectives) > 1 else []:
         if objective not in terms:
-            name = f"joint loss of {objective}" if objective else joint[0]
-            drawn.append(((name, joint[1]), [log for log in logs if log.objective == objective]))
+            title = f"joint loss of {objective}" if objective else joint[0]
+            drawn.append(((title, joint[1]), [log for log in logs if log.objective == objective]))
     for (title, parts), of in drawn:
         series = [
             curve
@@ -172,7 +173,7 @@ def draw_training(logs: Sequence[TrainingLog]) -> list[Panel]:
             for curve in _series(index, [log for log in members if any(log is other for other in of)], parts)
         ]
         if series:
-            panels.append(_panel(title, series, f"t{len(panels)}"))
+            panels.append(_panel(title, series, f"{name}{len(panels)}"))
     return panels
 
 

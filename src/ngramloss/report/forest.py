@@ -38,6 +38,8 @@ class Estimate(NamedTuple):
     """Stars of a significant difference."""
     runs: Sequence[float] = ()
     """The values of which this is the mean, if it is one."""
+    difference_runs: Sequence[float] = ()
+    """Likewise, the differences of which the difference is the mean."""
     is_first: bool = False
     """Whether the others of its set are compared with it."""
     data: str = ""
@@ -95,9 +97,10 @@ def _difference_lines(rows: Sequence[Estimate], decimals: int) -> Iterator[_Line
         if row.is_first:
             yield _Line(row.label, "", 0.0, nan, nan, (), is_first=True)
             continue
-        ends = [signed(end, decimals) for end in (row.difference_low, row.difference_high)]
-        text = f"{signed(row.difference, decimals)}{_brackets(ends)}{' ' if row.mark else ''}{row.mark}"
-        yield _Line(row.label, text, row.difference, row.difference_low, row.difference_high, (), is_first=False)
+        ends = row.difference_low, row.difference_high
+        written = _brackets([signed(end, decimals) for end in ends])
+        text = f"{signed(row.difference, decimals)}{written}{' ' if row.mark else ''}{row.mark}"
+        yield _Line(row.label, text, row.difference, *ends, row.difference_runs, is_first=False)
 
 
 def _brackets(ends: Sequence[str]) -> str:

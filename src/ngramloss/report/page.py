@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ _RESERVE = 50_000
 """Bytes for what goes with documents: which cases they belong to, and an element for each block."""
 _HERE = Path(__file__).parent
 _SCRIPTS = ("page.js", "training.js", "cases.js", "spread.js")
+_UNSCRIPTED = "Tables are here without scripts. Cases, distributions, sorting and opening rows need them."
 
 
 def write_page(report: Report, folder: Path, *, budget: int = BUDGET) -> Path:
@@ -33,11 +35,27 @@ def write_page(report: Report, folder: Path, *, budget: int = BUDGET) -> Path:
         folder: where; made if it is not there.
         budget: how many bytes the page may have before documents are left out.
     """
-    text = page_text(report, budget=budget)
+    return write(page_text(report, budget=budget), folder)
+
+
+def write(text: str, folder: Path) -> Path:
+    """Write a page as ``folder/index.html`` and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
     write_whole(path, text)
     return path
+
+
+def check(folder: Path, option: str) -> None:
+    """Raise if a page could not be written to a folder, which an option names, before much work is done for it."""
+    check_packages()
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"cannot write the page to {folder}: {existing} is a file. Choose another {option}.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(
+            f"cannot write the page to {folder}: no permission to write to {existing}. Choose another {option}."
+        )
 
 
 def check_packages() -> None:
@@ -50,18 +68,8 @@ def check_packages() -> None:
 
 
 def page_text(report: Report, *, budget: int = BUDGET) -> str:
-    """The whole page as text that UTF-8 can hold: half a surrogate pair becomes a question mark."""
+    """The whole page as text that UTF-8 can hold."""
     check_packages()  # so that the error comes before half of the work is done
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("page.html")
     drawings = charts.draw(report)
     shown = _shown(report, drawings)
     packed, facts = _case_blocks(report)
@@ -69,15 +77,46 @@ def page_text(report: Report, *, budget: int = BUDGET) -> str:
         first: {form: parts._asdict() for form, parts in tables.copies(report, first).items()}
         for first in ("", *(head.name for head in shown["table"].heads))
     }
-    facts["panels"] = [_panel_facts(panel) for panel in drawings.training]
-    empty = template.render(**shown, blocks=packed, facts=escaped(facts))
+    facts["panels"] = [panel_facts(panel) for panel in drawings.training]
+    empty = rendered("page.html", _SCRIPTS, facts, blocks=packed, **shown)
     sources = (report.cases.documents if report.cases else None) or []
     documents = blocks.pack_documents(sources, budget - len(empty.encode("utf-8", "replace")) - _RESERVE)
     facts["documents"] = {"starts": documents.starts, "kept": len(documents.cases), "known": documents.known}
     if documents.blocks:
         packed |= {f"document-{index}": block for index, block in enumerate(documents.blocks)}
         packed["places"] = blocks.pack(documents.cases)
-    return _sound(template.render(**shown, blocks=packed, facts=escaped(facts)))
+    return rendered("page.html", _SCRIPTS, facts, blocks=packed, **shown)
+
+
+def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path = _HERE, **shown: Any) -> str:
+    """A template, filled in: a page with our style and scripts. Half a surrogate pair becomes a question mark.
+
+    Args:
+        template: its file name. It extends ``frame.html``, and may use ``parts.html``.
+        scripts: file names of its scripts.
+        facts: what they read, as JSON.
+        folder: where the template lies.
+        shown: all that the template and its frame show, by name.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, _HERE]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["colours"] = drawing.COLOURS
+    script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in scripts)
+    text = environment.get_template(template).render(
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        script_hash=_hash(script),
+        facts=escaped(facts),
+        **shown,
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def escaped(value: Any) -> str:
@@ -93,11 +132,15 @@ def escaped(value: Any) -> str:
 def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
     """All that the template shows, by name."""
     quality, description = tables.quality_and_description(report)
-    script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     ablations = [tables.ablation(part, report.scores) for part in report.ablations]
     scores = [score for system in report.systems for score in system.values.values()]
     return {
         "report": report,
+        "title": report.title,
+        "notes": report.notes,
+        "version": report.version,
+        "made": report.made,
+        "unscripted": _UNSCRIPTED,
         "panels": drawings.training,
         "results": drawings.results,
         "runs": charts.run_groups(report.training),
@@ -105,19 +148,15 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "undrawn": _undrawn(report, drawings),
         "seed_runs": tables.runs(report, quality),
         "described_runs": tables.runs(report, description),
-        "colours": drawing.COLOURS,
         "ablations": list(zip(ablations, drawings.ablations, strict=True)),
         "table": tables.results(report, quality),
         "seeds": tables.seeds(report, quality),
         "marked": tables.marked(report),
         "description": tables.description(report, description) if description else None,
         "comparisons": tables.comparisons(report),
-        "settings": tables.settings(report.systems),
+        "settings": tables.settings([system.settings for system in report.systems]),
         "data": _data(report.systems),
         "randomised": any(is_number(score.p_randomisation) for score in scores),
-        "style": (_HERE / "page.css").read_text(encoding="utf-8"),
-        "script": script,
-        "script_hash": _hash(script),
     }
 
 
@@ -199,13 +238,10 @@ def _pair(systems: Sequence[System]) -> list[int]:
     return [*order[:1], *others[:1], *order[:1], 0][:2]
 
 
-def _panel_facts(panel: charts.Panel) -> dict[str, Any]:
+def panel_facts(panel: charts.Panel) -> dict[str, Any]:
+    """What the script reads of a panel."""
     series = [{"run": curve.run, "part": curve.part, "x": curve.x, "y": curve.y} for curve in panel.series]
     return {"box": panel.box, "steps": panel.steps, "series": series}
-
-
-def _sound(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _hash(script: str) -> str:

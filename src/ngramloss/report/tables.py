@@ -194,14 +194,11 @@ def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
     return AblationTable(part.title, table, [of_paper for _, of_paper in columns])
 
 
-def settings(systems: Sequence[System]) -> Settings:
+def settings(each: Sequence[Mapping[str, str]]) -> Settings:
     """The settings of all systems; a dash stands for one that a system does not have."""
-    names = list(dict.fromkeys(name for system in systems for name in system.settings))
-    known = {
-        name: list(dict.fromkeys(system.settings[name] for system in systems if name in system.settings))
-        for name in names
-    }
-    rows = [dict.fromkeys(names, "–") | dict(system.settings) for system in systems]
+    names = list(dict.fromkeys(name for own in each for name in own))
+    known = {name: list(dict.fromkeys(own[name] for own in each if name in own)) for name in names}
+    rows = [dict.fromkeys(names, "–") | dict(own) for own in each]
     return Settings(
         [(name, values[0]) for name, values in known.items() if len(values) == 1],
         [(name, [row[name] for row in rows]) for name, values in known.items() if len(values) > 1],

@@ -1,16 +1,16 @@
-// Runs shown or hidden in every drawing; values read off at the pointer, or with the arrow keys.
+// Runs shown or hidden in all drawings of their part; values read off at the pointer, or with the arrow keys.
 
-function startTraining() {
+function startTraining(part) {
   const hidden = new Set();
-  const boxes = [...document.querySelectorAll(".runs input")];
+  const boxes = [...part.querySelectorAll(".runs input")];
   const labels = boxes.map((box) => box.parentElement.textContent.trim());
   for (const box of boxes) box.addEventListener("change", () => {
     hidden[box.checked ? "delete" : "add"](+box.dataset.run);
-    for (const line of document.querySelectorAll(".panel [data-run]")) {
+    for (const line of part.querySelectorAll(".panel [data-run]")) {
       line.style.display = hidden.has(+line.dataset.run) ? "none" : "";
     }
   });
-  for (const panel of document.querySelectorAll(".panel")) startPanel(panel, facts.panels[panel.dataset.panel], hidden, labels);
+  for (const panel of part.querySelectorAll(".panel")) startPanel(panel, facts.panels[panel.dataset.panel], hidden, labels);
 }
 
 function startPanel(panel, { box, steps, series }, hidden, labels) {
@@ -56,4 +56,4 @@ function startPanel(panel, { box, steps, series }, hidden, labels) {
   });
 }
 
-if (at("training")) startTraining();
+document.querySelectorAll("[data-training]").forEach(startTraining);

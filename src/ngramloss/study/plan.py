@@ -82,6 +82,14 @@ class Training(NamedTuple):
         tuned = (re.sub(r"[^\w.+-]", "", text.partition(".")[2]) for text in self.setting)
         return "-".join([row, *tuned, f"seed{self.seed}"])
 
+    def folder(self, runs: Path) -> Path:
+        """All that is made of it."""
+        return runs / self.set / self.name
+
+    def run_folder(self, runs: Path) -> Path:
+        """The run itself."""
+        return self.folder(runs) / "run"
+
     def __str__(self) -> str:
         return ", ".join([self.set, self.objective, *self.setting, f"seed {self.seed}"])
 
@@ -145,12 +153,14 @@ class Study:
         sets: data sets and models.
         writings: name → settings of ``generation`` with which texts are written.
         tuning: None if nothing is tuned.
-        screening: seeds of the trainings by which rows are chosen.
+        screening: seeds of the trainings by which rows are chosen; none: all rows are confirmed.
         confirmation: other seeds, with which the chosen rows are tested.
         confirm: how many rows are confirmed besides the baseline and those of ``always``.
         always: rows that are tested whatever the screening says, as the question is about them.
         minutes: the most minutes of all trainings and writings together; 0: no limit.
         trainings: the most trainings; 0: no limit.
+        grows: whether rows and seeds may change once the test set was used, as nothing was chosen. Results of others
+            are left alone.
     """
 
     name: str
@@ -165,6 +175,7 @@ class Study:
     minutes: float = 0.0
     trainings: int = 0
     always: tuple[str, ...] = ()
+    grows: bool = False
     _recipes: dict[Training, Recipe] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -177,6 +188,11 @@ class Study:
         """How many rows are tested against the baseline, in all sets."""
         return (self.confirm + len(self.always)) * len(self.sets)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether something is chosen on validation data."""
+        return bool(self.tuning or self.screening)
+
     def data(self, name: str) -> DataSet:
         """The set of a name."""
         return next(data for data in self.sets if data.name == name)
@@ -187,6 +203,11 @@ class Study:
             own = [f"objective={training.objective}", *training.setting, f"train.seed={training.seed}"]
             self._recipes[training] = recipe.changed(self.data(training.set).base, own)
         return self._recipes[training]
+
+    def text_folder(self, training: Training, writing: str, runs: Path) -> Path:
+        """Where a training's texts are: beside its run, or in it if they are written as its recipe says."""
+        beside = training.folder(runs) / f"{training.split}-{writing}"
+        return beside if self.writings[writing] else training.run_folder(runs)
 
     def facts(self, training: Training, writing: str) -> dict[str, Any]:
         """All of the study that could change the result of a writing: setting → value."""
@@ -214,15 +235,16 @@ def read(path: Path) -> Study:
     return study
 
 
-def check_data(sets: Iterable[DataSet]) -> None:
-    """Raise if a data set is not there, or has no split for training, validation or the test."""
+def check_data(study: Study, sets: Iterable[DataSet]) -> None:
+    """Raise if a data set is not there, or has no split for training, for the test, or to choose by."""
+    needed = ("train", *([VALIDATION] if study.chooses else []), TEST)
     for data in sets:
         name = data.base.data.name
         try:
             origin(name)
         except UserError as mistake:
             raise UserError(f"set {data.name}: {mistake}") from None
-        missing = [split for split in ("train", VALIDATION, TEST) if not has_split(data.base.data, split)]
+        missing = [split for split in needed if not has_split(data.base.data, split)]
         if missing:
             raise UserError(
                 f"set {data.name}: the data {name!r} have no {' and no '.join(missing)} split, or cannot be read. A "
@@ -251,7 +273,13 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         f"always: {row!r} is not one of the objectives after the first." for row in always if row not in objectives[1:]
     ]
     left = len(objectives) - 1 - len(always)
-    if objectives and top.get("confirm", 1) > left:
+    if not screening:
+        mistakes += [
+            f"{key}: without screening seeds all rows are confirmed. Leave it out, or name some."
+            for key in ("confirm", "always")
+            if key in content
+        ]
+    elif objectives and top.get("confirm", 1) > left:
         mistakes.append(f"confirm: at most {left} rows are left to choose from, got {top['confirm']}.")
     given = content.get("set", [])
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
@@ -271,10 +299,10 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         tuning,
         screening,
         confirmation,
-        top["confirm"],
+        top["confirm"] if screening else len(objectives) - 1,
         budget["minutes"],
         budget["trainings"],
-        always,
+        always=always,
     )
 
 
@@ -300,18 +328,16 @@ def _section(where: str, given: Any, known: Mapping[str, Setting], mistakes: lis
 
 
 def _seeds(given: Any, mistakes: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Screening and confirmation seeds."""
-    known = ("screening", "confirmation")
-    if not isinstance(given, dict) or set(given) != {*known}:
+    """Screening seeds, if there are some, and confirmation seeds."""
+    if not isinstance(given, dict) or not {"confirmation"} <= {*given} <= {"screening", "confirmation"}:
         mistakes.append("seeds: give screening and confirmation, such as [seeds] screening = [1, 2].")
         return (), ()
-    for key in known:
-        seeds = given[key]
+    for key, seeds in given.items():
         whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
         if not whole or not seeds or len({*seeds}) < len(seeds):
             mistakes.append(f"seeds.{key}: must be a list of different whole numbers, got {seeds!r}.")
             return (), ()
-    return tuple(given["screening"]), tuple(given["confirmation"])
+    return tuple(given.get("screening", ())), tuple(given["confirmation"])
 
 
 def _writings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:

@@ -24,6 +24,8 @@ from ngramloss.version import __version__
 
 MARKER, CONFIRMED = "study.json", "confirmed.json"
 """Whose folder it is; in a set's folder, which rows are confirmed."""
+ELSEWHERE = ("start again with other --results and --runs", "choose another --runs")
+"""How to start again with a study of a file, and with one that grows."""
 DECIMALS = 4
 """Of the scores of documents."""
 _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions": ["a"]}
@@ -149,7 +151,7 @@ class ResultFolder:
 
     def __init__(self, path: Path, study: Study) -> None:
         self.path, self.study = path, study
-        self._read: dict[Path, tuple[int, Result]] = {}
+        self._read: dict[Path, tuple[int, Result | None]] = {}
 
     def claim(self) -> None:
         """Create the folder, or raise if it belongs to another study."""
@@ -166,6 +168,8 @@ class ResultFolder:
             if self._read.get(path, (0, None))[0] != stamp:
                 self._read[path] = stamp, _checked(path, self.study)
             result = self._read[path][1]
+            if result is None:
+                continue
             if result.key in results:
                 raise UserError(f"{path} and {paths[result.key]} are results of the same texts. Delete one of them.")
             results[result.key], paths[result.key] = result, path
@@ -208,6 +212,8 @@ class ResultFolder:
 
     def confirm(self, data: DataSet, rows: Mapping[str, tuple[str, ...]]) -> None:
         """Save which rows are tested, before the first of them is. Raises if others were chosen earlier."""
+        if self.study.grows:
+            return
         self.raise_if_others_confirmed(data, rows)
         if self.confirmed(data) is None:
             (self.path / data.name).mkdir(parents=True, exist_ok=True)
@@ -253,8 +259,12 @@ def raise_unless_same_study(folder: Path, study: Study) -> None:
         )
 
 
-def _checked(path: Path, study: Study) -> Result:
-    """A result from its file. Raises unless the study would make it the same way now."""
+def _checked(path: Path, study: Study) -> Result | None:
+    """A result from its file. Raises unless the study would make it the same way now.
+
+    None: it does not matter. It is of a row or a seed that a growing study does not have now, or a failure with other
+    settings.
+    """
     advice = "Delete it; its texts are scored again."
     content = read_object(path, advice)
     try:
@@ -264,7 +274,8 @@ def _checked(path: Path, study: Study) -> Result:
         raise UserError(f"{path} is not a result of a study. {advice}") from None
     training = result.training
     known = any(data.name == training.set for data in study.sets)
-    if not known or training.objective not in study.objectives or result.writing not in study.writings:
+    is_row = training.objective in study.objectives
+    if not known or not (is_row or study.grows) or result.writing not in study.writings:
         what = f"the set {training.set!r}" if not known else f"{training.objective!r}, {result.writing}"
         raise UserError(
             f"{path} is a result of {what}, which the study does not have any more. Put it back, or move the file "
@@ -272,19 +283,19 @@ def _checked(path: Path, study: Study) -> Result:
         )
     # A setting that later versions added had its default.
     before = {**dict(recipe.flat(Recipe(""))), **result.facts}
-    changed = [
-        f"{key}: {before.get(key)!r} → {value!r}"
-        for key, value in study.facts(training, result.writing).items()
-        if before.get(key) != value
-    ]
+    alike = training if is_row else training._replace(objective=study.baseline)
+    now = study.facts(alike, result.writing) | {"objective": training.objective}
+    changed = [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
+    if changed and result.failed:
+        return None
     if changed:
         raise UserError(
-            f"the study changed after {path} was made:\n"
+            f"settings changed after {path} was made:\n"
             + "\n".join(f"  {line}" for line in changed)
-            + "\nPut the study, or its recipe, back; start again with other --results and --runs; or move the results "
-            "that it changes out of the folder, and delete their runs."
+            + f"\nPut them back, {ELSEWHERE[study.grows]}, or move the results that they change out of the folder, and "
+            "delete their runs."
         )
-    return result
+    return result if is_row and (not study.grows or training.seed in study.confirmation) else None
 
 
 def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], Path]) -> None:

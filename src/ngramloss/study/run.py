@@ -23,9 +23,9 @@ from ngramloss.output.progress import Progress
 from ngramloss.output.tabular import fixed
 from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study.plan import TEST, Study, Training, check_data
+from ngramloss.study.plan import TEST, WITHOUT_EFFECT, Study, Training, check_data
 from ngramloss.study.processes import Process
-from ngramloss.study.results import Result, ResultFolder, Results, check_metrics, score_texts
+from ngramloss.study.results import ELSEWHERE, Result, ResultFolder, Results, check_metrics, score_texts
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
 
 POLL = 0.1
@@ -168,7 +168,7 @@ def stages_of_sets(study: Study, folder: ResultFolder, results: Results) -> list
 def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
     """Raise before anything is trained, if data, a metric or a model are not there."""
     sets = [study.data(name) for name in dict.fromkeys(training.set for training in left)]
-    check_data(sets)
+    check_data(study, sets)
     check_metrics(sets)
     for data in sets:
         if data.base.model.name != "scratch":
@@ -219,7 +219,7 @@ def _begin(
     training: Training, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome, running: int
 ) -> list[Job]:
     """Start a job. Nothing is started if another loop has it, if only scores were left, or if no time is left."""
-    place = ways.runs / training.set / training.name
+    place = training.folder(ways.runs)
     place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -241,7 +241,7 @@ def _begin(
 
 def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome) -> bool:
     """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again."""
-    place = ways.runs / job.training.set / job.training.name
+    place = job.training.folder(ways.runs)
     code = job.process.poll()
     if code in STOPPED:
         outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
@@ -271,10 +271,10 @@ def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline:
 
 def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, ways: Ways) -> Steps:
     """The processes of a training, and what is done after each."""
-    settings, run = study.recipe(training), RunFolder(place / "run")
+    settings, run = study.recipe(training), RunFolder(training.run_folder(ways.runs))
     train_seconds = None
+    raise_unless_same_settings(study, settings, run)
     if not run.finished:
-        _raise_unless_same_settings(settings, run)
         file = place / "settings.toml"
         write_whole(file, recipe.dump(settings))
         continued = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
@@ -287,7 +287,7 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
         known = folder.read().get((training, writing))
         if known is not None and not known.failed:
             continue
-        texts = RunFolder(place / f"{training.split}-{writing}")
+        texts = RunFolder(study.text_folder(training, writing, ways.runs))
         write_seconds = None
         if not texts.predictions.exists():
             options = [word for change in changes for word in ("--set", change)]
@@ -300,16 +300,18 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
         remove(run.model)
 
 
-def _raise_unless_same_settings(settings: recipe.Recipe, run: RunFolder) -> None:
-    """Raise if an unfinished training was started by another version of the study."""
-    if not run.recipe.exists() or not (run.checkpoints.is_dir() and any(run.checkpoints.iterdir())):
+def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFolder) -> None:
+    """Raise if a training was started, or even finished, by another version of the study."""
+    begun = run.finished or (run.checkpoints.is_dir() and any(run.checkpoints.iterdir()))
+    if not run.recipe.exists() or not begun:
         return
+    free = WITHOUT_EFFECT if run.finished else ()
     changed = recipe.differences(recipe.load(str(run.recipe)), settings)
-    if changed:
+    if changed := [line for line in changed if line.partition(":")[0] not in free]:
         raise UserError(
-            f"the study changed after {run.path} was started:\n"
+            f"settings changed after {run.path} was started:\n"
             + "\n".join(f"  {line}" for line in changed)
-            + "\nPut the study, or its recipe, back; start again with other --results and --runs; or delete that run."
+            + f"\nPut them back, {ELSEWHERE[study.grows]}, or delete that run."
         )
 
 

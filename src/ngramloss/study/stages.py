@@ -34,11 +34,13 @@ class Stages(NamedTuple):
         all: its stages in order.
         settings: row → the setting that was chosen for it; None as long as it is tuned.
         confirmed: the rows that are tested and their settings, the baseline first; None as long as they are screened.
+        tested: these rows; while others are screened, those that are always tested.
     """
 
     all: list[Stage]
     settings: Rows | None
     confirmed: Rows | None
+    tested: Rows
 
 
 def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = None) -> Stages:
@@ -71,7 +73,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         "confirm": Stage("confirm", [], later * len(study.confirmation)),
     }
     settings: dict[str, tuple[str, ...]] | None = None
-    confirmed = chosen
+    confirmed, given = chosen, dict[str, tuple[str, ...]]()
 
     def tests(rows: Rows) -> list[Training]:
         return [
@@ -82,7 +84,8 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
 
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
-        always = tests({row: settings[row] for row in early if row in settings})
+        given = {row: settings[row] for row in early if row in settings}
+        always = tests(given)
         planned["always"] = Stage("always", always, len(always))
         screen = [
             Training(data.name, row, setting, seed, VALIDATION)
@@ -95,7 +98,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
     if confirmed is not None:
         last = tests(confirmed)
         planned["confirm"] = Stage("confirm", last, len(last) - len(planned["always"].trainings))
-    return Stages(list(planned.values()), settings, confirmed)
+    return Stages(list(planned.values()), settings, confirmed, given if confirmed is None else confirmed)
 
 
 def is_done(study: Study, training: Training, results: Results) -> bool:
@@ -183,8 +186,10 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
 def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict[str, tuple[str, ...]]:
     """The baseline, the rows that are always tested, and the best others of the screening.
 
-    A row one of whose seeds failed is not among the best.
+    A row one of whose seeds failed is not among the best. Without a screening, all rows are tested.
     """
+    if not study.screening:
+        return dict(settings)
     given = (study.baseline, *study.always)
     means = {}
     for row, setting in settings.items():

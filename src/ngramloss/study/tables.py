@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -48,22 +48,69 @@ class Comparison(NamedTuple):
     smallest: float = nan
 
 
+class Shown(NamedTuple):
+    """A table, and what stands above and below it.
+
+    Attributes:
+        title: what it is, without the name of its set.
+        table: the table.
+        failures: a sentence for each seed that failed.
+        notes: what its columns are.
+    """
+
+    title: str
+    table: Table
+    failures: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+class SetTables(NamedTuple):
+    """All that is shown of a set. A table without results is None.
+
+    Attributes:
+        data: the set.
+        screening: its rows on the validation data.
+        rows: its confirmed rows on the test data.
+        signatures: how its texts were scored and written, each a name and the signature.
+        speeds: how speeds were measured.
+        tuned: the primary score of each setting that was tried.
+        screened: the primary score of all rows over the screening seeds.
+        confirmed: the primary score of the confirmed rows, with tests.
+        others: all scores of the confirmed rows, a table for each writing.
+    """
+
+    data: DataSet
+    screening: list[Comparison]
+    rows: list[Comparison]
+    signatures: list[tuple[str, str]]
+    speeds: str
+    tuned: Shown | None = None
+    screened: Shown | None = None
+    confirmed: Shown | None = None
+    others: Sequence[Shown] = ()
+
+
 def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> str:
     """The plan: sets, stages, what is done, and how long the rest will take."""
-    lines = [f"{study.name}: {study.title}"]
+    lines = plan_lines(study, every, results, parallel=parallel)
+    return "\n  ".join([f"{study.name}: {study.title}", *lines])
+
+
+def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> list[str]:
+    """A line for each set with what is done, and one with what is left."""
+    lines = []
     for data, of_set in zip(study.sets, every, strict=True):
         stages = []
         for stage in of_set.all:
             done = sum(is_done(study, training, results) for training in new_in(of_set, stage))
             stages += [f"{stage.name} {done} of {stage.planned}"] if stage.planned else []
-        lines.append(f"  {data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
+        lines.append(f"{data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
     trainings = sum(stage.planned for of_set in every for stage in of_set.all)
     left = time_left(study, every, results)
     many = f"{trainings} trainings, {trainings * len(study.writings)} writings"
     if study.trainings and trainings > study.trainings:
         many += f" (the budget allows {study.trainings} trainings)"
-    lines.append(f"  {many}; {_estimate(left.seconds / parallel, left.unknown)}")
-    return "\n".join(lines)
+    return [*lines, f"{many}; {_estimate(left.seconds / parallel, left.unknown)}"]
 
 
 def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list[Comparison]:
@@ -74,7 +121,7 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
     rows = [
         row
         for data, of_set in zip(study.sets, every, strict=True)
-        for row in _rows(study, data, of_set.confirmed or {}, study.confirmation, TEST, results)
+        for row in _rows(study, data, of_set.tested, study.confirmation, TEST, results)
     ]
     compared = [row for row in rows if row.against]
     family = max(study.comparisons, len(compared))
@@ -85,7 +132,7 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
     for row in rows:
         if row.against:
             place = compared.index(row)
-            pairs = _differences(row, rows)
+            pairs = differences(row, rows)
             spread = statistics.stdev(pairs) if len(pairs) > 1 else nan
             smallest = significance.smallest_difference(spread, len(pairs), level=LEVEL / family, power=POWER)
             against = row.against | {"p_holm": p_seeds[place]}
@@ -94,36 +141,50 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
     return found
 
 
-def tables(study: Study, every: Sequence[Stages], results: Results, *, markdown: bool = False) -> str:
-    """All tables: for each set what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
-    parts: list[str] = []
+def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[SetTables]:
+    """For each set its tables: what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
     confirmed = comparisons(study, every, results)
     family = max(study.comparisons, sum(bool(row.against) for row in confirmed))
-
-    def show(title: str, table: Table, *notes: str) -> None:
-        # In a terminal, the minus that other programs read.
-        text = tabular.as_markdown(table).text if markdown else tabular.as_text(table).replace("−", "-")
-        parts.append("\n".join([title, "", text, *(["", *notes] if notes else [])]))
-
+    seeds = f"{len(study.confirmation)} seed{'s' * (len(study.confirmation) > 1)}"
+    found = []
     for data, of_set in zip(study.sets, every, strict=True):
         primary = f"{data.score.label} of {data.writing}"
         tried = of_set.all[0].trainings
-        if any((training, data.writing) in results for training in tried):
-            show(
-                f"{data.name}: tuned on validation data, {primary}, seed {tried[0].seed}",
-                _tuned(study, of_set, data, results),
-            )
         screened = _rows(study, data, of_set.settings or {}, study.screening, VALIDATION, results)
-        if any(row.scores or row.failed for row in screened):
-            table = _screened(study, of_set, screened, results)
-            show(f"{data.name}: screened on validation data, {primary}", table, *_failures(screened))
         rows = [row for row in confirmed if row.data is data]
+        made = [result for result in results.values() if result.training.set == data.name and not result.failed]
+        own = SetTables(data, screened, rows, _signatures(made), _speeds(made))
+        if any((training, data.writing) in results for training in tried):
+            title = f"tuned on validation data, {primary}, seed {tried[0].seed}"
+            own = own._replace(tuned=Shown(title, _tuned(study, of_set, data, results)))
+        if any(row.scores or row.failed for row in screened):
+            title = f"screened on validation data, {primary}"
+            table = _screened(study, of_set, screened, results)
+            own = own._replace(screened=Shown(title, table, _failures(screened)))
         if any(row.scores or row.failed for row in rows):
-            title = f"{data.name}: confirmed on test data, {primary}, {len(study.confirmation)} seeds"
-            show(title, _confirmed(rows), *_failures(rows), *_legend(family, study))
-            for writing in study.writings:
-                show(f"{data.name}: all scores of {writing} on test data", _others(study, rows, writing, results))
-            parts.append("\n".join(_signatures(data, results)))
+            title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
+            own = own._replace(
+                confirmed=Shown(title, _confirmed(rows), _failures(rows), _legend(family, study)),
+                others=[
+                    Shown(f"all scores of {writing} on test data", _others(study, rows, writing, results))
+                    for writing in study.writings
+                ],
+            )
+        found.append(own)
+    return found
+
+
+def as_text(sets: Sequence[SetTables], *, markdown: bool = False) -> str:
+    """All tables, for a terminal or in Markdown."""
+    parts: list[str] = []
+    for own in sets:
+        for shown in filter(None, [own.tuned, own.screened, own.confirmed, *own.others]):
+            # In a terminal, the minus that other programs read.
+            text = tabular.as_markdown(shown.table).text if markdown else tabular.as_text(shown.table).replace("−", "-")
+            notes = [*shown.failures, *shown.notes]
+            parts.append("\n".join([f"{own.data.name}: {shown.title}", "", text, *(["", *notes] if notes else [])]))
+        if own.confirmed:
+            parts.append("\n".join([*(signature for _, signature in own.signatures), own.speeds]))
     return "\n\n".join(parts) if parts else "There are no results yet."
 
 
@@ -156,7 +217,7 @@ def _rows(
     return rows
 
 
-def _differences(row: Comparison, rows: Sequence[Comparison]) -> list[float]:
+def differences(row: Comparison, rows: Sequence[Comparison]) -> list[float]:
     """The difference to the baseline for each seed that both have."""
     first = next(other for other in rows if other.data is row.data)
     return [
@@ -224,10 +285,10 @@ def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results:
     for row in rows:
         goes_on = of_set.confirmed is not None and row.objective in of_set.confirmed
         cells = [Cell(" ".join(row.setting))] if data.grid else []
-        cells += [_count(row), _mean(list(row.scores.values()), data.score)]
+        cells += [_count(row), mean_cell(list(row.scores.values()), data.score)]
         cells.append(Cell(signed(row.against.get("difference"), data.score.decimals) if row.against else ""))
         for writing in others:
-            cells.append(_mean(_values(study, row, writing, VALIDATION, data.primary, results), data.score))
+            cells.append(mean_cell(_values(study, row, writing, VALIDATION, data.primary, results), data.score))
         cells.append(Cell("yes" if goes_on else ""))
         shown.append(Row(row.objective, row.objective, cells))
     return Table(heads, shown, corner="row", intervals=True)
@@ -241,7 +302,7 @@ def _confirmed(rows: Sequence[Comparison]) -> Table:
     heads.insert(1, Head(rows[0].data.primary, score.label, score.better == "lower"))
     shown = []
     for row in rows:
-        cells = [_count(row), _mean(list(row.scores.values()), score)]
+        cells = [_count(row), mean_cell(list(row.scores.values()), score)]
         if row.against:
             test = row.against
             interval = ""
@@ -273,7 +334,7 @@ def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Res
     heads += [Head("trained/s", tested=False), Head("written/s", tested=False)]
     shown = []
     for row in rows:
-        cells = [_mean(_values(study, row, writing, TEST, name, results), score) for name, score in scores.items()]
+        cells = [mean_cell(_values(study, row, writing, TEST, name, results), score) for name, score in scores.items()]
         runs = _runs(row, writing, study.confirmation, TEST, results)
         trained = [run.docs_per_second for run in runs if run.docs_per_second is not None]
         written = [run.count / run.write_seconds for run in runs if run.write_seconds]
@@ -299,7 +360,7 @@ def _values(study: Study, row: Comparison, writing: str, split: str, name: str, 
     return [score for score in scores if score is not None]
 
 
-def _mean(values: Sequence[float], score: Score) -> Cell:
+def mean_cell(values: Sequence[float], score: Score) -> Cell:
     """The mean over seeds and their standard deviation."""
     if not values:
         return Cell("–")
@@ -322,11 +383,14 @@ def _failures(rows: Sequence[Comparison]) -> list[str]:
 
 
 def _legend(family: int, study: Study) -> list[str]:
-    """What the columns of the confirmed rows are."""
+    """What the columns of the confirmed rows are; nothing where none is compared."""
+    if not family:
+        return []
+    rows = "confirmed rows" if study.screening else "rows"
     return [
         "± standard deviation over seeds. Difference, interval and p: Student's t, paired by seed, against "
         f"{study.baseline}.",
-        f"p (Holm): corrected for {family} comparison{'s' * (family > 1)}, all confirmed rows of all sets; * and **: "
+        f"p (Holm): corrected for {family} comparison{'s' * (family > 1)}, all {rows} of all sets; * and **: "
         "below 5% and 1%.",
         "p documents (Holm): the larger p of the paired bootstrap and the paired randomisation over documents, all "
         "seeds together, corrected likewise.",
@@ -335,18 +399,18 @@ def _legend(family: int, study: Study) -> list[str]:
     ]
 
 
-def _signatures(data: DataSet, results: Results) -> list[str]:
-    """How the texts of a set were scored and written, each way once, and how many jobs shared a machine."""
-    own = [result for result in results.values() if result.training.set == data.name and not result.failed]
-    lines = list(dict.fromkeys(signature for result in own for signature in result.signatures.values()))
-    written: Callable[[Result], str] = lambda result: "|".join(  # noqa: E731
-        part for part in result.generation.split("|") if not part.startswith("weights:")
-    )
-    lines += sorted({written(result) for result in own if result.generation})
-    shared = sorted({result.parallel for result in own})
-    many = " and ".join(map(str, shared))
-    lines.append(f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model.")
-    return lines
+def _signatures(own: Sequence[Result]) -> list[tuple[str, str]]:
+    """How texts were scored and written, each way once."""
+    found = [pair for result in own for pair in result.signatures.items()]
+    for result in own:
+        parts = [part for part in result.generation.split("|") if not part.startswith("weights:")]
+        found += [(parts[0], "|".join(parts))] if result.generation else []
+    return list(dict.fromkeys(found))
+
+
+def _speeds(own: Sequence[Result]) -> str:
+    many = " and ".join(map(str, sorted({result.parallel for result in own})))
+    return f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model."
 
 
 def _estimate(seconds: float, unknown: int) -> str:

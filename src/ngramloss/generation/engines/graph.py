@@ -85,11 +85,11 @@ def differences(model: Any, search: Search, *, precision: str) -> list[str]:
 def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
-    largest = difference(model)
-    if not largest <= TOLERANCES.get(model.dtype, 1e-3):  # also if it is NaN
+    apart = difference(model)
+    if not apart <= TOLERANCES.get(model.dtype, 1e-3):  # also if it is NaN
         raise UserError(
-            f"{type(model).__name__} computes its logits in a way that this engine does not know (a "
-            f"log-probability differs by {largest:.2g})."
+            f"{type(model).__name__} computes its logits in a way that this engine does not know "
+            f"(log-probabilities differ by {apart:.2g})."
         )
 
     new = partial(Searcher, model, search, head=padded_head(model))

@@ -1,0 +1,214 @@
+"""a study and its results → ``index.html``: dots and intervals first, then every table, and what the trainings were."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from datetime import date
+from math import nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import recipe
+from ngramloss.metrics.registry import Score
+from ngramloss.output.tabular import mark, signed
+from ngramloss.report import charts, page
+from ngramloss.report.build import curves, flat
+from ngramloss.report.forest import Estimate, Forest, draw_forest
+from ngramloss.report.record import TrainingLog
+from ngramloss.report.tables import settings
+from ngramloss.scoring import provenance, significance
+from ngramloss.study.plan import DataSet, Study, Training
+from ngramloss.study.results import Results
+from ngramloss.study.stages import Stages, is_done
+from ngramloss.study.tables import Comparison, SetTables, differences, plan_lines
+from ngramloss.version import __version__
+
+_SCRIPTS = ("page.js", "training.js")
+_NAMES = {
+    "tune": "that were tuned",
+    "always": "that are always tested",
+    "screen": "that were screened",
+    "confirm": "that were confirmed",
+}
+
+
+class Drawn(NamedTuple):
+    """A forest plot of all sets that have the same primary score."""
+
+    score: Score
+    forest: Forest
+
+
+class Curves(NamedTuple):
+    """The curves of a set's trainings.
+
+    Attributes:
+        data: the name of the set.
+        rows: which rows they are.
+        runs: label and trainings of each colour.
+        panels: the drawings.
+        first: the number of the first of them in the page.
+    """
+
+    data: str
+    rows: str
+    runs: list[tuple[str, list[TrainingLog]]]
+    panels: list[charts.Panel]
+    first: int
+
+
+def write_page(
+    study: Study, every: Sequence[Stages], results: Results, sets: Sequence[SetTables], runs: Path, folder: Path
+) -> Path:
+    """Write ``folder/index.html`` and return its path.
+
+    Args:
+        study: the study.
+        every: the stages of its sets.
+        results: so far.
+        sets: the tables of its sets.
+        runs: the folder of its trainings; curves are drawn of those that are there.
+        folder: where; made if it is not there.
+    """
+    confirmed = any(row.scores for own in sets for row in own.rows)
+    drawn = _curves(study, every, runs)
+    left = [training for of_set in every for stage in of_set.all for training in stage.trainings]
+    text = page.rendered(
+        "study.html",
+        _SCRIPTS,
+        {"panels": [page.panel_facts(panel) for own in drawn for panel in own.panels]},
+        folder=Path(__file__).parent,
+        title=study.title,
+        notes=[_answer(study, sets) if confirmed else _unconfirmed(sets), _about(study)],
+        version=__version__,
+        made=date.today().isoformat(),
+        unscripted="Sorting and reading values off need scripts; all else is here without them.",
+        study=study,
+        sets=sets,
+        confirmed=confirmed,
+        forests=_forests([row for own in sets for row in (own.rows if confirmed else own.screening)], tested=confirmed),
+        undrawn=[own.data.name for own in sets if confirmed and not any(row.scores for row in own.rows)],
+        drawn=drawn,
+        plan=plan_lines(study, every, results),
+        left=[str(training) for training in dict.fromkeys(left) if not is_done(study, training, results)],
+        failed=sorted({(str(result.training), result.failed) for result in results.values() if result.failed}),
+        settings=settings([_settings(own.data, results) for own in sets]),
+    )
+    return page.write(text, folder)
+
+
+def _answer(study: Study, sets: Sequence[SetTables]) -> str:
+    """Which confirmed rows differ from the baseline."""
+    compared = [row for own in sets for row in own.rows if row.against]
+    found = [
+        f"{row.objective} on {row.data.name} ({signed(row.against['difference'], row.data.score.decimals)} "
+        f"{row.data.score.label})"
+        for row in compared
+        if mark(row.against["p_holm"])
+    ]
+    many = f"{len(compared)} comparison{'s' * (len(compared) != 1)} with {study.baseline}"
+    verb = "are" if len(found) > 1 else "is"
+    return f"{len(found) or 'None'} of {many} {verb} significant at 5% (Holm){': ' * bool(found)}{', '.join(found)}."
+
+
+def _unconfirmed(sets: Sequence[SetTables]) -> str:
+    if not any(row.scores for own in sets for row in own.screening):
+        return "There are no results yet."
+    return (
+        "Nothing is confirmed yet. The plot shows the screening, on validation data: rows are chosen by it, and a row "
+        "that was chosen by its luck looks better than it is."
+    )
+
+
+def _about(study: Study) -> str:
+    names = [data.name for data in study.sets]
+    listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    rows, seeds = len(study.objectives), len(study.confirmation)
+    named = f"{', '.join(study.always)} and the best " if study.always else ""
+    many = f"{named}{study.confirm} of them are confirmed, compared" if study.screening else "All of them are compared"
+    return (
+        f"Study {study.name}: {rows} rows on {listed}. {many} with {study.baseline} on test data, with {seeds} "
+        f"seed{'s' * (seeds > 1)}."
+    )
+
+
+def _forests(rows: Sequence[Comparison], *, tested: bool) -> list[Drawn]:
+    """A plot for each primary score: differences in different scores have no common axis.
+
+    The screening chooses and does not test. It has two seeds or so, whose intervals would hide all else.
+    """
+    by_score: dict[str, list[Comparison]] = {}
+    for row in rows:
+        if row.scores:
+            by_score.setdefault(row.data.primary, []).append(row)
+    drawn: list[Drawn] = []
+    for members in by_score.values():
+        score = members[0].data.score
+        estimates = [_estimate(row, rows) for row in members]
+        if not tested:
+            estimates = [row._replace(low=nan, high=nan, difference_low=nan, difference_high=nan) for row in estimates]
+        drawn.append(Drawn(score, draw_forest(estimates, str(len(drawn)), score=score.label, decimals=score.decimals)))
+    return drawn
+
+
+def _estimate(row: Comparison, rows: Sequence[Comparison]) -> Estimate:
+    values = list(row.scores.values())
+    spread = significance.over_seeds(values)
+    estimate = Estimate(
+        row.objective,
+        spread["mean"],
+        spread["low"],
+        spread["high"],
+        runs=values if len(values) > 1 else (),
+        is_first=not row.against,
+        data=f"{row.data.name}, {row.data.score.label} of {row.data.writing}",
+    )
+    if not row.against:
+        return estimate
+    pairs = differences(row, rows)
+    return estimate._replace(
+        difference=row.against["difference"],
+        difference_low=row.against["low"],
+        difference_high=row.against["high"],
+        difference_runs=pairs if len(pairs) > 1 else (),
+        mark=mark(row.against.get("p_holm")),
+    )
+
+
+def _curves(study: Study, every: Sequence[Stages], runs: Path) -> list[Curves]:
+    """For each set the curves of its last stage of which a run is there."""
+    drawn: list[Curves] = []
+    for data, of_set in zip(study.sets, every, strict=True):
+        for stage in reversed(of_set.all):
+            logs = list(_logs(stage.trainings, runs))
+            if logs:
+                panels = charts.draw_training(logs, f"t{len(drawn)}-")
+                first = sum(len(own.panels) for own in drawn)
+                drawn.append(Curves(data.name, _NAMES[stage.name], charts.run_groups(logs), panels, first))
+                break
+    return drawn
+
+
+def _logs(trainings: Sequence[Training], runs: Path) -> Iterator[TrainingLog]:
+    for training in trainings:
+        rows = provenance.log(training.run_folder(runs))
+        if rows:
+            row = " ".join([training.objective, *training.setting])
+            yield TrainingLog(f"{row}, seed {training.seed}", curves(rows), row, training.objective)
+
+
+def _settings(data: DataSet, results: Results) -> dict[str, str]:
+    """What a set's trainings were, and what is known of them since: name → text."""
+    own = [result for result in results.values() if result.training.set == data.name and not result.failed]
+    known: dict[str, Any] = {"recipe": data.base.name, "primary score": f"{data.primary} of {data.writing}"}
+    known |= {key: value for key, value in recipe.flat(data.base) if key not in ("objective", "train.seed")}
+    for result in own:
+        known[f"texts of {result.training.split}"] = result.count
+        known |= {f"fingerprint of {name}": value for name, value in result.made_of.items() if value}
+    seconds = [result.train_seconds for result in own if result.train_seconds is not None]
+    if seconds:
+        known["seconds of a training, median"] = round(statistics.median(seconds))
+    if own:
+        known["version of ngramloss"] = ", ".join(sorted({result.version for result in own}))
+    return flat(known)
