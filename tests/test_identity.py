@@ -154,8 +154,8 @@ def test_a_run_continues_from_its_own_weights_whatever_those_of_the_base_are(pla
 
 def test_a_model_on_the_hub_is_known_by_its_commit():
     config = SimpleNamespace(_commit_hash="abc")
-    assert prepare._model_files(recipe.load("xsum"), config) == {"commit": "abc"}
-    assert prepare._model_files(recipe.load("demo"), config) == {}
+    assert prepare.model_identity(recipe.load("xsum").model, config) == {"commit": "abc"}
+    assert prepare.model_identity(recipe.load("demo").model, config) == {}
 
 
 def forget(checkpoint, *kinds):

@@ -205,10 +205,15 @@ class Recipe:
     generation: Generation = field(default_factory=Generation)
     task: str = "summarisation"
     """What the targets are, such as summaries: one of ``TASKS``."""
+    system: str = ""
+    """What is trained instead of a model that writes texts: a system and its options, such as ``simcls(margin=0.01)``;
+    ``ngramloss list systems`` lists them."""
 
     @property
     def slug(self) -> str:
         """The run's name: the recipe's name and a short form of the objective, different for every objective.
+
+        A system has its own objective; its name is that of the recipe and, if there are any, its options.
 
         A first term ``ce`` is omitted if others follow; ``only`` means that there is no cross-entropy.
 
@@ -218,7 +223,11 @@ class Recipe:
         'xsum-0.5rewards2-bag2original'
         >>> Recipe("xsum", objective="matches(2,10)").slug
         'xsum-only-matches_2_10'
+        >>> Recipe("simcls", system="simcls(margin=0.02)").slug
+        'simcls-margin0.02'
         """
+        if self.system:
+            return "-".join([self.name, *re.findall(r"[\w.=-]+", self.system)[1:]]).replace("=", "")
         first, *others = self.objective.split(" + ")
         terms = others if first == "ce" and others else [first, *others]
         alone = [] if re.search(r"\bce\b", self.objective) else ["only"]
@@ -246,7 +255,7 @@ WORDS = {
 }
 TASKS = tuple(WORDS)
 """The task decides which columns are found first, which metrics come first, and what the texts are called."""
-TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS)}
+TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS), "system": Setting("")}
 """The settings outside sections."""
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}
 

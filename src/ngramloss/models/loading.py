@@ -42,7 +42,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     config = load_config(settings, trust_remote_code=trust_remote_code)
     kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # or transformers asks the hub to convert a .bin
-    with _explained(settings.name, "model"), quiet_loading():
+    with explained(settings.name, "model"), quiet_loading():
         _check_indices(Path(settings.name))
         model, loaded = kind.from_pretrained(
             settings.name,
@@ -50,7 +50,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
             dtype=torch.float32,
             weights_only=True,
             output_loading_info=True,
-            **_loading(settings, trust_remote_code),
+            **loading_options(settings, trust_remote_code),
         )
         if missing := sorted(loaded["missing_keys"]):
             raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
@@ -112,9 +112,9 @@ def stop_ids(settings: Model, config: Any, tokenizer: Any) -> list[int]:
     if settings.name != "scratch":
         from transformers import GenerationConfig
 
-        options = _loading(settings, False)
+        options = loading_options(settings, False)
         options.pop("trust_remote_code")  # it is a file of settings, which has no code
-        with _explained(settings.name, "model"):
+        with explained(settings.name, "model"):
             try:
                 generation = GenerationConfig.from_pretrained(settings.name, **options)
             except OSError:  # it has no file of them
@@ -140,10 +140,10 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
 
     if settings.name == "scratch":
         return AutoConfig.for_model(_family(settings))
-    with _explained(settings.name, "model"):
-        config = AutoConfig.from_pretrained(settings.name, **_loading(settings, trust_remote_code))
+    with explained(settings.name, "model"):
+        config = AutoConfig.from_pretrained(settings.name, **loading_options(settings, trust_remote_code))
         if not trust_remote_code:
-            _refuse_foreign_kernels(config)
+            refuse_foreign_kernels(config)
     if not is_causal(config) and not _rewrites_text(config):
         raise UserError(
             f"{settings.name} writes no text{' from text' if config.is_encoder_decoder else ''} (its type is "
@@ -184,13 +184,13 @@ def hub_answers() -> bool:
     return True
 
 
-def _loading(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
+def loading_options(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
     """Options for ``from_pretrained``. Without the hub only its cache is used: the client would retry for a minute."""
     offline = not Path(settings.name).is_dir() and not hub_answers()
     return {"revision": settings.revision, "trust_remote_code": trust_remote_code, "local_files_only": offline}
 
 
-def _refuse_foreign_kernels(config: Any) -> None:
+def refuse_foreign_kernels(config: Any) -> None:
     """Refuse a configuration that names a repository whose code computes attention."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part in parts:
@@ -213,8 +213,8 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     if settings.name != "scratch":
-        options = _loading(settings, trust_remote_code)
-        with _explained(settings.name, "tokenizer"):
+        options = loading_options(settings, trust_remote_code)
+        with explained(settings.name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # loaded from a config only
                 raise UserError("it has only special tokens; its vocabulary is missing")
@@ -382,7 +382,7 @@ def _order_positions(model: Any, scale: float) -> None:
             module.weight.copy_(waves * scale * 2**0.5)
 
 
-class _explained:
+class explained:
     """Turns errors of loading into one message that says what to do."""
 
     def __init__(self, name: str, what: str) -> None:

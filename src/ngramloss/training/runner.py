@@ -110,7 +110,16 @@ def _run(
     examples, validation = _load_rows(prepared)
     if newest is not None:
         logger.info(f"continuing {run.path} from step {began}.")
-    with _open_logs(settings, run, here, steps=loop.total_steps(settings.train, len(examples)), since=began) as logs:
+    best = best_of(settings)
+    with open_logs(
+        settings,
+        run,
+        here,
+        terms=check_names(parse(settings.objective)),
+        score=best.name if best.metric else "",
+        steps=loop.total_steps(settings.train, len(examples)),
+        since=began,
+    ) as logs:
         job = loop.Job(
             model,
             tokenizer,
@@ -118,7 +127,7 @@ def _run(
             settings.train,
             settings.objective,
             validation=validation,
-            best=best_of(settings),
+            best=best,
             score=_generated_score(settings, here, validation, tokenizer, judged),
             folder=run.checkpoints,
             saved_with={IDENTITY: json.dumps(prepared.identity)},
@@ -128,7 +137,7 @@ def _run(
         try:
             outcome = loop.run(job, here)
         except checkpoints.CheckpointError as reason:
-            raise OSError(f"{reason} {_after_full_disk(run, here)}") from reason
+            raise OSError(f"{reason} {after_full_disk(run, here)}") from reason
     if not outcome.finished:
         logger.info(f"stopped at step {outcome.step} of {outcome.total}; the same command continues it.")
     return Outcome(run.path, outcome.finished, outcome.step, began)
@@ -213,21 +222,30 @@ def _generated_score(
 
 
 @contextmanager
-def _open_logs(
-    settings: Recipe, run: RunFolder, here: Processes, *, steps: int, since: int
+def open_logs(
+    settings: Recipe, run: RunFolder, here: Processes, *, terms: Sequence[str], score: str, steps: int, since: int
 ) -> Iterator[dict[str, Any]]:
-    """``logs`` and ``on_step`` of a job: ``log.jsonl``, progress and trackers; only in the first process."""
+    """``logs`` and ``on_step`` of a job: ``log.jsonl``, progress and trackers; only in the first process.
+
+    Args:
+        settings: the resolved recipe.
+        run: its folder.
+        here: this process.
+        terms: the names of the terms, which are shown.
+        score: the score that validation computes besides; empty if it computes none.
+        steps: of the training.
+        since: the step that it continues from.
+    """
     if not here.first:
         yield {}
         return
-    best, train = best_of(settings), settings.train
-    terms = check_names(parse(settings.objective))
+    train = settings.train
     trackers = start_trackers(
         train.report_to, run_name=settings.slug, folder=run.tensorboard, settings=dataclasses.asdict(train)
     )
     try:
         with Progress("training", total=steps, unit="steps", done=since) as progress:
-            show = show_lines(progress, terms, score=best.name if best.metric else "")
+            show = show_lines(progress, terms, score=score)
             logs = [LogFile(run.log, since), show, *(tracker.log for tracker in trackers)]
             yield {"logs": logs, "on_step": lambda step, line: progress.update(step - progress.done)}
     finally:
@@ -235,7 +253,7 @@ def _open_logs(
             tracker.end()
 
 
-def _after_full_disk(run: RunFolder, here: Processes) -> str:
+def after_full_disk(run: RunFolder, here: Processes) -> str:
     """Delete the incomplete checkpoint; say where the run will continue."""
     if here.first:
         for path in checkpoints.find(run.checkpoints).broken:
@@ -253,7 +271,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
-    chosen = _best_checkpoint(run, newest, facts["best_step"])
+    chosen = best_checkpoint(run, newest, facts["best_step"])
     is_best = checkpoints.step(chosen) == facts["best_step"]
     best = best_of(settings)
     history = list(whole_rows(run.log)) if is_best else []
@@ -267,7 +285,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     return f", the weights of step {facts['best_step']} ({best.described(facts['best'])})" if is_best else ""
 
 
-def _best_checkpoint(run: RunFolder, newest: Path, best_step: int | None) -> Path:
+def best_checkpoint(run: RunFolder, newest: Path, best_step: int | None) -> Path:
     """The checkpoint that becomes the model: the newest, if nothing was validated or the best is damaged."""
     if best_step is None:
         return newest
