@@ -20,8 +20,9 @@ TRAIN = """\
 Train a reranker on candidates, as `ngramloss candidates` writes them, of one writer or several. To continue a stopped
 training, run the same command again.
 
-A file or folder that ngramloss wrote names its data; for another file, --data names them, and ids connect the two. The best candidates are of sources that their writer was not trained on: of two writers, each may write
-those of the other's half. Rows without gains get the usual metric's."""
+A file or folder that ngramloss wrote names its data; for another file, --data names them, and ids connect the two. The
+best candidates are of sources that their writer was not trained on: of two writers, each may write those of the other's
+half. Rows without gains get those of the task's usual metric."""
 
 TRAIN_EXAMPLES = """\
 examples:

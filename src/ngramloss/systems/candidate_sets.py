@@ -86,7 +86,8 @@ def named_files(text: str) -> dict[str, list[Path]]:
 def read_set(paths: Sequence[Path], data: Data, task: str, split: str) -> CandidateSet:
     """Read candidates of one or several writers, and the examples that they belong to.
 
-    A file or folder that ``ngramloss candidates`` or ``generate`` wrote names its data and its split. For another file, they are those of the recipe. Candidates without gains get those of the task's usual metric.
+    A file or folder that ``ngramloss candidates`` or ``generate`` wrote names its data and its split. For another file,
+    they are those of the recipe. Candidates without gains get those of the task's usual metric.
 
     Args:
         paths: files, or folders with one.

@@ -7,7 +7,7 @@ from seed and step, so a continued training has the losses of one that was never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,8 @@ from ngramloss.training.stopping import Stopping
 
 TOKENS = 2**15
 """The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
+MOST_ROWS = 512
+"""Rows that are scored at a time outside of training, however short they are."""
 
 
 class Task(NamedTuple):
@@ -185,3 +187,12 @@ def planned_steps(task: Task, settings: Train, here: Processes) -> PlannedSteps:
     epochs = Epochs(lengths.sources, step=rows, seed=settings.seed, grouped=settings.group_by_length)
     total = total_steps(settings, len(lengths.sources))
     return PlannedSteps(task.examples, epochs, plan, task.pad, lengths=lengths, total=total, pin=cuda)
+
+
+def batches(rows: Any, pad: Pad, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
+    """All rows in batches of similar length, on a device, with their numbers."""
+    lengths = lengths_of(rows)
+    plan = Plan(lengths.sources, lengths.targets, MOST_ROWS, TOKENS, texts=lengths.texts)
+    for piece in plan.cut(range(len(rows))):
+        batch = pad([rows[row] for row in piece.rows], piece.size)
+        yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}

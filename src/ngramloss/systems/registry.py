@@ -61,7 +61,23 @@ _BUILTIN = {
         },
         next="ngramloss rerank apply {run} CANDIDATES --out DIR",
         bests={"gain": True, "loss": False},
-    )
+    ),
+    "bertsum_ext": System(
+        "BertSumExt (Liu and Lapata 2019): takes sentences of the document that an encoder marks",
+        ("bertsum-ext", "bertsum-ext-demo"),
+        "ngramloss.systems.bertsum_ext",
+        options={
+            "layers": Setting(2, least=0, most=2**8, help="layers over the sentences"),
+            "heads": Setting(8, least=1, most=2**12, help="heads of these layers"),
+            "feed_forward": Setting(2048, least=1, most=2**20, help="width inside these layers"),
+            "dropout": Setting(0.1, least=0, below=1, help="dropout of these layers"),
+            "oracle": Setting(3, least=1, most=1000, help="most sentences that the oracle marks in training"),
+            "sentences": Setting(3, least=1, most=1000, help="most sentences of a summary"),
+            "blocking": Setting(True, help="leave out a sentence that shares three words in a row with another"),
+            "min_words": Setting(6, least=0, most=1000, help="words of the shortest sentence that may be taken"),
+        },
+        bests={"loss": False, "gain": True},
+    ),
 }
 
 SYSTEMS: Registry[System] = Registry("system", System, _BUILTIN)

@@ -7,7 +7,7 @@ code: an encoder reads document and candidate one by one, and the cosine of the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,20 +32,16 @@ from ngramloss.output.progress import Progress
 from ngramloss.recipe import Model, Recipe
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, Padder
-from ngramloss.steps.plan import Plan
-from ngramloss.steps.planned import lengths_of
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.systems.candidate_sets import CandidateSet, about_of, named_files, read_set
-from ngramloss.systems.loop import TOKENS, Task
+from ngramloss.systems.loop import Task, batches
 from ngramloss.systems.registry import read_system
 from ngramloss.training.prepare import model_identity
 
 NAME = "simcls"
 FIRST, BEST = "first", "best"
 """What can choose without a reranker: the writer's own first text, or the one with the highest gain, an oracle."""
-MOST_ROWS = 512
-"""Sources that are scored at a time, however short they are."""
 
 
 # The formula
@@ -236,15 +232,6 @@ def _cut(rows: Mapping[str, WithCandidates], settings: Recipe) -> list[str]:
         for split, of_split in rows.items()
         if (cut := of_split.tokens.cut[0])
     ]
-
-
-def batches(rows: Any, pad: Padder, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
-    """All rows in batches of similar length, on a device, with their numbers."""
-    lengths = lengths_of(rows)
-    plan = Plan(lengths.sources, lengths.targets, MOST_ROWS, TOKENS, texts=lengths.texts)
-    for piece in plan.cut(range(len(rows))):
-        batch = pad([rows[row] for row in piece.rows], piece.size)
-        yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
 
 def _choice(scores: Scores) -> Tensor:
