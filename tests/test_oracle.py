@@ -72,7 +72,7 @@ def test_it_is_a_baseline_with_or_without_a_number():
     )
     write = baseline_writer("ext-oracle", "any", "test")
     assert write([example]) == ["It rained.\nRoads were closed.\nIt was Monday."]
-    assert baseline_writer("ext-oracle-1", "any", "test")([example]) == ["Roads were closed."]
+    assert baseline_writer("ext-oracle-1", "any", "test")([example]) == ["It was Monday."]
     other = example._replace(references=("nothing", "Dogs bark."))
     assert write([other]) == ["Dogs bark."], "the best of several references"
 

@@ -18,8 +18,8 @@ Train a model with the settings of a recipe. To continue a stopped run, run the 
 RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
 (the paper's settings), brio-cnndm or brio-xsum (training on candidates), translation (a small model from scratch), sft
 or sft-lora (a decoder-only model, or adapters of it), simcls, bertsum-ext or bertsum-abs (other systems; with -demo,
-small ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo), or a TOML file of your own. Your file may begin with base =
-"xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
+small ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo), or a TOML file of your own. Your file may begin with
+base = "xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -51,11 +51,11 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss import recipe
-    from ngramloss.systems.registry import read_system
+    from ngramloss.systems.registry import check_recipe
     from ngramloss.training.best import best_of
 
     settings = recipe.load(options.recipe, recipe_settings(options))
-    _ = read_system(settings.system) if settings.system else best_of(settings)  # raises if it is unknown
+    _ = check_recipe(settings) if settings.system else best_of(settings)  # raises if it is unknown
     if options.show:
         print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0

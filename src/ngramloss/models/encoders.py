@@ -1,7 +1,8 @@
-"""a recipe's model section → an encoder that reads whole texts, loaded or from scratch, and how long they may be."""
+"""a recipe's model section → an encoder that reads whole texts, loaded or from scratch; the same with a new decoder."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,6 +80,69 @@ def scratch_config(settings: Model, tokenizer: Any) -> Any:
         max_position_embeddings=POSITIONS,
         pad_token_id=tokenizer.pad_token_id,
     )
+
+
+def with_decoder_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of an encoder-decoder whose encoder is ``settings.encoder`` and whose decoder is new."""
+    from transformers import BertConfig, EncoderDecoderConfig
+
+    encoder = load_encoder_config(_encoder_of(settings), trust_remote_code=trust_remote_code)
+    if encoder.hidden_size % settings.heads:
+        raise UserError(
+            f"model.heads: must divide the width of {settings.encoder}, {encoder.hidden_size}, got {settings.heads}."
+        )
+    decoder = BertConfig(
+        vocab_size=encoder.vocab_size,
+        hidden_size=encoder.hidden_size,
+        num_hidden_layers=settings.decoder_layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=settings.feed_forward,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        initializer_range=settings.init_std,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=encoder.pad_token_id,
+        is_decoder=True,
+        add_cross_attention=True,
+    )
+    return EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+
+
+def with_new_decoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+    """A pretrained encoder and a new decoder, whose embeddings and head begin as the encoder's embeddings.
+
+    Args:
+        settings: the model section of a recipe, with ``encoder``.
+        tokenizer: the encoder's own. Its first token starts a text, its last token ends one.
+        trust_remote_code: as in :func:`load_encoder`.
+    """
+    from transformers import BertLMHeadModel, EncoderDecoderModel
+
+    config = with_decoder_config(settings, trust_remote_code=trust_remote_code)
+    encoder = load_encoder(_encoder_of(settings), tokenizer, trust_remote_code=trust_remote_code)
+    made: Any = BertLMHeadModel
+    decoder = made(config.decoder)
+    with torch.no_grad():
+        decoder.get_input_embeddings().weight.copy_(encoder.get_input_embeddings().weight)
+    model: Any = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    first, last = marks_of(tokenizer, settings.encoder)
+    for part in (model.config, model.generation_config):
+        part.decoder_start_token_id, part.eos_token_id, part.pad_token_id = first, last, tokenizer.pad_token_id
+    return model
+
+
+def _encoder_of(settings: Model) -> Model:
+    """The settings that load the encoder of a model with a new decoder."""
+    return replace(settings, name=settings.encoder, encoder="")
+
+
+def marks_of(tokenizer: Any, name: str) -> tuple[int, int]:
+    """The ids before and after a text or a sentence that an encoder reads."""
+    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if first is None or last is None:
+        raise UserError(f"the tokenizer of {name} has no tokens for the beginning and the end of a text.")
+    return int(first), int(last)
 
 
 def longest_text(encoder: Any) -> int | None:

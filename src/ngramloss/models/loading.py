@@ -35,6 +35,10 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
         tokenizer: the model's tokenizer. That of a decoder-only model gets its end token for padding, if it has none.
         trust_remote_code: whether code that comes with the model may run; only the caller decides this, never a file.
     """
+    if settings.encoder:
+        from ngramloss.models.encoders import with_new_decoder
+
+        return with_new_decoder(settings, tokenizer, trust_remote_code=trust_remote_code)
     if settings.name == "scratch":
         return from_scratch(settings, tokenizer)
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -138,6 +142,10 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
     """
     from transformers import AutoConfig
 
+    if settings.encoder:
+        from ngramloss.models.encoders import with_decoder_config
+
+        return with_decoder_config(settings, trust_remote_code=trust_remote_code)
     if settings.name == "scratch":
         return AutoConfig.for_model(_family(settings))
     with explained(settings.name, "model"):
@@ -186,7 +194,7 @@ def hub_answers() -> bool:
 
 def loading_options(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
     """Options for ``from_pretrained``. Without the hub only its cache is used: the client would retry for a minute."""
-    offline = not Path(settings.name).is_dir() and not hub_answers()
+    offline = not Path(settings.encoder or settings.name).is_dir() and not hub_answers()
     return {"revision": settings.revision, "trust_remote_code": trust_remote_code, "local_files_only": offline}
 
 
@@ -212,10 +220,11 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    if settings.name != "scratch":
+    if settings.name != "scratch" or settings.encoder:
+        name = settings.encoder or settings.name
         options = loading_options(settings, trust_remote_code)
-        with explained(settings.name, "tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
+        with explained(name, "tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # loaded from a config only
                 raise UserError("it has only special tokens; its vocabulary is missing")
             tokenizer.decode(tokenizer("a b")["input_ids"])  # raises if it cannot be used

@@ -28,7 +28,7 @@ from ngramloss.generation.predictions import write_texts
 from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
 from ngramloss.metrics.oracle import greedy_oracle, words
 from ngramloss.models import loading
-from ngramloss.models.encoders import load_encoder, load_encoder_config, raise_unless_it_fits
+from ngramloss.models.encoders import load_encoder, load_encoder_config, marks_of, raise_unless_it_fits
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data, Model, Recipe
@@ -192,15 +192,6 @@ class Document(NamedTuple):
     input_ids: list[int]
     positions: list[int]
     cut: bool
-
-
-def marks_of(tokenizer: Any, name: str) -> tuple[int, int]:
-    """The ids before and after every sentence."""
-    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
-    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
-    if first is None or last is None:
-        raise UserError(f"the tokenizer of {name} has no tokens for the beginning and the end of a sentence.")
-    return int(first), int(last)
 
 
 def read_documents(

@@ -26,15 +26,15 @@ from ngramloss.training.best import is_better
 from ngramloss.training.log import Log
 from ngramloss.training.loop import (
     State,
+    learning_rates,
     optimiser_of,
     precision_of,
     raise_if_diverged,
     seed_step,
     total_steps,
-    warmup_of,
+    warmups_of,
 )
 from ngramloss.training.processes import Processes
-from ngramloss.training.schedules import learning_rate
 from ngramloss.training.stopping import Stopping
 
 TOKENS = 2**15
@@ -104,7 +104,7 @@ def run(job: Job, here: Processes) -> State:
     state = State()
     if job.continued_from is not None:
         state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=False))
-    warmup = warmup_of(settings, steps.total)
+    warmups = warmups_of(settings, steps.total)
     runner = StepRunner(model, share, device=here.device, why_not_captured="systems run eagerly")
     log = Log(job.logs, task.terms, steps, here, since=state.step)
 
@@ -112,9 +112,7 @@ def run(job: Job, here: Processes) -> State:
     with Stopping(here) as stop:
         for step in remaining:
             seed_step(settings.seed, step.number, here.rank)
-            rate = learning_rate(
-                settings.schedule, state.updates, warmup=warmup, total=steps.total, rate=settings.learning_rate
-            )
+            rate, _ = learning_rates(settings, state.updates, warmups, steps.total)
             for group in optimiser.param_groups:
                 group["lr"] = rate
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step

@@ -8,6 +8,7 @@ A new system is one file and one entry here. ``train``, ``generate`` and ``list`
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.plugins import Registry
-from ngramloss.recipe import load
+from ngramloss.recipe import LAST, Model, Recipe, Train, load
 from ngramloss.settings import Setting
 from ngramloss.storage.run_folder import RunFolder
 
@@ -78,6 +79,11 @@ _BUILTIN = {
         },
         bests={"loss": False, "gain": True},
     ),
+    "bertsum_abs": System(
+        "BertSumAbs, and with the encoder of a bertsum_ext run BertSumExtAbs (Liu and Lapata 2019): an encoder, a new "
+        "decoder and two learning rates; any objective",
+        ("bertsum-abs", "bertsum-abs-demo"),
+    ),
 }
 
 SYSTEMS: Registry[System] = Registry("system", System, _BUILTIN)
@@ -105,6 +111,10 @@ def read_system(text: str) -> Written:
         raise UserError(f"system: expected a name and options, such as simcls(margin=0.01), got {text!r}.")
     name, inner = match[1], match[2] or ""
     entry = SYSTEMS.entry(name)
+    if not entry.module:
+        raise UserError(
+            f"system: {name} is trained as any model is: leave system out, and use the recipe {entry.recipes[0]}."
+        )
     options = {option: described.default for option, described in entry.options.items()}
     for pair in filter(None, map(str.strip, inner.split(","))):
         option, equals, value = (part.strip() for part in pair.partition("="))
@@ -122,3 +132,41 @@ def system_of(model: str) -> Written | None:
     run = RunFolder(Path(model))
     text = load(str(run.recipe), objective=False).system if run.recipe.is_file() else ""
     return read_system(text) if text else None
+
+
+NOT_USED = (
+    "encoder_learning_rate",
+    "encoder_warmup_steps",
+    "best_limit",
+    "best_beams",
+    "best_options",
+    "gradient_checkpointing",
+    "compile",
+    "fsdp",
+    "memory",
+)
+"""Settings of ``train`` that a system does not have."""
+
+
+def check_recipe(settings: Recipe) -> Written:
+    """The system of a recipe. Raises if its settings ask for what it does not have, all mistakes at once."""
+    system = read_system(settings.system)
+    plain, name = Train(), system.name
+    mistakes = [
+        f"train.{key}: is not a setting of {name}."
+        for key in NOT_USED
+        if getattr(settings.train, key) != getattr(plain, key)
+    ]
+    if settings.model.encoder:
+        mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
+    if settings.model.lora != Model().lora:
+        mistakes.append(f"model.lora: is not a setting of {name}, which trains the whole encoder.")
+    if settings.objective != "ce":
+        mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
+    if settings.train.best not in (*system.entry.bests, LAST):
+        mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        mistakes.append(f"{name} trains in one process; start it without torchrun.")
+    if mistakes:
+        raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+    return system

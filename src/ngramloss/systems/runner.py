@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,12 +15,12 @@ import torch
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 from ngramloss.output.escape import as_code, in_markdown
-from ngramloss.recipe import LAST, Model, Recipe, Train
+from ngramloss.recipe import Recipe
 from ngramloss.storage.files import read_object, whole_folder, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.systems.candidate_sets import whole_paths
 from ngramloss.systems.loop import Job, Task, run
-from ngramloss.systems.registry import Written, read_system
+from ngramloss.systems.registry import Written, check_recipe
 from ngramloss.training import checkpoints
 from ngramloss.training.card import PACKAGES
 from ngramloss.training.claim import claim, locked
@@ -31,9 +30,6 @@ from ngramloss.training.processes import start_processes
 from ngramloss.training.runner import Outcome, after_full_disk, best_checkpoint, open_logs
 from ngramloss.training.trackers import check_trackers
 from ngramloss.version import __version__, installed
-
-NOT_USED = ("best_limit", "best_beams", "best_options", "gradient_checkpointing", "compile", "fsdp", "memory")
-"""Settings of ``train`` that a system does not have."""
 
 
 def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
@@ -45,8 +41,8 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
         fresh: delete an earlier run in this folder and start over.
         trust_remote_code: whether code that comes with the model may run.
     """
-    system = read_system(settings.system)
-    check(settings, system)
+    system = check_recipe(settings)
+    check_trackers(settings.train.report_to)
     candidates = whole_paths(settings.data.candidates)
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=candidates))
     run_folder = RunFolder(folder)
@@ -71,27 +67,6 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
         else:
             logger.info(f"stopped at step {step}; the same command continues it.")
     return Outcome(folder, finished, step, began)
-
-
-def check(settings: Recipe, system: Written) -> None:
-    """Raise if the settings ask for what this system does not have, all mistakes at once."""
-    plain, name = Train(), system.name
-    mistakes = [
-        f"train.{key}: is not a setting of {name}."
-        for key in NOT_USED
-        if getattr(settings.train, key) != getattr(plain, key)
-    ]
-    if settings.model.lora != Model().lora:
-        mistakes.append(f"model.lora: is not a setting of {name}, which trains the whole encoder.")
-    if settings.objective != "ce":
-        mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
-    if settings.train.best not in (*system.entry.bests, LAST):
-        mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        mistakes.append(f"{name} trains in one process; start it without torchrun.")
-    if mistakes:
-        raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
-    check_trackers(settings.train.report_to)
 
 
 def _run(settings: Recipe, run_folder: RunFolder, system: Written, task: Task, newest: Path | None) -> tuple[int, bool]:

@@ -167,7 +167,7 @@ def run(job: Job, here: Processes) -> Outcome:
                 {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
             )
     began = state.step
-    warmup = warmup_of(settings, steps.total)
+    warmups = warmups_of(settings, steps.total)
     runner = StepRunner(
         model,
         share,
@@ -186,11 +186,9 @@ def run(job: Job, here: Processes) -> Outcome:
             seed_step(settings.seed, step.number, here.rank)
             loss_fn.progress = state.step / steps.total
             loss_fn.refresh_weights()
-            rate = learning_rate(
-                settings.schedule, state.updates, warmup=warmup, total=steps.total, rate=settings.learning_rate
-            )
+            rate, encoder_rate = learning_rates(settings, state.updates, warmups, steps.total)
             for group in optimiser.param_groups:
-                group["lr"] = rate
+                group["lr"] = encoder_rate if "encoder" in group else rate
 
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
             if scaler is not None:
@@ -214,6 +212,8 @@ def run(job: Job, here: Processes) -> Outcome:
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
                     more = diagnostics(model, objective, runner.last_batch, autocast) | scheduled_weights(loss_fn)
+                    if settings.encoder_learning_rate:
+                        more["encoder_learning_rate"] = encoder_rate
                     line = log.write(step.number, norm=norm, rate=rate, more=more)
                     raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
@@ -335,15 +335,36 @@ def total_steps(settings: Train, examples: int) -> int:
     return (settings.max_steps or math.ceil(settings.epochs * epoch)) if epoch else 0
 
 
-def warmup_of(settings: Train, steps: int) -> int:
-    """Steps of the warm-up in a training of this many steps. Logs if they are not those that were asked for."""
-    warmup = settings.warmup(steps)
-    if settings.warmup_steps >= max(steps, 1):
-        logger.info(
-            f"a warm-up of {settings.warmup_steps:,.0f} steps does not end within this training of {steps:,} steps, so "
-            f"it takes a tenth of them, {warmup:,}. A share, such as train.warmup_steps=0.05, fits every length."
-        )
-    return warmup
+def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
+    """Steps of the warm-up in a training of this many steps, and of the encoder's.
+
+    Logs if they are not those that were asked for.
+    """
+    encoder = dataclasses.replace(settings, warmup_steps=settings.encoder_warmup_steps or settings.warmup_steps)
+    for asked in dict.fromkeys((settings.warmup_steps, encoder.warmup_steps)):
+        if asked >= max(steps, 1):
+            logger.info(
+                f"a warm-up of {asked:,.0f} steps does not end within this training of {steps:,} steps, so it takes a "
+                f"tenth of them, {steps // 10:,}. A share, such as train.warmup_steps=0.05, fits every length."
+            )
+    return settings.warmup(steps), encoder.warmup(steps)
+
+
+def learning_rates(settings: Train, done: int, warmups: tuple[int, int], total: int) -> tuple[float, float]:
+    """The learning rate of the next update, and the encoder's, which may be the same.
+
+    Args:
+        settings: of the training.
+        done: updates done.
+        warmups: what :func:`warmups_of` returned.
+        total: all updates.
+    """
+    largest = settings.learning_rate, settings.encoder_learning_rate or settings.learning_rate
+    rate, encoder_rate = (
+        learning_rate(settings.schedule, done, warmup=warmup, total=total, rate=each)
+        for warmup, each in zip(warmups, largest, strict=True)
+    )
+    return rate, encoder_rate
 
 
 def check_settings(settings: Train, processes: int, device: torch.device) -> None:
@@ -378,11 +399,18 @@ def _layers(model: Any) -> list[torch.nn.Module]:
 
 
 def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW. Biases and the weights of norms, which are vectors, do not decay."""
+    """AdamW. Biases and the weights of norms, which are vectors, do not decay.
+
+    If the encoder has a learning rate of its own, its groups come last, and ``encoder`` marks them.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    own = _encoder_ids(model) if settings.encoder_learning_rate else frozenset()
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if (p.ndim >= 2) == decays and (id(p) in own) == encoder]}
+        | {"weight_decay": settings.weight_decay if decays else 0.0}
+        | ({"encoder": True} if encoder else {})
+        for encoder in ((False, True) if own else (False,))
+        for decays in (True, False)
     ]
     return torch.optim.AdamW(
         groups,
@@ -391,6 +419,16 @@ def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.opt
         eps=settings.epsilon,
         fused=not settings.fsdp and device.type in ("cpu", "cuda"),
     )
+
+
+def _encoder_ids(model: Any) -> frozenset[int]:
+    """The ids of the encoder's weights, without those that the decoder shares."""
+    if not has_encoder(model):
+        raise UserError("train.encoder_learning_rate: the model is decoder-only. Leave it out.")
+    encoder, decoder = (
+        {id(weight) for weight in part().parameters()} for part in (model.get_encoder, model.get_decoder)
+    )
+    return frozenset(encoder - decoder)
 
 
 def _joined(model: Any) -> bool:

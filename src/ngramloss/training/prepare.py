@@ -147,7 +147,7 @@ def prepare(
         tokens={name: tokens_fingerprint(folder) for name, folder in folders.items()},
         plugins=plugin_sources(parse(settings.objective)),
         metrics=_metric_source(settings),
-        tokenizer=str(tokenizer_folder or settings.model.name),
+        tokenizer=str(tokenizer_folder or settings.model.encoder or settings.model.name),
         column=train.column,
         continued_from=newest,
         trust_remote_code=trust_remote_code,
@@ -265,9 +265,9 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 
 def model_identity(model: Model, config: Any) -> dict[str, str]:
     """Hashes of the files that model and tokenizer are loaded from; of a model on the hub, its commit."""
-    if model.name == "scratch":
+    if model.name == "scratch" and not model.encoder:
         return {}
-    if files := model_files(Path(model.name)):
+    if files := model_files(Path(model.encoder or model.name)):
         return files
     return {"commit": str(config._commit_hash)}
 

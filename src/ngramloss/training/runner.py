@@ -21,6 +21,7 @@ from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.models import adapters, loading
+from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
 from ngramloss.models.prompts import align_stop, shape_of
@@ -64,7 +65,8 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run = RunFolder(folder)
     settings = resolve_candidates(settings, run)
-    if rank == 0 and settings.model.name != "scratch" and not run.finished:  # a mistake is found before data are read
+    known = settings.model.name != "scratch" or bool(settings.model.encoder)
+    if rank == 0 and known and not run.finished:  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     with locked(run, rank):
         newest = claim(settings, run, fresh=fresh) if rank == 0 else None
@@ -149,7 +151,7 @@ def _run(
 def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model with its first weights, and its tokenizer."""
     tokenizer, _ = loading.load_tokenizer(
-        dataclasses.replace(settings.model, name=prepared.tokenizer),
+        dataclasses.replace(settings.model, name=prepared.tokenizer, encoder=""),
         lambda: (),
         "",
         trust_remote_code=trust_remote_code,
@@ -171,6 +173,9 @@ def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool
 def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
     if tokenizer.pad_token_id is None:
         raise UserError(f"the tokenizer of {settings.model.name} has no padding token. Batches need one.")
+    if settings.model.encoder:
+        name, longest = settings.model.encoder, settings.data.max_source
+        raise_unless_it_fits(model.get_encoder(), tokenizer, name, longest=longest)
     positions = getattr(model.config, "max_position_embeddings", None)
     lengths = settings.data.max_source, max(settings.data.max_target, settings.generation.max_length)
     longest = sum(lengths) if loading.is_causal(model.config) else max(lengths)
