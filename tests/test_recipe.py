@@ -92,16 +92,16 @@ def test_the_papers_recipes_write_summaries_as_the_paper_does():
 def test_the_recipes_of_other_systems_have_their_authors_settings():
     """The learning rates of both codes: rate · min(s^-0.5, s · warmup^-1.5)."""
     simcls, ext, abstractive = (recipe.load(name) for name in ("simcls", "bertsum-ext", "bertsum-abs"))
-    for settings, theirs, rate, warmup in (
+    for train, theirs, rate, warmup in (
         (simcls.train, 2e-3, simcls.train.learning_rate, simcls.train.warmup_steps),
         (ext.train, 2e-3, ext.train.learning_rate, ext.train.warmup_steps),
         (abstractive.train, 0.2, abstractive.train.learning_rate, abstractive.train.warmup_steps),
         (abstractive.train, 2e-3, abstractive.train.encoder_learning_rate, abstractive.train.encoder_warmup_steps),
     ):
         for step in (1, 500, 10_000, 20_000, 50_000):
-            ours = learning_rate(settings.schedule, step, warmup=int(warmup), total=10**6, rate=rate)
+            ours = learning_rate(train.schedule, step, warmup=int(warmup), total=10**6, rate=rate)
             assert ours == pytest.approx(theirs * min(step**-0.5, step * warmup**-1.5), rel=1e-4)
-        assert (settings.weight_decay, settings.clip) == (0, 0)
+        assert (train.weight_decay, train.clip) == (0, 0)
     assert (simcls.train.batch_size * simcls.train.accumulate, simcls.train.epochs) == (12, 5)
     assert (ext.train.max_steps, abstractive.train.max_steps) == (50_000, 200_000)
     assert abstractive.objective == "ce(smoothing=0.1)"
