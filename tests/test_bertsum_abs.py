@@ -80,7 +80,7 @@ def place(tmp_path_factory):
         rows = [{"id": f"{number}", "document": item.document, "summary": item.summary} for number, item in items]
         (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "ext.toml").write_text(EXT)
-    (folder / "abs.toml").write_text(ABS)
+    (folder / "abs.toml").write_text(ABS.replace('"data"', json.dumps(str(folder / "data"))))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert cli.main(["train", "ext.toml", "--run", "ext"]) == 0
@@ -128,7 +128,8 @@ def test_both_learning_rates_follow_their_own_warm_up(here):
 
 
 def test_a_killed_training_continues_to_the_same_weights(here, tmp_path):
-    arguments = ["train", "abs.toml", "--run", str(tmp_path / "run")]
+    encoder = f"model.encoder={here / 'ext' / 'model'}"
+    arguments = ["train", str(here / "abs.toml"), "--run", str(tmp_path / "run"), "--set", encoder]
     assert finished(arguments, sabotage="saving:4")[0] == -9
     assert finished(arguments)[0] == 0
     assert_equal_runs(tmp_path / "run", here / "abs")

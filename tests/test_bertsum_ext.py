@@ -194,7 +194,7 @@ def place(tmp_path_factory):
         items = enumerate(newswire.items(split, count))
         rows = [{"id": f"{number}", "document": item.document, "summary": item.summary} for number, item in items]
         write_rows(folder / "data" / f"{split}.jsonl", rows)
-    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "tiny.toml").write_text(RECIPE.replace('"data"', json.dumps(str(folder / "data"))))
     return folder
 
 
@@ -214,7 +214,7 @@ def undisturbed(place):
 
 @pytest.mark.parametrize("sabotage", ["saving:4", "model:0"])
 def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_path, sabotage):
-    arguments = ["train", "tiny.toml", "--run", str(tmp_path / "run")]
+    arguments = ["train", str(here / "tiny.toml"), "--run", str(tmp_path / "run")]
     assert finished(arguments, sabotage=sabotage)[0] == -9
     assert finished(arguments)[0] == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
@@ -233,6 +233,9 @@ def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, cap
     assert cli.main([*again, "--set", "data.max_source=20"]) == 2
     assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / "other"), "--sample"]) == 2
     assert "is a run of bertsum_ext, which has no search of its own" in capsys.readouterr().err
+    for search in (["--set", "generation.num_beams=8"], ["--engine", "hf"], ["--preset", "cnndm"]):
+        assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / "other"), *search]) == 2
+        assert "leave options of a search out" in capsys.readouterr().err
     assert cli.main(["generate", "lead-2", "--like", "undisturbed", "--out", str(tmp_path / "lead")]) == 0
     assert cli.main(["score", str(tmp_path / "lead"), str(tmp_path / "texts")]) == 0
     assert cli.main(["report", str(tmp_path / "lead"), str(tmp_path / "texts"), "-o", str(tmp_path / "page")]) == 0
@@ -300,7 +303,8 @@ def test_documents_of_one_sentence_are_said_and_refused_if_all_are(here, tmp_pat
     ("setting", "sentence"),
     [
         ("data.max_source=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
-        ("data.candidates=x", "bertsum_ext takes sentences of the document and reads no candidates"),
+        ("data.candidates=x", "data.candidates: is not read by bertsum_ext. Leave it out."),
+        ("data.prefix=a", "data.prefix: is not read by bertsum_ext. Leave it out."),
         ("train.best=ce", "train.best: must be one of loss, gain, last for bertsum_ext"),
         ("system=bertsum_ext(heads=3)", "system: heads: must divide the encoder's width of 16, got 3."),
     ],

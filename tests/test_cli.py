@@ -104,7 +104,19 @@ def test_every_recipe_has_a_whole_sentence_and_is_in_the_help_of_train(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["explain", "doctor", "train", "data stats", "bench head", "bench step", "bench train", "bench ngrams"]
+    "command",
+    [
+        "explain",
+        "doctor",
+        "train",
+        "rerank train",
+        "rerank apply",
+        "data stats",
+        "bench head",
+        "bench step",
+        "bench train",
+        "bench ngrams",
+    ],
 )
 def test_help_has_examples_that_can_be_pasted(command, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -17,7 +17,7 @@ from ngramloss.recipe import Data
 from ngramloss.steps.padding import Padder
 from ngramloss.systems import simcls
 from ngramloss.systems.candidate_sets import named_files, read_set
-from ngramloss.systems.registry import read_system
+from ngramloss.systems.registry import SYSTEMS, read_system
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -184,7 +184,7 @@ def place(tmp_path_factory):
                 for row in examples
             ],
         )
-    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "tiny.toml").write_text(RECIPE.replace('"data"', json.dumps(str(folder / "data"))))
     return folder
 
 
@@ -226,7 +226,8 @@ def test_a_reranker_is_a_run_like_any_other(undisturbed):
 
 @pytest.mark.parametrize("sabotage", ["saving:4", "sealed:4", "model:0"])
 def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_path, sabotage):
-    arguments = ["train", "tiny.toml", "--run", str(tmp_path / "run"), *FILES]
+    files = f"data.candidates=train={here / 'train.jsonl'},validation={here / 'validation.jsonl'}"
+    arguments = ["train", str(here / "tiny.toml"), "--run", str(tmp_path / "run"), "--set", files]
     assert finished(arguments, sabotage=sabotage)[0] == -9
     assert finished(arguments)[0] == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
@@ -428,3 +429,41 @@ def test_the_written_form_is_read():
 def test_systems_are_listed(capsys):
     assert cli.main(["list", "systems"]) == 0
     assert "simcls" in capsys.readouterr().out
+
+
+PLUGIN = """
+import torch
+from ngramloss import SYSTEMS, Setting, System
+
+SYSTEMS["mine"] = System(
+    "a system of my own", (), "mine_system", options={"size": Setting(3, least=1)}, bests={"loss": False}
+)
+"""
+
+
+def test_a_plugin_adds_a_system(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(SYSTEMS, "_added", {})
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    assert cli.main(["list", "systems", "--plugin", str(tmp_path / "mine.py")]) == 0
+    assert "a system of my own (plugin)" in capsys.readouterr().out
+    assert read_system("mine(size=4)").options == {"size": 4}
+
+
+def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small_run, tmp_path, monkeypatch):
+    """The candidates of a run say who wrote them and how."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    options = ["--data", "newswire", "--count", "3", "--how", "beams", "--beams", "4"]
+    assert cli.main(["candidates", str(small_run), *options, "--limit", "6", "--out", "made"]) == 0
+    train = ["rerank", "train", "made", "--recipe", "tiny.toml", "--run", "run", "--set", "train.max_steps=1"]
+    assert cli.main(train) == 0
+    assert cli.main(["generate", "run", "--limit", "2", "--out", "texts"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "texts" / "candidates.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    chosen = texts_in(tmp_path / "texts")
+    assert all(text in row["candidates"] for text, row in zip(chosen, rows, strict=True))
+    about, made = (json.loads((tmp_path / name / "candidates.json").read_text()) for name in ("texts", "made"))
+    assert about["candidates"] == made["candidates"]
+    assert about["generation"] == made["generation"]
+    (tmp_path / "made" / "candidates.json").unlink()
+    assert cli.main(["generate", "run", "--limit", "2", "--out", "other"]) == 2

@@ -171,9 +171,11 @@ def run(options: argparse.Namespace) -> int:
     )
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
-        if asked != Options():
+        searches = [setting for setting in settings(options) if setting.startswith("generation.")]
+        if asked != Options() or searches or options.preset:
             raise UserError(
-                f"{work.model} is a run of {system.name}, which has no search of its own: leave its options out."
+                f"{work.model} is a run of {system.name}, which has no search of its own: leave options of a search "
+                "out."
             )
         print_result(system.entry.function("generate")(work, folder))
         return 0

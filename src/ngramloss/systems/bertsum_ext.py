@@ -23,6 +23,7 @@ from ngramloss.data import Example, columns_of, load, split_many
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.word_ids import bare_ids
 from ngramloss.errors import UserError
+from ngramloss.generation import shares
 from ngramloss.generation.job import Job, read_split
 from ngramloss.generation.predictions import write_texts
 from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
@@ -271,8 +272,6 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
         config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
-    if settings.data.candidates:
-        raise UserError("data.candidates: bertsum_ext takes sentences of the document and reads no candidates.")
     splits = {"train": _load(settings, "train", settings.data.limit)}
     if settings.train.eval_every:
         splits["validation"] = _load(settings, "validation", settings.data.validation_limit)
@@ -421,7 +420,7 @@ def generate(work: Job, folder: Path) -> Path:
     tokenizer, _ = loading.load_tokenizer(named, lambda: (), "", trust_remote_code=work.trust_remote_code)
     model = Extractor(load_encoder(named, tokenizer, trust_remote_code=work.trust_remote_code), options)
     model.load_state_dict(load_file(run.model / WEIGHTS))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(shares.device() or ("cuda" if torch.cuda.is_available() else "cpu"))
     model.to(device).eval()
     marks = marks_of(tokenizer, work.model)
 

@@ -33,6 +33,7 @@ class System:
         module: its file, as it is imported; empty if ``train`` and ``generate`` need nothing else.
         options: name → what it may be.
         next: the command after training, with {run} for its folder; empty: ``generate``.
+        not_used: settings of ``data`` that it does not read.
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
     """
 
@@ -41,6 +42,7 @@ class System:
     module: str = ""
     options: Mapping[str, Setting] = field(default_factory=dict)
     next: str = ""
+    not_used: tuple[str, ...] = ("prompt", "instruction")
     bests: Mapping[str, bool] = field(default_factory=dict)
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -77,6 +79,7 @@ _BUILTIN = {
             "blocking": Setting(True, help="leave out a sentence that shares three words in a row with another"),
             "min_words": Setting(6, least=0, most=1000, help="words of the shortest sentence that may be taken"),
         },
+        not_used=("prompt", "instruction", "prefix", "candidates"),
         bests={"loss": False, "gain": True},
     ),
     "bertsum_abs": System(
@@ -156,6 +159,11 @@ def check_recipe(settings: Recipe) -> Written:
         f"train.{key}: is not a setting of {name}."
         for key in NOT_USED
         if getattr(settings.train, key) != getattr(plain, key)
+    ]
+    mistakes += [
+        f"data.{key}: is not read by {name}. Leave it out."
+        for key in system.entry.not_used
+        if getattr(settings.data, key)
     ]
     if settings.model.encoder:
         mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
