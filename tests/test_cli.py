@@ -104,7 +104,19 @@ def test_every_recipe_has_a_whole_sentence_and_is_in_the_help_of_train(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["explain", "doctor", "train", "data stats", "bench head", "bench step", "bench train", "bench ngrams"]
+    "command",
+    [
+        "explain",
+        "doctor",
+        "train",
+        "rerank train",
+        "rerank apply",
+        "data stats",
+        "bench head",
+        "bench step",
+        "bench train",
+        "bench ngrams",
+    ],
 )
 def test_help_has_examples_that_can_be_pasted(command, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -636,7 +648,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
     [
         (
             ["demmo"],
-            "error: there is no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum. Did you mean 'demo'?\n",
+            "error: there is no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'?\n",
         ),
         (
             ["demo", "--set", "train.seed"],

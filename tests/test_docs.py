@@ -39,6 +39,7 @@ GUIDE = [
     "translate",
     "prompts",
     "candidates",
+    "systems",
     "scaling",
     "generate",
     "score",
@@ -122,6 +123,8 @@ def smaller(arguments, tiny_model):
     verb, limit = arguments[0], [] if "--limit" in arguments else FEW
     if verb == "train" and "--show" not in arguments:
         return [*arguments, *settings(*TINY, *_local(arguments))]
+    if arguments[:2] == ["rerank", "train"]:
+        return [*arguments, *settings(*TINY, "model.name=scratch")]
     if verb in ("generate", "candidates"):
         return [*arguments, *(FEW if verb == "candidates" else limit)]
     if arguments[:2] == ["reproduce", "table1"]:

@@ -154,8 +154,8 @@ def test_a_run_continues_from_its_own_weights_whatever_those_of_the_base_are(pla
 
 def test_a_model_on_the_hub_is_known_by_its_commit():
     config = SimpleNamespace(_commit_hash="abc")
-    assert prepare._model_files(recipe.load("xsum"), config) == {"commit": "abc"}
-    assert prepare._model_files(recipe.load("demo"), config) == {}
+    assert prepare.model_identity(recipe.load("xsum").model, config) == {"commit": "abc"}
+    assert prepare.model_identity(recipe.load("demo").model, config) == {}
 
 
 def forget(checkpoint, *kinds):
@@ -306,6 +306,7 @@ ONE_FILE = ("data.name=data/train.jsonl", "train.eval_every=0")
 SETTINGS = {
     "objective": ("ce + matches(2)", "training"),
     "task": ("translation", "training texts"),
+    "system": ("bertsum_ext", "training"),
     "data.name": ("test=data/validation.jsonl,train=data/test.jsonl,validation=data/test.jsonl", "tokens texts"),
     "data.source": ("long", "tokens texts"),
     "data.target": ("short", "tokens texts"),
@@ -328,6 +329,7 @@ SETTINGS = {
     "data.on_bad_row": ("skip", "nothing"),  # which rows are read is in the fingerprint
     "model.name": ("other", "tokens texts"),
     "model.revision": ("v1", "training"),
+    "model.encoder": ("base", "training", "model.name=scratch"),
     "model.architecture": ("mbart", "training"),
     "model.width": (32, "training"),
     "model.encoder_layers": (2, "training"),
@@ -348,7 +350,9 @@ SETTINGS = {
     "train.accumulate": (2, "training"),
     "train.max_tokens": (100, "nothing"),  # any split of a step is the same step
     "train.learning_rate": (1e-3, "training"),
+    "train.encoder_learning_rate": (1e-3, "training"),
     "train.warmup_steps": (1, "training"),
+    "train.encoder_warmup_steps": (1, "training", "train.encoder_learning_rate=1e-3"),
     "train.schedule": ("cosine", "training"),
     "train.weight_decay": (0.5, "training"),
     "train.beta1": (0.5, "training"),

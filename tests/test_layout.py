@@ -35,6 +35,7 @@ ORDER = [
     "models",
     "generation",
     "training",
+    "systems",
     "integrations",
     "scoring",
     "report",

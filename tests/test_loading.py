@@ -523,19 +523,19 @@ def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, m
 
 @pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, pickle.UnpicklingError, MemoryError])
 def test_whatever_a_library_raises_at_a_file_is_told(error):
-    with pytest.raises(UserError, match="cannot load the model of 'x': "), loading._explained("x", "model"):
+    with pytest.raises(UserError, match="cannot load the model of 'x': "), loading.explained("x", "model"):
         raise error
 
 
 def test_a_full_disk_and_a_stop_are_not_errors_of_the_model():
     for error in (OSError(28, "No space left on device", "x"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as raised, loading._explained("x", "model"):
+        with pytest.raises(type(error)) as raised, loading.explained("x", "model"):
             raise error
         assert raised.value is error
 
 
 def test_our_own_mistakes_are_not_explained_away():
-    with pytest.raises(AttributeError), loading._explained("x", "model"):
+    with pytest.raises(AttributeError), loading.explained("x", "model"):
         loading.prepare_generation(None, Generation())
 
 

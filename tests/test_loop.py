@@ -498,13 +498,13 @@ def test_a_validation_that_is_no_number_ends_training(tmp_path, monkeypatch):
 def test_fp16_tolerates_two_lines_in_a_row():
     log = SimpleNamespace(broken=0)
     for loss in (math.inf, math.nan, 1.0, math.inf, math.inf):
-        loop._raise_if_diverged(loss, 5, log, fp16=True)
+        loop.raise_if_diverged(loss, 5, log, fp16=True)
     with pytest.raises(loop.Diverged):
-        loop._raise_if_diverged(math.nan, 6, log, fp16=True)
+        loop.raise_if_diverged(math.nan, 6, log, fp16=True)
     log = SimpleNamespace(broken=0)
-    loop._raise_if_diverged(1.0, 5, log, fp16=False)
+    loop.raise_if_diverged(1.0, 5, log, fp16=False)
     with pytest.raises(loop.Diverged):
-        loop._raise_if_diverged(-math.inf, 6, log, fp16=False)
+        loop.raise_if_diverged(-math.inf, 6, log, fp16=False)
 
 
 # fp16 without a GPU

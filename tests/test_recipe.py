@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.recipe import Data, Generation, Model, Recipe, Train
+from ngramloss.systems.registry import read_system
+from ngramloss.training.schedules import learning_rate
 
 LEGAL = re.compile(r"[\w.+-]{1,200}")
 
@@ -32,6 +34,10 @@ def complaint(name, *overrides):
 
 def test_the_recipes_that_come_with_the_package_load():
     assert recipe.builtin() == [
+        "bertsum-abs",
+        "bertsum-abs-demo",
+        "bertsum-ext",
+        "bertsum-ext-demo",
         "brio-cnndm",
         "brio-xsum",
         "cnndm",
@@ -39,6 +45,8 @@ def test_the_recipes_that_come_with_the_package_load():
         "newswire",
         "sft",
         "sft-lora",
+        "simcls",
+        "simcls-demo",
         "translation",
         "xsum",
     ]
@@ -79,6 +87,27 @@ def test_the_papers_recipes_write_summaries_as_the_paper_does():
     cnndm, xsum = recipe.load("cnndm").generation, recipe.load("xsum").generation
     assert cnndm == Generation(num_beams=4, length_penalty=2.0, min_length=56, max_length=142, no_repeat_ngram_size=0)
     assert xsum == Generation(num_beams=6, length_penalty=1.0, min_length=11, max_length=62, no_repeat_ngram_size=0)
+
+
+def test_the_recipes_of_other_systems_have_their_authors_settings():
+    """The learning rates of both codes: rate · min(s^-0.5, s · warmup^-1.5)."""
+    simcls, ext, abstractive = (recipe.load(name) for name in ("simcls", "bertsum-ext", "bertsum-abs"))
+    for train, theirs, rate, warmup in (
+        (simcls.train, 2e-3, simcls.train.learning_rate, simcls.train.warmup_steps),
+        (ext.train, 2e-3, ext.train.learning_rate, ext.train.warmup_steps),
+        (abstractive.train, 0.2, abstractive.train.learning_rate, abstractive.train.warmup_steps),
+        (abstractive.train, 2e-3, abstractive.train.encoder_learning_rate, abstractive.train.encoder_warmup_steps),
+    ):
+        for step in (1, 500, 10_000, 20_000, 50_000):
+            ours = learning_rate(train.schedule, step, warmup=int(warmup), total=10**6, rate=rate)
+            assert ours == pytest.approx(theirs * min(step**-0.5, step * warmup**-1.5), rel=1e-4)
+        assert (train.weight_decay, train.clip) == (0, 0)
+    assert (simcls.train.batch_size * simcls.train.accumulate, simcls.train.epochs) == (12, 5)
+    assert (ext.train.max_steps, abstractive.train.max_steps) == (50_000, 200_000)
+    assert abstractive.objective == "ce(smoothing=0.1)"
+    options = {name: read_system(recipe.load(name).system).options for name in ("simcls", "bertsum-ext")}
+    assert options["simcls"] == {"margin": 0.01, "gold_margin": 0, "gold_weight": 1, "pooling": "first"}
+    assert options["bertsum-ext"]["layers"] == 2
 
 
 @pytest.mark.parametrize(
@@ -364,7 +393,7 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
     with pytest.raises(
         FileNotFoundError,
         match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
-        r"brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum. Did you mean 'xsum'\?",
+        r"bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'xsum'\?",
     ):
         recipe.load(path)
 
@@ -372,12 +401,12 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
 def test_an_unknown_recipe_is_told_with_the_nearest():
     with pytest.raises(
         FileNotFoundError,
-        match=r"no recipe 'demmo': neither a file nor one of brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum. Did you mean 'demo'\?",
+        match=r"no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'\?",
     ):
         recipe.load("demmo")
     with pytest.raises(
         FileNotFoundError,
-        match=r"one of brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, translation, xsum\.$",
+        match=r"one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum\.$",
     ):
         recipe.load("qqqq.toml")
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
+    from ngramloss.systems.registry import SYSTEMS as SYSTEMS
+    from ngramloss.systems.registry import System as System
     from ngramloss.terms import OBJECTIVES as OBJECTIVES
     from ngramloss.terms import Objective as Objective
     from ngramloss.terms import Term as Term
@@ -67,6 +69,8 @@ _ROOMS = {
     "ScoreTexts": "integrations.score_texts",
     "TextGenerator": "generation.text_generator",
     "train": "training.loop",
+    "SYSTEMS": "systems.registry",
+    "System": "systems.registry",
 }
 
 __all__ = ["__version__", *_ROOMS]

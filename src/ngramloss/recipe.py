@@ -81,6 +81,10 @@ class Model:
     name: str = "facebook/bart-base"
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
     revision: str = "main"
+    encoder: str = ""
+    """Only for ``name = "scratch"``: a pretrained encoder, by its hub id or folder, such as ``model/`` of a run of
+    bertsum_ext. The decoder is new, a BERT as wide as the encoder, with the encoder's tokenizer; ``decoder_layers``,
+    ``heads``, ``feed_forward``, ``dropout`` and ``init_std`` are its."""
     architecture: str = setting("bart", choices=("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "llama"))
     width: int = setting(256, least=4, most=2**16)
     encoder_layers: int = setting(3, least=1, most=2**10)
@@ -116,8 +120,13 @@ class Train:
     """The most tokens of a micro-batch in each process, padding included: a step is cut into as many micro-batches as
     that takes, which does not change it. 0: as many as the GPU's memory allows; on a CPU, ``batch_size`` sequences."""
     learning_rate: float = setting(3e-5, least=0)
+    encoder_learning_rate: float = setting(0.0, least=0)
+    """The learning rate of the encoder, if it is another one; 0: the same. Weights that the decoder shares have the
+    decoder's."""
     warmup_steps: float = setting(1000.0, least=0)
     """Steps in which the learning rate rises; below 1 a share of all steps, as in Transformers."""
+    encoder_warmup_steps: float = setting(0.0, least=0)
+    """The same for ``encoder_learning_rate``; 0: the same as ``warmup_steps``."""
     schedule: str = setting(
         "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial")
     )
@@ -205,10 +214,15 @@ class Recipe:
     generation: Generation = field(default_factory=Generation)
     task: str = "summarisation"
     """What the targets are, such as summaries: one of ``TASKS``."""
+    system: str = ""
+    """What is trained instead of a model that writes texts: a system and its options, such as ``simcls(margin=0.01)``;
+    ``ngramloss list systems`` lists them."""
 
     @property
     def slug(self) -> str:
         """The run's name: the recipe's name and a short form of the objective, different for every objective.
+
+        A system has its own objective; its name is that of the recipe and, if there are any, its options.
 
         A first term ``ce`` is omitted if others follow; ``only`` means that there is no cross-entropy.
 
@@ -218,7 +232,11 @@ class Recipe:
         'xsum-0.5rewards2-bag2original'
         >>> Recipe("xsum", objective="matches(2,10)").slug
         'xsum-only-matches_2_10'
+        >>> Recipe("simcls", system="simcls(margin=0.02)").slug
+        'simcls-margin0.02'
         """
+        if self.system:
+            return "-".join([self.name, *re.findall(r"[\w.=-]+", self.system)[1:]]).replace("=", "")
         first, *others = self.objective.split(" + ")
         terms = others if first == "ce" and others else [first, *others]
         alone = [] if re.search(r"\bce\b", self.objective) else ["only"]
@@ -246,7 +264,7 @@ WORDS = {
 }
 TASKS = tuple(WORDS)
 """The task decides which columns are found first, which metrics come first, and what the texts are called."""
-TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS)}
+TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS), "system": Setting("")}
 """The settings outside sections."""
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}
 
@@ -483,6 +501,19 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             recipe.train.warmup_steps < 1 or recipe.train.warmup_steps.is_integer(),
             "train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got "
             f"{recipe.train.warmup_steps:g}.",
+        ),
+        (
+            recipe.train.encoder_warmup_steps < 1 or recipe.train.encoder_warmup_steps.is_integer(),
+            "train.encoder_warmup_steps: must be a whole number of steps, or a share of all steps below 1, got "
+            f"{recipe.train.encoder_warmup_steps:g}.",
+        ),
+        (
+            not recipe.train.encoder_warmup_steps or recipe.train.encoder_learning_rate > 0,
+            "train.encoder_warmup_steps: is that of train.encoder_learning_rate. Set that, too.",
+        ),
+        (
+            not recipe.model.encoder or recipe.model.name == "scratch",
+            'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.',
         ),
         (
             recipe.data.validation_fraction + recipe.data.test_fraction < 1,

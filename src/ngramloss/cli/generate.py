@@ -144,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import predictions
     from ngramloss.generation.job import check_model, job
+    from ngramloss.systems.registry import system_of
 
     diversity = options.diversity if options.diversity is not None else float(options.groups > 1)
     asked = Options(
@@ -168,8 +169,18 @@ def run(options: argparse.Namespace) -> int:
         batch_size=options.batch_size or 0,
         trust_remote_code=options.trust_remote_code,
     )
+    folder = output_folder(options, "MODEL")
+    if system := system_of(work.model):
+        searches = [setting for setting in settings(options) if setting.startswith("generation.")]
+        if asked != Options() or searches or options.preset:
+            raise UserError(
+                f"{work.model} is a run of {system.name}, which has no search of its own: leave options of a search "
+                "out."
+            )
+        print_result(system.entry.function("generate")(work, folder))
+        return 0
     check_model(work, "generate", groups=options.groups)
-    print_result(predictions.write_predictions(work, output_folder(options, "MODEL"), asked))
+    print_result(predictions.write_predictions(work, folder, asked))
     return 0
 
 

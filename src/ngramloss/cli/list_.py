@@ -13,6 +13,7 @@ from ngramloss.settings import Setting
 
 if TYPE_CHECKING:
     from ngramloss.metrics.registry import Metric
+    from ngramloss.systems.registry import System
     from ngramloss.terms import Objective
 
 LIST = "List the names that other commands accept, with a one-line description of each."
@@ -24,12 +25,13 @@ examples:
   ngramloss list recipes
   ngramloss list baselines
   ngramloss list engines
+  ngramloss list systems
 """
 
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    parser = verb(verbs, "list", "list objectives, metrics, recipes, baselines or engines", LIST, EXAMPLES)
+    parser = verb(verbs, "list", "list objectives, metrics, recipes, baselines, engines or systems", LIST, EXAMPLES)
     parser.add_argument("what", nargs="?", choices=list(LISTS), help="what to list (default: show what there is)")
     parser.set_defaults(run_verb=run)
 
@@ -112,12 +114,25 @@ def _engines() -> dict[str, str]:
     return {name: engine.about + (f" ({engine.needs})" if engine.needs else "") for name, engine in ENGINES.items()}
 
 
+def _systems() -> dict[str, str]:
+    from ngramloss.systems.registry import SYSTEMS
+
+    return _entries(SYSTEMS, _system)
+
+
+def _system(name: str, system: System, origin: str) -> dict[str, str]:
+    options = {f"  {name}({option}=…)": _option(described) for option, described in system.options.items()}
+    recipes = f" (recipes {', '.join(system.recipes)})" if system.recipes else ""
+    return {name: system.about + recipes + origin, **options}
+
+
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "objectives": _objectives,
     "metrics": _metrics,
     "recipes": _recipes,
     "baselines": _baselines,
     "engines": _engines,
+    "systems": _systems,
 }
 WHAT = {
     "objectives": "terms of an objective, for train and explain",
@@ -125,5 +140,6 @@ WHAT = {
     "recipes": "settings of a training, for train",
     "baselines": "texts without a model, for generate",
     "engines": "what searches for texts, for generate and candidates",
+    "systems": "other systems to train, by their recipes",
 }
 """What each list contains."""

@@ -21,6 +21,7 @@ from ngramloss.cli import (
     list_,
     report,
     reproduce,
+    rerank,
     score,
     study,
     train,
@@ -176,7 +177,22 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
 
-VERBS = (train, generate, candidates, score, report, explain, list_, study, reproduce, import_, data, bench, doctor)
+VERBS = (
+    train,
+    generate,
+    candidates,
+    rerank,
+    score,
+    report,
+    explain,
+    list_,
+    study,
+    reproduce,
+    import_,
+    data,
+    bench,
+    doctor,
+)
 
 
 def parser() -> argparse.ArgumentParser:

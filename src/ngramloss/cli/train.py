@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
 from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, print_result
+
+if TYPE_CHECKING:
+    from ngramloss.recipe import Recipe
 
 TRAIN = """\
 Train a model with the settings of a recipe. To continue a stopped run, run the same command again.
 
 RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
 (the paper's settings), brio-cnndm or brio-xsum (training on candidates), translation (a small model from scratch), sft
-or sft-lora (a decoder-only model, or adapters of it), or a TOML file of your own. Your file may begin with base =
-"xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
+or sft-lora (a decoder-only model, or adapters of it), simcls, bertsum-ext or bertsum-abs (other systems; with -demo,
+small ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo), or a TOML file of your own. Your file may begin with
+base = "xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -45,25 +50,31 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    import shlex
-    from pathlib import Path
-
     from ngramloss import recipe
-    from ngramloss.data import has_split
+    from ngramloss.systems.registry import check_recipe
     from ngramloss.training.best import best_of
 
     settings = recipe.load(options.recipe, recipe_settings(options))
-    best_of(settings)  # raises if it is unknown
+    _ = check_recipe(settings) if settings.system else best_of(settings)  # raises if it is unknown
     if options.show:
         print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
         return 0
+    return train_recipe(settings, options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
+
+
+def train_recipe(settings: Recipe, run: str | None, *, fresh: bool, trust_remote_code: bool) -> int:
+    """Train a model or a system in a folder, by default one with the recipe's name. Returns the exit code."""
+    from pathlib import Path
+
+    from ngramloss.systems import runner as systems_runner
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged
     from ngramloss.training.prepared import Stopped
 
-    folder = Path(options.run or Path("runs") / settings.slug)
+    folder = Path(run or Path("runs") / settings.slug)
+    train = systems_runner.train if settings.system else runner.train
     try:
-        outcome = runner.train(settings, folder, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
+        outcome = train(settings, folder, fresh=fresh, trust_remote_code=trust_remote_code)
     except Stopped:
         return 1
     except Diverged as reason:
@@ -72,13 +83,24 @@ def run(options: argparse.Namespace) -> int:
     if not outcome.finished:
         return 130
     if first_process():
-        split = next(part for part in ("test", "validation", "train") if has_split(settings.data, part))
-        if split == "train":
-            logger.info(
-                "the data have no test split, so the next command writes texts of the training split. Hold a part of "
-                "it out with data.test_fraction=0.1, or choose other data with --data."
-            )
-        extra = {"test": "", "validation": " --split validation", "train": " --split train --limit 20"}[split]
-        trust = " --trust-remote-code" if options.trust_remote_code else ""
-        logger.info(f"next: ngramloss generate {shlex.quote(str(folder))}{extra}{trust}")
+        _recommend_next(settings, str(folder), " --trust-remote-code" if trust_remote_code else "")
     return 0
+
+
+def _recommend_next(settings: Recipe, folder: str, trust: str) -> None:
+    import shlex
+
+    from ngramloss.data import has_split
+    from ngramloss.systems.registry import read_system
+
+    if settings.system and (command := read_system(settings.system).entry.next):
+        logger.info(f"next: {command.format(run=shlex.quote(folder))}{trust}")
+        return
+    split = next(part for part in ("test", "validation", "train") if has_split(settings.data, part))
+    if split == "train":
+        logger.info(
+            "the data have no test split, so the next command writes texts of the training split. Hold a part of it "
+            "out with data.test_fraction=0.1, or choose other data with --data."
+        )
+    extra = {"test": "", "validation": " --split validation", "train": " --split train --limit 20"}[split]
+    logger.info(f"next: ngramloss generate {shlex.quote(folder)}{extra}{trust}")

@@ -49,7 +49,7 @@ def text_hashes(example: Example) -> dict[str, str]:
     }
 
 
-def read_candidates(path: Path) -> Candidates:
+def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
     """Read a file that ``ngramloss candidates`` wrote, or one with the same rows.
 
     A row is a JSON object with ``id``, ``candidates`` (a list of texts) and ``gains`` (as many numbers). It may say
@@ -58,6 +58,7 @@ def read_candidates(path: Path) -> Candidates:
 
     Args:
         path: the file, or a folder with a ``candidates.jsonl``.
+        need_gains: whether a row without ``gains`` is an error; otherwise its gains are empty.
 
     Raises:
         UserError: rows that cannot be used, all of them listed at once, or none at all.
@@ -78,15 +79,17 @@ def read_candidates(path: Path) -> Candidates:
             bad.append(row)
             continue
         key, texts, gains = map(row.values.get, KEYS)  # type: Any, Any, Any
+        without = not need_gains and KEYS[2] not in row.values
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
-        fault = _missing(row.values) or _text_fault("'id'", key) or _list_fault(texts, gains)
+        fault = _missing(row.values, KEYS[:2] if without else KEYS) or _text_fault("'id'", key)
+        fault = fault or _list_fault(texts, [0.0] * len(texts) if without and isinstance(texts, list) else gains)
         if not fault and key in lines:
             fault = f"id {key!r} was already used in line {lines[key]}"
         if fault:
             bad.append(BadRow(row.file, row.line, fault))
             continue
-        found[key] = tuple(texts), tuple(map(float, gains))
+        found[key] = tuple(texts), () if without else tuple(map(float, gains))
         lines[key] = row.line
         for name, known in hashes.items():
             text, given = row.values.get(name), row.values.get(f"{name}_hash")
@@ -107,7 +110,7 @@ def read_candidates(path: Path) -> Candidates:
         )
     if not found:
         raise UserError(f"{file} is empty. {ADVICE}")
-    return Candidates(found, _fingerprint(found), hashes["source"], hashes["reference"])
+    return Candidates(found, candidates_fingerprint(found), hashes["source"], hashes["reference"])
 
 
 def about_candidates(path: Path) -> dict[str, Any]:
@@ -119,15 +122,16 @@ def about_candidates(path: Path) -> dict[str, Any]:
 
 
 def check_candidates(
-    candidates: Candidates, about: Mapping[str, Any], examples: Sequence[Example], *, path: Path
+    candidates: Candidates, about: Mapping[str, Any], examples: Sequence[Example], *, path: Path, split: str = "train"
 ) -> str:
-    """Check that candidates are of the training examples that have their ids.
+    """Check that candidates are of the examples that have their ids.
 
     Args:
         candidates: what the file contains.
         about: what :func:`about_candidates` returned.
-        examples: the training examples.
+        examples: of that split.
         path: of the file, for messages.
+        split: the one that is needed.
 
     Returns:
         A sentence to tell the user, if it cannot be known for all rows; otherwise it is empty.
@@ -136,17 +140,18 @@ def check_candidates(
         UserError: they are of another split, or of other texts.
     """
     again = "make the candidates again with: ngramloss candidates RUN_OR_MODEL"
-    if (split := about.get("split", "train")) != "train":
+    if (theirs := about.get("split", split)) != split:
         raise UserError(
-            f"the candidates in {path} are of the split {split!r}, but training needs those of the split 'train': "
-            f"{again} --split train"
+            f"the candidates in {path} are of the split {theirs!r}, but training needs those of the split {split!r}: "
+            f"{again} --split {split}"
         )
+    noun = "training" if split == "train" else split
     own = [example for example in examples if example.id in candidates.rows]
     now = {example.id: text_hashes(example) for example in own}
     others = [key for key in now if candidates.sources.get(key, now[key]["source_hash"]) != now[key]["source_hash"]]
     if others:
         raise UserError(
-            f"{len(others):,} of {len(own):,} training examples have another source than the candidates with the same "
+            f"{len(others):,} of {len(own):,} {noun} examples have another source than the candidates with the same "
             f"id in {path}: {_listed(others)}. The data were edited, are other data, or are in another order and have "
             f"no column of ids. Restore them, or {again}"
         )
@@ -155,7 +160,7 @@ def check_candidates(
     ]
     if others:
         raise UserError(
-            f"{len(others):,} of {len(own):,} training examples have other references than those with which the gains "
+            f"{len(others):,} of {len(own):,} {noun} examples have other references than those with which the gains "
             f"in {path} were computed: {_listed(others)}. Restore the data, or {again}"
         )
     unknown = sum(example.id not in candidates.sources for example in own)
@@ -172,9 +177,9 @@ def _listed(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:SHOWN])) + (", …" if len(ids) > SHOWN else "")
 
 
-def _missing(values: Mapping[str, object]) -> str:
+def _missing(values: Mapping[str, object], keys: Sequence[str]) -> str:
     """The keys that a row lacks, as a clause; empty if it has all."""
-    missing = [repr(key) for key in KEYS if key not in values]
+    missing = [repr(key) for key in keys if key not in values]
     return f"no key {', '.join(missing)}" if missing else ""
 
 
@@ -221,7 +226,7 @@ def _text_hash(texts: Sequence[str]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _fingerprint(found: Mapping[str, tuple[tuple[str, ...], tuple[float, ...]]]) -> str:
+def candidates_fingerprint(found: Mapping[str, tuple[tuple[str, ...], tuple[float, ...]]]) -> str:
     """Hash the content to 16 hexadecimal digits. Lengths come first, so different candidates give different input."""
     digest = hashlib.sha256()
     for key, (texts, gains) in found.items():

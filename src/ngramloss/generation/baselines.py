@@ -10,6 +10,7 @@ from ngramloss.data import Example, newswire
 from ngramloss.data.languages import AUTO
 from ngramloss.data.sentences import sentences
 from ngramloss.errors import UserError
+from ngramloss.metrics.oracle import SENTENCES, greedy_oracle
 
 Write = Callable[[Sequence[Example]], list[str]]
 """Examples → a text of each."""
@@ -38,6 +39,16 @@ def lead(number: int, split: str, examples: Sequence[Example], language: str = A
     return ["\n".join(sentences(example.source, language=language)[:number]) for example in examples]
 
 
+def ext_oracle(number: int, split: str, examples: Sequence[Example], language: str = AUTO) -> list[str]:
+    """The sentences that a greedy search for ROUGE against the references takes, one per line, in their order."""
+    texts = []
+    for example in examples:
+        parts = sentences(example.source, language=language)
+        places = greedy_oracle(parts, example.references or [example.target], most=number or SENTENCES)
+        texts.append("\n".join(parts[place] for place in places))
+    return texts
+
+
 def random_facts(number: int, split: str, examples: Sequence[Example], language: str = AUTO) -> list[str]:
     """The right template with wrong facts: what a model would score if it ignored the document's facts."""
     items = [int(example.id.rpartition("-")[2]) for example in examples]
@@ -46,6 +57,12 @@ def random_facts(number: int, split: str, examples: Sequence[Example], language:
 
 BASELINES = {
     "lead-N": Baseline(re.compile(r"lead-(\d+)"), "the first N sentences of the document", lead, splits_sentences=True),
+    "ext-oracle": Baseline(
+        re.compile(r"ext-oracle(?:-(\d+))?"),
+        f"the best {SENTENCES} sentences, or N with ext-oracle-N, by a greedy search that reads the reference",
+        ext_oracle,
+        splits_sentences=True,
+    ),
     "random-facts": Baseline(
         re.compile("random-facts"), "the right template with the wrong facts", random_facts, data="newswire"
     ),
@@ -82,8 +99,9 @@ def baseline_writer(model: str, data: str, split: str, language: str = AUTO) -> 
     match = baseline.pattern.fullmatch(model) if baseline else None
     if baseline is None or match is None:
         return None
-    number = int(match[1]) if match.groups() else 0
-    if match.groups() and number == 0:
+    given = match[1] if match.groups() else None
+    number = int(given or 0)
+    if given and number == 0:
         name = model.rpartition("-")[0]
         raise UserError(f"{model} would write nothing; use {name}-1, {name}-2, {name}-3, ….")
     if baseline.data and data != baseline.data:

@@ -133,7 +133,7 @@ def job(
     keys = [setting.partition("=")[0].strip() for setting in overrides]
     only_how = ("generation.engine", "generation.precision")
     searched = preset is not None or any(key.startswith("generation.") and key not in only_how for key in keys)
-    own_model = dataclasses.replace(own.model, name=str(run.model), revision="main") if own else None
+    own_model = dataclasses.replace(own.model, name=str(run.model), encoder="", revision="main") if own else None
     return Job(
         model,
         own_model or Model(name=model),

@@ -44,37 +44,51 @@ def write_predictions(work: Job, folder: Path, options: Options = Options()) -> 
         The path of the predictions.
     """
     baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
-    if baseline is not None and options != Options():
+    if baseline is None:
+        with shares.claimed(folder) as run:
+            _write_by_model(work, options, read_split(work), run)
+            return run.predictions
+    if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
+    has_sentences = splits_sentences(work.model)
+    language = {} if work.data.language == AUTO else {"language": work.data.language}
+    facts = {"sentences": "pysbd", **language} if has_sentences else {}
+    return write_texts(work, folder, read_split(work), baseline, facts, has_sentences=has_sentences)
+
+
+def write_texts(
+    work: Job, folder: Path, split: Split, write: Write, facts: dict[str, Any], *, has_sentences: bool = False
+) -> Path:
+    """As :func:`write_predictions`, but the texts come from a function.
+
+    Args:
+        work: the job.
+        folder: where; it is created if it does not exist.
+        split: the documents.
+        write: examples → texts; gets some of the documents at a time.
+        facts: what else could change the texts, besides the model's name and the data.
+        has_sentences: whether documents are split into sentences.
+
+    Returns:
+        The path of the predictions.
+    """
     with shares.claimed(folder) as run:
-        split = read_split(work)
-        if baseline is None:
-            _write_by_model(work, options, split, run)
-        else:
-            _write_baseline(work, baseline, split, run)
+        if _begin(work, split, run, {"model": work.model, **facts}, has_sentences=has_sentences):
+            shares.write_share(
+                predictions_in(run),
+                split.readable,
+                lambda examples: [[] for _ in examples],
+                lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
+                Budget(documents=work.batch_size),
+                unit=WORDS[work.task].sources,
+            )
+            _finish(run, split)
         return run.predictions
 
 
 def predictions_in(run: RunFolder) -> Output:
     """Where the predictions of a folder are."""
     return Output(run, "predictions", "prediction", run.predictions, run.generation)
-
-
-def _write_baseline(work: Job, write: Write, split: Split, run: RunFolder) -> None:
-    has_sentences = splits_sentences(work.model)
-    language = {} if work.data.language == AUTO else {"language": work.data.language}
-    settings = {"model": work.model, **({"sentences": "pysbd", **language} if has_sentences else {})}
-    if not _begin(work, split, run, settings, has_sentences=has_sentences):
-        return
-    shares.write_share(
-        predictions_in(run),
-        split.readable,
-        lambda examples: [[] for _ in examples],
-        lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
-        Budget(documents=work.batch_size),
-        unit=WORDS[work.task].sources,
-    )
-    _finish(run, split)
 
 
 def _write_by_model(work: Job, options: Options, split: Split, run: RunFolder) -> None:

@@ -35,6 +35,10 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
         tokenizer: the model's tokenizer. That of a decoder-only model gets its end token for padding, if it has none.
         trust_remote_code: whether code that comes with the model may run; only the caller decides this, never a file.
     """
+    if settings.encoder:
+        from ngramloss.models.encoders import with_new_decoder
+
+        return with_new_decoder(settings, tokenizer, trust_remote_code=trust_remote_code)
     if settings.name == "scratch":
         return from_scratch(settings, tokenizer)
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -42,7 +46,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     config = load_config(settings, trust_remote_code=trust_remote_code)
     kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # or transformers asks the hub to convert a .bin
-    with _explained(settings.name, "model"), quiet_loading():
+    with explained(settings.name, "model"), quiet_loading():
         _check_indices(Path(settings.name))
         model, loaded = kind.from_pretrained(
             settings.name,
@@ -50,7 +54,7 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
             dtype=torch.float32,
             weights_only=True,
             output_loading_info=True,
-            **_loading(settings, trust_remote_code),
+            **loading_options(settings, trust_remote_code),
         )
         if missing := sorted(loaded["missing_keys"]):
             raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
@@ -112,9 +116,9 @@ def stop_ids(settings: Model, config: Any, tokenizer: Any) -> list[int]:
     if settings.name != "scratch":
         from transformers import GenerationConfig
 
-        options = _loading(settings, False)
+        options = loading_options(settings, False)
         options.pop("trust_remote_code")  # it is a file of settings, which has no code
-        with _explained(settings.name, "model"):
+        with explained(settings.name, "model"):
             try:
                 generation = GenerationConfig.from_pretrained(settings.name, **options)
             except OSError:  # it has no file of them
@@ -138,12 +142,16 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
     """
     from transformers import AutoConfig
 
+    if settings.encoder:
+        from ngramloss.models.encoders import with_decoder_config
+
+        return with_decoder_config(settings, trust_remote_code=trust_remote_code)
     if settings.name == "scratch":
         return AutoConfig.for_model(_family(settings))
-    with _explained(settings.name, "model"):
-        config = AutoConfig.from_pretrained(settings.name, **_loading(settings, trust_remote_code))
+    with explained(settings.name, "model"):
+        config = AutoConfig.from_pretrained(settings.name, **loading_options(settings, trust_remote_code))
         if not trust_remote_code:
-            _refuse_foreign_kernels(config)
+            refuse_foreign_kernels(config)
     if not is_causal(config) and not _rewrites_text(config):
         raise UserError(
             f"{settings.name} writes no text{' from text' if config.is_encoder_decoder else ''} (its type is "
@@ -184,13 +192,13 @@ def hub_answers() -> bool:
     return True
 
 
-def _loading(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
+def loading_options(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
     """Options for ``from_pretrained``. Without the hub only its cache is used: the client would retry for a minute."""
-    offline = not Path(settings.name).is_dir() and not hub_answers()
+    offline = not Path(settings.encoder or settings.name).is_dir() and not hub_answers()
     return {"revision": settings.revision, "trust_remote_code": trust_remote_code, "local_files_only": offline}
 
 
-def _refuse_foreign_kernels(config: Any) -> None:
+def refuse_foreign_kernels(config: Any) -> None:
     """Refuse a configuration that names a repository whose code computes attention."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part in parts:
@@ -212,10 +220,11 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    if settings.name != "scratch":
-        options = _loading(settings, trust_remote_code)
-        with _explained(settings.name, "tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(settings.name, **options)
+    if settings.name != "scratch" or settings.encoder:
+        name = settings.encoder or settings.name
+        options = loading_options(settings, trust_remote_code)
+        with explained(name, "tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # loaded from a config only
                 raise UserError("it has only special tokens; its vocabulary is missing")
             tokenizer.decode(tokenizer("a b")["input_ids"])  # raises if it cannot be used
@@ -382,7 +391,7 @@ def _order_positions(model: Any, scale: float) -> None:
             module.weight.copy_(waves * scale * 2**0.5)
 
 
-class _explained:
+class explained:
     """Turns errors of loading into one message that says what to do."""
 
     def __init__(self, name: str, what: str) -> None:

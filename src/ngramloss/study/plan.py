@@ -18,6 +18,7 @@ from ngramloss.metrics.registry import METRICS, Score, scores_of
 from ngramloss.recipe import TASKS, Recipe
 from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
+from ngramloss.systems.registry import check_recipe
 from ngramloss.terms.parser import parse
 from ngramloss.training.best import best_of
 
@@ -448,7 +449,8 @@ def _data_set(
         base = recipe.load(_recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0]}"])
         tried = [[f"objective={row}"] for row in rows] + [[*point] for point in grid]
         for settings in [*tried, *writings.values()]:
-            best_of(recipe.changed(base, settings))
+            tried_out = recipe.changed(base, settings)
+            _ = check_recipe(tried_out) if tried_out.system else best_of(tried_out)
     except UserError as mistake:
         mistakes.append(f"{where}{mistake}")
         return None

@@ -172,9 +172,11 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
     check_metrics(sets)
     for data in sets:
         if data.base.model.name != "scratch":
+            from ngramloss.models.encoders import load_encoder_config
             from ngramloss.models.loading import load_config
 
-            load_config(data.base.model, trust_remote_code="--trust-remote-code" in ways.options)
+            check = load_encoder_config if data.base.system else load_config
+            check(data.base.model, trust_remote_code="--trust-remote-code" in ways.options)
 
 
 # What is left

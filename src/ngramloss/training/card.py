@@ -130,7 +130,12 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
     model = settings.model
     if model.name != paper.model.name:
         differences.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
-    if model.name == "scratch":
+    if model.encoder:
+        differences[0] = (
+            f"The encoder is {as_code(model.encoder)}, the decoder is new: {model.decoder_layers} layers of "
+            f"{model.heads} heads, init_std {model.init_std:g}. The paper fine-tunes BART-base."
+        )
+    elif model.name == "scratch":
         differences.insert(
             1,
             f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ngramloss.hf.diagnosing import peak_memory
-from ngramloss.loss import JointLoss
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.steps.padding import Step
@@ -29,16 +28,16 @@ class Log:
 
     Args:
         writers: get each line and its step.
-        loss_fn: has the terms.
+        terms: the names of what a step returns after its loss.
         steps: of the training.
         here: this process.
         since: the step that the training continues from.
     """
 
     def __init__(
-        self, writers: Sequence[Write], loss_fn: JointLoss, steps: PlannedSteps, here: Processes, *, since: int
+        self, writers: Sequence[Write], terms: Sequence[str], steps: PlannedSteps, here: Processes, *, since: int
     ) -> None:
-        self.writers, self.loss_fn, self.steps, self.here = writers, loss_fn, steps, here
+        self.writers, self.names, self.steps, self.here = writers, ["loss", *terms], steps, here
         self.broken = 0
         """Lines in a row whose loss is NaN or infinite."""
         self._count_from(since)
@@ -53,16 +52,13 @@ class Log:
         assert self._values is not None
         means = (self.here.total(self._values) / (step - self._since)).tolist()  # a step's terms add up over processes
         spent = (self._pause or time.perf_counter()) - self._began - self._paused
-        names = ["loss", *(part.name for part in self.loss_fn.parts)]
-        weights = zip(self.loss_fn.parts, self.loss_fn.weights, strict=True)
         line = {
-            **dict(zip(names, means, strict=True)),
+            **dict(zip(self.names, means, strict=True)),
             "grad_norm": float(norm),
             "learning_rate": rate,
             "docs_per_second": self._sequences / max(spent, 1e-9),
             "memory_gib": peak_memory(self.here.device),
             **more,
-            **{f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None},
             "epoch": step / self.steps.epochs.steps,
         }
         self._write(line, step)

@@ -136,7 +136,7 @@ def run(job: Job, here: Processes) -> Outcome:
             layer.compile(dynamic=True)
     if settings.fsdp:
         shard(model)
-    optimiser = _optimiser(model, settings, here.device)
+    optimiser = optimiser_of(model, settings, here.device)
 
     # What a micro-batch does
     def autocast() -> Any:
@@ -167,13 +167,7 @@ def run(job: Job, here: Processes) -> Outcome:
                 {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
             )
     began = state.step
-    warmup = settings.warmup(steps.total)
-    if settings.warmup_steps >= max(steps.total, 1):
-        logger.info(
-            f"a warm-up of {settings.warmup_steps:,.0f} steps does not end within this training of {steps.total:,} "
-            f"steps, so it takes a tenth of them, {warmup:,}. A share, such as train.warmup_steps=0.05, fits every "
-            "length."
-        )
+    warmups = warmups_of(settings, steps.total)
     runner = StepRunner(
         model,
         share,
@@ -183,20 +177,18 @@ def run(job: Job, here: Processes) -> Outcome:
         why_not_captured=why_not_captured,
         largest=largest,
     )
-    log = Log(job.logs if here.first else (), loss_fn, steps, here, since=began)
+    log = Log(job.logs if here.first else (), [part.name for part in loss_fn.parts], steps, here, since=began)
     padder = _padder(job, model, here)  # of validation
 
     remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
     with Stopping(here) as stop:
         for step in remaining:
-            _seed(settings.seed, step.number, here.rank)
+            seed_step(settings.seed, step.number, here.rank)
             loss_fn.progress = state.step / steps.total
             loss_fn.refresh_weights()
-            rate = learning_rate(
-                settings.schedule, state.updates, warmup=warmup, total=steps.total, rate=settings.learning_rate
-            )
+            rate, encoder_rate = learning_rates(settings, state.updates, warmups, steps.total)
             for group in optimiser.param_groups:
-                group["lr"] = rate
+                group["lr"] = encoder_rate if "encoder" in group else rate
 
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
             if scaler is not None:
@@ -219,9 +211,11 @@ def run(job: Job, here: Processes) -> Outcome:
             line: dict[str, float] = {}
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
-                    more = diagnostics(model, objective, runner.last_batch, autocast)
+                    more = diagnostics(model, objective, runner.last_batch, autocast) | scheduled_weights(loss_fn)
+                    if settings.encoder_learning_rate:
+                        more["encoder_learning_rate"] = encoder_rate
                     line = log.write(step.number, norm=norm, rate=rate, more=more)
-                    _raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
+                    raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
                 with log.paused():
                     with autocast():
@@ -229,7 +223,7 @@ def run(job: Job, here: Processes) -> Outcome:
                     if job.score is not None:  # in the precision of the weights, as `ngramloss generate`
                         validation |= {f"eval_{name}": value for name, value in job.score(model).items()}
                     log.write_validation(step.number, validation)
-                    _raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
+                    raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
                 value = validation.get(f"eval_{job.best.name}", math.nan)
                 if is_better(value, state.best, higher=job.best.higher):
                     state.best, state.best_step, saves = value, step.number, True
@@ -341,6 +335,38 @@ def total_steps(settings: Train, examples: int) -> int:
     return (settings.max_steps or math.ceil(settings.epochs * epoch)) if epoch else 0
 
 
+def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
+    """Steps of the warm-up in a training of this many steps, and of the encoder's.
+
+    Logs if they are not those that were asked for.
+    """
+    encoder = dataclasses.replace(settings, warmup_steps=settings.encoder_warmup_steps or settings.warmup_steps)
+    for asked in dict.fromkeys((settings.warmup_steps, encoder.warmup_steps)):
+        if asked >= max(steps, 1):
+            logger.info(
+                f"a warm-up of {asked:,.0f} steps does not end within this training of {steps:,} steps, so it takes a "
+                f"tenth of them, {steps // 10:,}. A share, such as train.warmup_steps=0.05, fits every length."
+            )
+    return settings.warmup(steps), encoder.warmup(steps)
+
+
+def learning_rates(settings: Train, done: int, warmups: tuple[int, int], total: int) -> tuple[float, float]:
+    """The learning rate of the next update, and the encoder's, which may be the same.
+
+    Args:
+        settings: of the training.
+        done: updates done.
+        warmups: what :func:`warmups_of` returned.
+        total: all updates.
+    """
+    largest = settings.learning_rate, settings.encoder_learning_rate or settings.learning_rate
+    rate, encoder_rate = (
+        learning_rate(settings.schedule, done, warmup=warmup, total=total, rate=each)
+        for warmup, each in zip(warmups, largest, strict=True)
+    )
+    return rate, encoder_rate
+
+
 def check_settings(settings: Train, processes: int, device: torch.device) -> None:
     """Raise if this number of processes cannot train like this, or not on this device."""
     sizes = {"train.batch_size": settings.batch_size, "train.eval_batch_size": settings.eval_batch_size}
@@ -372,12 +398,19 @@ def _layers(model: Any) -> list[torch.nn.Module]:
     return [layer for each in lists if id(each) not in inner for layer in each]
 
 
-def _optimiser(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW. Biases and the weights of norms, which are vectors, do not decay."""
+def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW. Biases and the weights of norms, which are vectors, do not decay.
+
+    If the encoder has a learning rate of its own, its groups come last, and ``encoder`` marks them.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    own = _encoder_ids(model) if settings.encoder_learning_rate else frozenset()
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if (p.ndim >= 2) == decays and (id(p) in own) == encoder]}
+        | {"weight_decay": settings.weight_decay if decays else 0.0}
+        | ({"encoder": True} if encoder else {})
+        for encoder in ((False, True) if own else (False,))
+        for decays in (True, False)
     ]
     return torch.optim.AdamW(
         groups,
@@ -386,6 +419,16 @@ def _optimiser(model: Any, settings: Train, device: torch.device) -> torch.optim
         eps=settings.epsilon,
         fused=not settings.fsdp and device.type in ("cpu", "cuda"),
     )
+
+
+def _encoder_ids(model: Any) -> frozenset[int]:
+    """The ids of the encoder's weights, without those that the decoder shares."""
+    if not has_encoder(model):
+        raise UserError("train.encoder_learning_rate: the model is decoder-only. Leave it out.")
+    encoder, decoder = (
+        {id(weight) for weight in part().parameters()} for part in (model.get_encoder, model.get_decoder)
+    )
+    return frozenset(encoder - decoder)
 
 
 def _joined(model: Any) -> bool:
@@ -482,9 +525,15 @@ def _begin_thread(device: torch.device) -> Callable[[], object]:
     return (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else bool
 
 
-def _seed(seed: int, step: int, rank: int) -> None:
+def seed_step(seed: int, step: int, rank: int) -> None:
     """Set the random numbers of a step: dropout is the same however often the training was stopped before."""
     torch.manual_seed((seed * 1_000_003 + step) * 4099 + rank)
+
+
+def scheduled_weights(loss_fn: JointLoss) -> dict[str, float]:
+    """The weights of terms that change in the training, for the log."""
+    weights = zip(loss_fn.parts, loss_fn.weights, strict=True)
+    return {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}
 
 
 def _scaled_step(scaler: Any, optimiser: torch.optim.Optimizer) -> bool:
@@ -495,7 +544,7 @@ def _scaled_step(scaler: Any, optimiser: torch.optim.Optimizer) -> bool:
     return bool(scaler.get_scale() >= before)
 
 
-def _raise_if_diverged(loss: float, step: int, log: Log, *, fp16: bool) -> None:
+def raise_if_diverged(loss: float, step: int, log: Log, *, fp16: bool) -> None:
     """Stop a training whose loss is NaN or infinite before it is saved. fp16 tolerates two logs: the scale adjusts."""
     log.broken = 0 if math.isfinite(loss) else log.broken + 1
     if log.broken > (2 if fp16 else 0):

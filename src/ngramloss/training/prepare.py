@@ -23,7 +23,7 @@ from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
-from ngramloss.recipe import Recipe
+from ngramloss.recipe import Model, Recipe
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
@@ -143,11 +143,11 @@ def prepare(
         splits={name: _described(splits[name], rows) for name, rows in tokens.items()},
         used=tuple(used),
         candidates=compared,
-        model_files=_model_files(settings, config),
+        model_files=model_identity(settings.model, config),
         tokens={name: tokens_fingerprint(folder) for name, folder in folders.items()},
         plugins=plugin_sources(parse(settings.objective)),
         metrics=_metric_source(settings),
-        tokenizer=str(tokenizer_folder or settings.model.name),
+        tokenizer=str(tokenizer_folder or settings.model.encoder or settings.model.name),
         column=train.column,
         continued_from=newest,
         trust_remote_code=trust_remote_code,
@@ -263,11 +263,11 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 # What the run is recognised by
 
 
-def _model_files(settings: Recipe, config: Any) -> dict[str, str]:
+def model_identity(model: Model, config: Any) -> dict[str, str]:
     """Hashes of the files that model and tokenizer are loaded from; of a model on the hub, its commit."""
-    if settings.model.name == "scratch":
+    if model.name == "scratch" and not model.encoder:
         return {}
-    if files := model_files(Path(settings.model.name)):
+    if files := model_files(Path(model.encoder or model.name)):
         return files
     return {"commit": str(config._commit_hash)}
 

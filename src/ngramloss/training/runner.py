@@ -21,6 +21,7 @@ from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.models import adapters, loading
+from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
 from ngramloss.models.prompts import align_stop, shape_of
@@ -64,7 +65,8 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run = RunFolder(folder)
     settings = resolve_candidates(settings, run)
-    if rank == 0 and settings.model.name != "scratch" and not run.finished:  # a mistake is found before data are read
+    known = settings.model.name != "scratch" or bool(settings.model.encoder)
+    if rank == 0 and known and not run.finished:  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     with locked(run, rank):
         newest = claim(settings, run, fresh=fresh) if rank == 0 else None
@@ -110,7 +112,16 @@ def _run(
     examples, validation = _load_rows(prepared)
     if newest is not None:
         logger.info(f"continuing {run.path} from step {began}.")
-    with _open_logs(settings, run, here, steps=loop.total_steps(settings.train, len(examples)), since=began) as logs:
+    best = best_of(settings)
+    with open_logs(
+        settings,
+        run,
+        here,
+        terms=check_names(parse(settings.objective)),
+        score=best.name if best.metric else "",
+        steps=loop.total_steps(settings.train, len(examples)),
+        since=began,
+    ) as logs:
         job = loop.Job(
             model,
             tokenizer,
@@ -118,7 +129,7 @@ def _run(
             settings.train,
             settings.objective,
             validation=validation,
-            best=best_of(settings),
+            best=best,
             score=_generated_score(settings, here, validation, tokenizer, judged),
             folder=run.checkpoints,
             saved_with={IDENTITY: json.dumps(prepared.identity)},
@@ -128,7 +139,7 @@ def _run(
         try:
             outcome = loop.run(job, here)
         except checkpoints.CheckpointError as reason:
-            raise OSError(f"{reason} {_after_full_disk(run, here)}") from reason
+            raise OSError(f"{reason} {after_full_disk(run, here)}") from reason
     if not outcome.finished:
         logger.info(f"stopped at step {outcome.step} of {outcome.total}; the same command continues it.")
     return Outcome(run.path, outcome.finished, outcome.step, began)
@@ -140,7 +151,7 @@ def _run(
 def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model with its first weights, and its tokenizer."""
     tokenizer, _ = loading.load_tokenizer(
-        dataclasses.replace(settings.model, name=prepared.tokenizer),
+        dataclasses.replace(settings.model, name=prepared.tokenizer, encoder=""),
         lambda: (),
         "",
         trust_remote_code=trust_remote_code,
@@ -162,6 +173,9 @@ def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool
 def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
     if tokenizer.pad_token_id is None:
         raise UserError(f"the tokenizer of {settings.model.name} has no padding token. Batches need one.")
+    if settings.model.encoder:
+        name, longest = settings.model.encoder, settings.data.max_source
+        raise_unless_it_fits(model.get_encoder(), tokenizer, name, longest=longest)
     positions = getattr(model.config, "max_position_embeddings", None)
     lengths = settings.data.max_source, max(settings.data.max_target, settings.generation.max_length)
     longest = sum(lengths) if loading.is_causal(model.config) else max(lengths)
@@ -213,21 +227,30 @@ def _generated_score(
 
 
 @contextmanager
-def _open_logs(
-    settings: Recipe, run: RunFolder, here: Processes, *, steps: int, since: int
+def open_logs(
+    settings: Recipe, run: RunFolder, here: Processes, *, terms: Sequence[str], score: str, steps: int, since: int
 ) -> Iterator[dict[str, Any]]:
-    """``logs`` and ``on_step`` of a job: ``log.jsonl``, progress and trackers; only in the first process."""
+    """``logs`` and ``on_step`` of a job: ``log.jsonl``, progress and trackers; only in the first process.
+
+    Args:
+        settings: the resolved recipe.
+        run: its folder.
+        here: this process.
+        terms: the names of the terms, which are shown.
+        score: the score that validation computes besides; empty if it computes none.
+        steps: of the training.
+        since: the step that it continues from.
+    """
     if not here.first:
         yield {}
         return
-    best, train = best_of(settings), settings.train
-    terms = check_names(parse(settings.objective))
+    train = settings.train
     trackers = start_trackers(
         train.report_to, run_name=settings.slug, folder=run.tensorboard, settings=dataclasses.asdict(train)
     )
     try:
         with Progress("training", total=steps, unit="steps", done=since) as progress:
-            show = show_lines(progress, terms, score=best.name if best.metric else "")
+            show = show_lines(progress, terms, score=score)
             logs = [LogFile(run.log, since), show, *(tracker.log for tracker in trackers)]
             yield {"logs": logs, "on_step": lambda step, line: progress.update(step - progress.done)}
     finally:
@@ -235,7 +258,7 @@ def _open_logs(
             tracker.end()
 
 
-def _after_full_disk(run: RunFolder, here: Processes) -> str:
+def after_full_disk(run: RunFolder, here: Processes) -> str:
     """Delete the incomplete checkpoint; say where the run will continue."""
     if here.first:
         for path in checkpoints.find(run.checkpoints).broken:
@@ -253,7 +276,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     newest = checkpoints.find(run.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
-    chosen = _best_checkpoint(run, newest, facts["best_step"])
+    chosen = best_checkpoint(run, newest, facts["best_step"])
     is_best = checkpoints.step(chosen) == facts["best_step"]
     best = best_of(settings)
     history = list(whole_rows(run.log)) if is_best else []
@@ -267,7 +290,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     return f", the weights of step {facts['best_step']} ({best.described(facts['best'])})" if is_best else ""
 
 
-def _best_checkpoint(run: RunFolder, newest: Path, best_step: int | None) -> Path:
+def best_checkpoint(run: RunFolder, newest: Path, best_step: int | None) -> Path:
     """The checkpoint that becomes the model: the newest, if nothing was validated or the best is damaged."""
     if best_step is None:
         return newest

@@ -1,0 +1,162 @@
+"""arguments of ``ngramloss rerank`` → a trained reranker, or its choice among candidates."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from ngramloss.cli.options import Verbs, add_columns, add_trust, choice, recipe_settings, verb
+from ngramloss.errors import UserError
+from ngramloss.output.console import logger, print_result
+
+if TYPE_CHECKING:
+    from ngramloss.systems import simcls
+
+RERANK = """\
+Choose among several texts of each source, with an encoder that scores candidates by their likeness to it: SimCLS."""
+
+TRAIN = """\
+Train a reranker on candidates, as `ngramloss candidates` writes them, of one writer or several. To continue a stopped
+training, run the same command again.
+
+A file or folder that ngramloss wrote names its data; for another file, --data names them, and ids connect the two. The
+best candidates are of sources that their writer was not trained on: of two writers, each may write those of the other's
+half. Rows without gains get those of the task's usual metric."""
+
+TRAIN_EXAMPLES = """\
+examples:
+  ngramloss rerank train runs/demo-matches234 --recipe simcls-demo
+  ngramloss rerank train candidates/train --validation candidates/dev --run runs/simcls
+  ngramloss rerank train half-1 half-2 --validation dev --encoder models/minilm --set train.max_steps=2000
+  ngramloss rerank train others.jsonl --data my/pairs --encoder google-bert/bert-base-uncased
+  ngramloss rerank train candidates --set 'system="simcls(margin=0.02,pooling=mean)"'
+"""
+
+APPLY = """\
+Choose a text of each source, and write it to predictions.jsonl with references.jsonl beside it, as `ngramloss generate`
+does. The table has the mean gains of the writer's first texts, of the chosen ones, of the best possible choice and of
+all candidates.
+
+RERANKER is the folder of a trained reranker; first, the writer's own first text; or best, the candidate with the
+highest gain, which no reranker can exceed."""
+
+APPLY_EXAMPLES = """\
+examples:
+  ngramloss rerank apply runs/simcls candidates/test --out chosen
+  ngramloss rerank apply first candidates/test --out first
+  ngramloss rerank apply best candidates/test --out best
+  ngramloss rerank apply runs/simcls others.jsonl --data my/pairs --split test --out chosen
+  ngramloss score first chosen best
+"""
+
+COLUMNS = {"sources": "sources", "first": "first", "chosen": "chosen", "best": "best", "mean": "mean"}
+"""Part of a choice → the heading of its column."""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the command and its options."""
+    parser = verb(verbs, "rerank", "train a reranker, or choose among candidates with it", RERANK, "")
+    whats = choice(parser, metavar="WHAT", title="what to do")
+    train = verb(whats, "train", "train a reranker on candidates", TRAIN, TRAIN_EXAMPLES)
+    train.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
+    train.add_argument(
+        "--validation",
+        action="append",
+        default=[],
+        metavar="CANDIDATES",
+        help="candidates that select the best weights (default: the last weights are taken); repeatable",
+    )
+    train.add_argument("--recipe", default="simcls", metavar="NAME", help="recipe, or a file (default: %(default)s)")
+    train.add_argument("--encoder", metavar="NAME", help="same as --set model.name=...: a hub id, a folder or scratch")
+    train.add_argument(
+        "-o", "--out", "--run", dest="run", metavar="DIR", help="the run's folder (default: runs/RECIPE)"
+    )
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
+    train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
+    _add_data(train)
+    train.set_defaults(run_verb=run_train)
+    apply = verb(whats, "apply", "choose among candidates", APPLY, APPLY_EXAMPLES)
+    apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first or best")
+    apply.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
+    apply.add_argument("--split", default="test", metavar="SPLIT", help="split of a file that does not say its own")
+    apply.add_argument("-o", "--out", required=True, metavar="DIR", help="output folder")
+    apply.add_argument("--json", action="store_true", help="print JSON")
+    apply.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of data.*")
+    _add_data(apply)
+    apply.set_defaults(run_verb=run_apply)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="NAME", help="data set of the candidates (default: the one that they name)")
+    parser.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
+    add_columns(parser, source="of the sources", target="of the references")
+    add_trust(parser)
+
+
+def _data_settings(options: argparse.Namespace) -> list[str]:
+    """The settings that name the data: what was given, or what the first candidates say."""
+    from pathlib import Path
+
+    from ngramloss.systems.candidate_sets import data_of
+
+    given = recipe_settings(options)
+    if options.data:
+        return [f"data.name={json.dumps(options.data)}", *given]
+    if any(setting.startswith("data.name=") for setting in given):
+        return given
+    if name := data_of(Path(options.candidates[0])):
+        return [f"data.name={json.dumps(name)}", *given]
+    raise UserError(
+        f"{options.candidates[0]} does not name the data of its candidates. Name the data set or file with the "
+        "sources and references: --data NAME."
+    )
+
+
+def run_train(options: argparse.Namespace) -> int:
+    """Train a reranker."""
+    from ngramloss import recipe
+    from ngramloss.cli.train import train_recipe
+
+    files = [*(f"train={path}" for path in options.candidates), *(f"validation={path}" for path in options.validation)]
+    settings = recipe.load(
+        options.recipe,
+        [
+            f"data.candidates={json.dumps(','.join(files))}",
+            *([f"model.name={json.dumps(options.encoder)}"] if options.encoder else []),
+            *_data_settings(options),
+        ],
+    )
+    if not settings.system:
+        raise UserError(f"the recipe {options.recipe} trains a model that writes texts, not a reranker. Use simcls.")
+    return train_recipe(settings, options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
+
+
+def run_apply(options: argparse.Namespace) -> int:
+    """Choose among candidates."""
+    from pathlib import Path
+
+    from ngramloss import recipe
+    from ngramloss.systems.candidate_sets import read_set
+    from ngramloss.systems.simcls import choose
+
+    settings = recipe.load("simcls", _data_settings(options))
+    of_split = read_set([Path(name) for name in options.candidates], settings.data, settings.task, options.split)
+    found = choose(
+        options.reranker, of_split, Path(options.out), task=settings.task, trust_remote_code=options.trust_remote_code
+    )
+    logger.info(f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources.")
+    print_result(_json(found) if options.json else f"{found.path}\n{_table(found)}")
+    return 0
+
+
+def _json(found: simcls.Chosen) -> str:
+    return json.dumps({**found._asdict(), "path": str(found.path)}, indent=1)
+
+
+def _table(found: simcls.Chosen) -> str:
+    from ngramloss.output.tabular import aligned
+
+    values = found._asdict()
+    cells = [f"{values[name]:,}" if name == "sources" else f"{values[name]:.4f}" for name in COLUMNS]
+    return "\n".join(aligned([list(COLUMNS.values()), cells], left=()))

@@ -1,0 +1,175 @@
+"""a recipe's model section → an encoder that reads whole texts, loaded or from scratch; the same with a new decoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ngramloss.errors import UserError
+from ngramloss.metrics.pretrained import quiet_loading
+from ngramloss.models.loading import explained, is_causal, loading_options, refuse_foreign_kernels
+from ngramloss.recipe import Model
+
+NEEDLESS = "pooler."
+"""Weights that may be missing: they read the first token for another task."""
+POSITIONS = 1024
+"""Of an encoder from scratch."""
+
+
+def load_encoder_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of an encoder. Raises if the model is none."""
+    from transformers import AutoConfig
+
+    with explained(settings.name, "model"):
+        config = AutoConfig.from_pretrained(settings.name, **loading_options(settings, trust_remote_code))
+        if not trust_remote_code:
+            refuse_foreign_kernels(config)
+    if getattr(config, "is_encoder_decoder", False) or is_causal(config):
+        kind = "a decoder-only model" if is_causal(config) else "an encoder-decoder"
+        raise UserError(
+            f"{settings.name} is {kind} (its type is {config.model_type}), and this needs an encoder, such as "
+            "FacebookAI/roberta-base or google-bert/bert-base-uncased."
+        )
+    return config
+
+
+def load_encoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+    """Load an encoder in fp32, or create a BERT from scratch for the tokenizer's vocabulary, with torch's seed.
+
+    Args:
+        settings: the model section of a recipe. Its name may also be the folder of a model with a head, which is left
+            out.
+        tokenizer: the encoder's own.
+        trust_remote_code: whether code that comes with the model may run.
+    """
+    from transformers import AutoModel, BertModel
+
+    if settings.name == "scratch":
+        made: Any = BertModel
+        return made(scratch_config(settings, tokenizer))
+    config = load_encoder_config(settings, trust_remote_code=trust_remote_code)
+    with explained(settings.name, "model"), quiet_loading():
+        encoder, loaded = AutoModel.from_pretrained(
+            settings.name,
+            config=config,
+            dtype=torch.float32,
+            weights_only=True,
+            output_loading_info=True,
+            **loading_options(settings, trust_remote_code),
+        )
+        if missing := sorted(name for name in loaded["missing_keys"] if not name.startswith(NEEDLESS)):
+            raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
+    return encoder
+
+
+def scratch_config(settings: Model, tokenizer: Any) -> Any:
+    """The configuration of a BERT from scratch."""
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.width,
+        num_hidden_layers=settings.encoder_layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=settings.feed_forward,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        initializer_range=settings.init_std,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def with_decoder_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of an encoder-decoder whose encoder is ``settings.encoder`` and whose decoder is new."""
+    from transformers import BertConfig, EncoderDecoderConfig
+
+    encoder = load_encoder_config(_encoder_of(settings), trust_remote_code=trust_remote_code)
+    if encoder.hidden_size % settings.heads:
+        raise UserError(
+            f"model.heads: must divide the width of {settings.encoder}, {encoder.hidden_size}, got {settings.heads}."
+        )
+    decoder = BertConfig(
+        vocab_size=encoder.vocab_size,
+        hidden_size=encoder.hidden_size,
+        num_hidden_layers=settings.decoder_layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=settings.feed_forward,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        initializer_range=settings.init_std,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=encoder.pad_token_id,
+        is_decoder=True,
+        add_cross_attention=True,
+    )
+    return EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+
+
+def with_new_decoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+    """A pretrained encoder and a new decoder, whose embeddings and head begin as the encoder's embeddings.
+
+    Args:
+        settings: the model section of a recipe, with ``encoder``.
+        tokenizer: the encoder's own. Its first token starts a text, its last token ends one.
+        trust_remote_code: as in :func:`load_encoder`.
+    """
+    from transformers import BertLMHeadModel, EncoderDecoderModel
+
+    config = with_decoder_config(settings, trust_remote_code=trust_remote_code)
+    encoder = load_encoder(_encoder_of(settings), tokenizer, trust_remote_code=trust_remote_code)
+    made: Any = BertLMHeadModel
+    decoder = made(config.decoder)
+    with torch.no_grad():
+        decoder.get_input_embeddings().weight.copy_(encoder.get_input_embeddings().weight)
+    model: Any = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    first, last = marks_of(tokenizer, settings.encoder)
+    for part in (model.config, model.generation_config):
+        part.decoder_start_token_id, part.eos_token_id, part.pad_token_id = first, last, tokenizer.pad_token_id
+    return model
+
+
+def _encoder_of(settings: Model) -> Model:
+    """The settings that load the encoder of a model with a new decoder."""
+    return replace(settings, name=settings.encoder, encoder="")
+
+
+def marks_of(tokenizer: Any, name: str) -> tuple[int, int]:
+    """The ids before and after a text or a sentence that an encoder reads."""
+    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if first is None or last is None:
+        raise UserError(f"the tokenizer of {name} has no tokens for the beginning and the end of a text.")
+    return int(first), int(last)
+
+
+def longest_text(encoder: Any) -> int | None:
+    """The most tokens that an encoder reads; None if it has no limit. RoBERTa leaves its first positions out."""
+    for name, part in encoder.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
+            return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+    return getattr(encoder.config, "max_position_embeddings", None)
+
+
+def raise_unless_it_fits(encoder: Any, tokenizer: Any, name: str, *, longest: int) -> None:
+    """Raise if an encoder is shorter than the longest texts, or does not belong to the tokenizer.
+
+    Args:
+        encoder: as it was loaded.
+        tokenizer: its tokenizer.
+        name: of the encoder.
+        longest: the most tokens of a text, of data.max_source and data.max_target.
+    """
+    positions = longest_text(encoder)
+    if positions is not None and positions < longest:
+        raise UserError(
+            f"{name} reads at most {positions} tokens, and the recipe asks for {longest}. Lower data.max_source and "
+            "data.max_target; longer documents then lose their end. Or choose an encoder that reads more."
+        )
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no padding token. Batches need one.")
+    rows = encoder.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(f"the tokenizer has {len(tokenizer)} tokens but {name} has {rows} embeddings.")

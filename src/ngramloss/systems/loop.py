@@ -1,0 +1,196 @@
+"""a system's task and settings → a trained system, one step after the other, continued from where it stopped.
+
+Systems have losses of their own, which are not terms of an objective. Steps, schedules, checkpoints, logs and Ctrl-C
+are those of ``ngramloss train`` (:mod:`ngramloss.training.loop`), and so is what they promise: random numbers are drawn
+from seed and step, so a continued training has the losses of one that was never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ngramloss.errors import UserError
+from ngramloss.recipe import LAST, Train
+from ngramloss.steps.padding import Batch, Pad
+from ngramloss.steps.plan import Plan
+from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
+from ngramloss.steps.running import StepRunner
+from ngramloss.training import checkpoints
+from ngramloss.training.best import is_better
+from ngramloss.training.log import Log
+from ngramloss.training.loop import (
+    State,
+    learning_rates,
+    optimiser_of,
+    precision_of,
+    raise_if_diverged,
+    seed_step,
+    total_steps,
+    warmups_of,
+)
+from ngramloss.training.processes import Processes
+from ngramloss.training.stopping import Stopping
+
+TOKENS = 2**15
+"""The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
+MOST_ROWS = 512
+"""Rows that are scored at a time outside of training, however short they are."""
+
+
+class Task(NamedTuple):
+    """What a system trains.
+
+    Attributes:
+        model: a module with ``save_pretrained``.
+        tokenizer: saved with each checkpoint.
+        examples: rows with ``input_ids``, ``labels`` and what else ``pad`` reads.
+        pad: rows → a batch.
+        terms: the names of the parts of the loss.
+        loss: a batch on the device → each part of the loss for each row, [B]. The loss of a step is the mean over its
+            rows of the sum of the parts.
+        validate: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
+        identity: what the training may only be continued with.
+        used: what is used of the data, in sentences.
+    """
+
+    model: Any
+    tokenizer: Any
+    examples: Any
+    pad: Pad
+    terms: Sequence[str]
+    loss: Callable[[Batch], Sequence[Tensor]]
+    validate: Callable[[], dict[str, float]] | None
+    identity: Mapping[str, Any]
+    used: Sequence[str] = ()
+
+
+class Job(NamedTuple):
+    """A task, and what happens around it; ``logs`` and ``on_step`` as in :class:`ngramloss.training.loop.Job`."""
+
+    task: Task
+    settings: Train
+    higher: bool
+    folder: Path
+    saved_with: Mapping[str, str]
+    continued_from: Path | None = None
+    logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
+    on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
+
+
+def run(job: Job, here: Processes) -> State:
+    """Train. ``job.higher`` says whether higher values of ``train.best`` are better. Returns how far it came."""
+    task, settings = job.task, job.settings
+    model = task.model.to(here.device).train()
+    optimiser = optimiser_of(model, settings, here.device)
+    autocast = autocast_of(settings, here.device)
+
+    def share(batch: Batch, counts: Tensor) -> Tensor:
+        """Run forward and backward of a micro-batch's share of the step. Returns its loss and terms, [1 + parts]."""
+        with autocast():
+            parts = torch.stack([part.sum() for part in task.loss(batch)]) / counts[1]  # [parts]
+        loss = parts.sum()  # []
+        loss.backward()
+        return torch.cat([loss.detach()[None], parts.detach()])
+
+    steps = planned_steps(task, settings, here)
+    if not steps.total:
+        raise UserError("there are no examples to train on.")
+    state = State()
+    if job.continued_from is not None:
+        state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=False))
+    warmups = warmups_of(settings, steps.total)
+    runner = StepRunner(model, share, device=here.device, why_not_captured="systems run eagerly")
+    log = Log(job.logs, task.terms, steps, here, since=state.step)
+
+    remaining = () if state.ended_early else steps.from_(state.step)
+    with Stopping(here) as stop:
+        for step in remaining:
+            seed_step(settings.seed, step.number, here.rank)
+            rate, _ = learning_rates(settings, state.updates, warmups, steps.total)
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
+            norm = runner.clip(settings.clip)  # []
+            optimiser.step()
+            model.zero_grad()
+            state.step = step.number
+            state.updates += 1
+            log.add(values, step)
+
+            stops, last = stop.asked(step.number), step.number == steps.total
+            evaluates = task.validate is not None and (step.ends(settings.eval_every) or last)
+            saves = step.ends(settings.save_every) or last or stops
+            line: dict[str, float] = {}
+            if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
+                with log.paused():
+                    line = log.write(step.number, norm=norm, rate=rate, more={})
+                    raise_if_diverged(line["loss"], step.number, log, fp16=False)
+            if evaluates and task.validate is not None:
+                with log.paused(), torch.no_grad(), autocast():
+                    model.eval()
+                    validation = {f"eval_{name}": value for name, value in task.validate().items()}
+                    model.train()
+                    log.write_validation(step.number, validation)
+                value = validation.get(f"eval_{settings.best}", float("nan"))
+                if settings.best != LAST and is_better(value, state.best, higher=job.higher):
+                    state.best, state.best_step, saves = value, step.number, True
+                elif settings.early_stopping and (
+                    step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
+                ):
+                    state.ended_early = saves = True
+                line |= validation
+            if saves:
+                with log.paused():
+                    checkpoints.save(
+                        job.folder,
+                        model,
+                        task.tokenizer,
+                        optimiser,
+                        state,
+                        here,
+                        more=job.saved_with,
+                        finished=last or state.ended_early,
+                        keep=settings.keep,
+                        sharded=False,
+                    )
+            job.on_step(step.number, line)
+            if stops or state.ended_early:
+                break
+    return state
+
+
+def autocast_of(settings: Train, device: torch.device) -> Callable[[], Any]:
+    """What runs a forward pass in bf16, if that is the precision; weights stay in fp32. There is no fp16 here."""
+    if settings.precision == "fp16":
+        raise UserError("train.precision: systems train in bf16 or fp32, not in fp16.")
+    low = precision_of(settings, device) == "bf16"
+    return (lambda: torch.autocast(device.type, torch.bfloat16)) if low else nullcontext
+
+
+def planned_steps(task: Task, settings: Train, here: Processes) -> PlannedSteps:
+    """The steps of a training. On a GPU, a step is cut by tokens, which does not change it."""
+    lengths = lengths_of(task.examples)
+    rows = settings.batch_size * settings.accumulate
+    cuda = here.device.type == "cuda"
+    most = settings.max_tokens or (TOKENS if cuda else None)
+    plan = Plan(
+        lengths.sources, lengths.targets, rows if most else settings.batch_size, most or None, texts=lengths.texts
+    )
+    epochs = Epochs(lengths.sources, step=rows, seed=settings.seed, grouped=settings.group_by_length)
+    total = total_steps(settings, len(lengths.sources))
+    return PlannedSteps(task.examples, epochs, plan, task.pad, lengths=lengths, total=total, pin=cuda)
+
+
+def batches(rows: Any, pad: Pad, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
+    """All rows in batches of similar length, on a device, with their numbers."""
+    lengths = lengths_of(rows)
+    plan = Plan(lengths.sources, lengths.targets, MOST_ROWS, TOKENS, texts=lengths.texts)
+    for piece in plan.cut(range(len(rows))):
+        batch = pad([rows[row] for row in piece.rows], piece.size)
+        yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}

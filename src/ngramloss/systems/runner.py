@@ -1,0 +1,147 @@
+"""a recipe of a system and a folder → a trained run in it, continued from where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ngramloss.errors import UserError
+from ngramloss.output.console import logger
+from ngramloss.output.escape import as_code, in_markdown
+from ngramloss.recipe import Recipe
+from ngramloss.storage.files import read_object, whole_folder, write_whole
+from ngramloss.storage.run_folder import RunFolder
+from ngramloss.systems.candidate_sets import whole_paths
+from ngramloss.systems.loop import Job, Task, run
+from ngramloss.systems.registry import Written, check_recipe
+from ngramloss.training import checkpoints
+from ngramloss.training.card import PACKAGES
+from ngramloss.training.claim import claim, locked
+from ngramloss.training.identity import IDENTITY
+from ngramloss.training.loop import total_steps
+from ngramloss.training.processes import start_processes
+from ngramloss.training.runner import Outcome, after_full_disk, best_checkpoint, open_logs
+from ngramloss.training.trackers import check_trackers
+from ngramloss.version import __version__, installed
+
+
+def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
+    """Train a system, or continue from the last complete checkpoint.
+
+    Args:
+        settings: the resolved recipe.
+        folder: the run folder.
+        fresh: delete an earlier run in this folder and start over.
+        trust_remote_code: whether code that comes with the model may run.
+    """
+    system = check_recipe(settings)
+    check_trackers(settings.train.report_to)
+    candidates = whole_paths(settings.data.candidates)
+    settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=candidates))
+    run_folder = RunFolder(folder)
+    with locked(run_folder, 0):
+        newest = claim(settings, run_folder, fresh=fresh)
+        if run_folder.finished:
+            logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
+            return Outcome(folder, True, 0, 0)
+        began = checkpoints.step(newest) if newest else 0
+        torch.manual_seed(settings.train.seed)
+        task: Task = system.entry.function("task")(settings, system.options, trust_remote_code=trust_remote_code)
+        for sentence in task.used:
+            logger.info(sentence)
+        if newest is not None:
+            _raise_unless_same(folder, newest, task.identity)
+        step, finished = began, newest is not None and checkpoints.facts(newest)["finished"]
+        if not finished:
+            step, finished = _run(settings, run_folder, system, task, newest)
+        if finished:
+            why = _finish(settings, run_folder, system, task)
+            logger.info(f"finished at step {step}: {run_folder.model}{why}")
+        else:
+            logger.info(f"stopped at step {step}; the same command continues it.")
+    return Outcome(folder, finished, step, began)
+
+
+def _run(settings: Recipe, run_folder: RunFolder, system: Written, task: Task, newest: Path | None) -> tuple[int, bool]:
+    """Run the loop. Returns the last step, and whether the training is finished."""
+    here, steps = start_processes(), total_steps(settings.train, len(task.examples))
+    began = checkpoints.step(newest) if newest else 0
+    if newest is not None:
+        logger.info(f"continuing {run_folder.path} from step {began}.")
+    shown = [*task.terms, *system.entry.bests]
+    with open_logs(settings, run_folder, here, terms=shown, score="", steps=steps, since=began) as logs:
+        job = Job(
+            task,
+            settings.train,
+            higher=system.entry.bests.get(settings.train.best, False),
+            folder=run_folder.checkpoints,
+            saved_with={IDENTITY: json.dumps(task.identity)},
+            continued_from=newest,
+            **logs,
+        )
+        try:
+            state = run(job, here)
+        except checkpoints.CheckpointError as reason:
+            raise OSError(f"{reason} {after_full_disk(run_folder, here)}") from reason
+    return state.step, state.step >= steps or state.ended_early
+
+
+def _raise_unless_same(folder: Path, checkpoint: Path, identity: Mapping[str, Any]) -> None:
+    """Raise unless a checkpoint was trained on the same data, by the same encoder's files."""
+    saved = read_object(checkpoint / IDENTITY, f"Delete {checkpoint} to continue from the previous checkpoint.")
+    now = json.loads(json.dumps(identity))
+    if changed := sorted(name for name in {*saved, *now} if saved.get(name) != now.get(name)):
+        raise UserError(
+            f"what {folder} was started with has changed since: {', '.join(changed)}. Restore it to continue, or start "
+            "over with --fresh."
+        )
+
+
+def _finish(settings: Recipe, run_folder: RunFolder, system: Written, task: Task) -> str:
+    """Write the card, then the model folder, which marks the run as finished. Returns why it is this model."""
+    newest = checkpoints.find(run_folder.checkpoints).newest
+    assert newest is not None, "a finished run has a checkpoint"
+    facts = checkpoints.facts(newest)
+    chosen = best_checkpoint(run_folder, newest, facts["best_step"])
+    why = ""
+    if checkpoints.step(chosen) == facts["best_step"]:
+        rank = "highest" if system.entry.bests[settings.train.best] else "lowest"
+        why = (
+            f", the weights of step {facts['best_step']} ({rank} validation {settings.train.best}, {facts['best']:.4f})"
+        )
+    write_whole(run_folder.card, _card(settings, system, task.used, why or ", the last weights"))
+    with whole_folder(run_folder.model) as partial_folder:
+        checkpoints.copy_model(chosen, partial_folder)
+        run_folder.record_weights(partial_folder)
+    return why
+
+
+def _card(settings: Recipe, system: Written, used: Sequence[str], why: str) -> str:
+    """The card as Markdown: what was trained, on what, with which settings and versions."""
+    versions = {"ngramloss": __version__, **{name: installed(name) for name in PACKAGES}}
+    train_settings = dataclasses.asdict(settings.train)
+    lines = [
+        f"# {in_markdown(settings.slug)}",
+        "",
+        f"{in_markdown(system.entry.about)}. Encoder: {as_code(settings.model.name)}{why}.",
+        "",
+        *(f"* {in_markdown(sentence)}" for sentence in used),
+        *(f"* {name} = {as_code(str(value))}" for name, value in system.options.items()),
+        *(
+            f"* {name} = {as_code(str(train_settings[name]))}"
+            for name in ("batch_size", "accumulate", "learning_rate", "schedule", "warmup_steps", "seed")
+        ),
+        "",
+        *(f"* {name} {version}" for name, version in versions.items() if version),
+        f"* Python {platform.python_version()}",
+        "",
+        f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,412 @@
+"""candidates of any writer → a reranker that scores each by its likeness to the document (SimCLS), and its choice.
+
+After Liu and Liu (2021), "SimCLS: A Simple Framework for Contrastive Learning of Abstractive Summarization", and their
+code: an encoder reads document and candidate one by one, and the cosine of the two is the candidate's score.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ngramloss import recipe
+from ngramloss.data import Example, Split
+from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
+from ngramloss.data.tokens import Shape, prompt_ids, targets, tokenise
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.generation import candidates
+from ngramloss.generation.job import Job, job
+from ngramloss.generation.predictions import write_texts
+from ngramloss.metrics.gains import BY_TASK, gain_of
+from ngramloss.models import loading
+from ngramloss.models.encoders import load_encoder, load_encoder_config, raise_unless_it_fits
+from ngramloss.objectives.candidates.rank import pair_costs
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import Model, Recipe
+from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps.padding import Batch, Padder
+from ngramloss.storage.files import fingerprint
+from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
+from ngramloss.systems.candidate_sets import CandidateSet, about_of, named_files, read_set
+from ngramloss.systems.loop import Task, batches
+from ngramloss.systems.registry import read_system
+from ngramloss.training.prepare import model_identity
+
+NAME = "simcls"
+FIRST, BEST = "first", "best"
+"""What can choose without a reranker: the writer's own first text, or the one with the highest gain, an oracle."""
+
+
+# The formula
+
+
+class Penalties(NamedTuple):
+    """What a row adds to the loss, [B] each."""
+
+    order: Tensor
+    """For candidates that are not scored in the order of their gains."""
+    reference: Tensor
+    """For candidates that score higher than the reference."""
+
+
+def penalties(
+    score: Tensor, reference: Tensor, gain: Tensor, present: Tensor, *, margin: float, gold_margin: float
+) -> Penalties:
+    r"""The ranking loss of SimCLS for each row.
+
+    .. math::
+        \sum_{d=1}^{K-1} \frac{1}{K-d} \sum_{i=1}^{K-d} \max(0, S_{i+d} - S_i + d \cdot \textit{margin})
+        \quad\text{and}\quad
+        \frac{1}{K} \sum_{k} \max(0, S_k - S_{\textit{reference}} + \textit{gold margin})
+
+    with the K candidates in falling order of gain; those with the same gain keep their order. A row with one candidate
+    has no order, and one with none has neither.
+
+    Args:
+        score: of each candidate, [B, K].
+        reference: the score of the reference, [B].
+        gain: of each candidate, [B, K].
+        present: which candidates there are, [B, K].
+        margin: by how much a candidate should score higher than the next one.
+        gold_margin: by how much the reference should score higher than a candidate.
+
+    Example:
+        >>> score, gain = torch.tensor([[0.5, 0.75]]), torch.tensor([[0.9, 0.1]])
+        >>> penalties(score, torch.tensor([0.5]), gain, gain > 0, margin=0.25, gold_margin=0.0)
+        Penalties(order=tensor([0.5000]), reference=tensor([0.1250]))
+    """
+    number = present.sum(-1)  # [B]
+    order = gain.where(present, float("-inf")).sort(dim=-1, descending=True, stable=True).indices  # [B, K]
+    ranked = score.where(present, 0.0).gather(-1, order)  # [B, K]
+    too_high = (score - reference.unsqueeze(-1) + gold_margin).relu().where(present, 0.0)  # [B, K]
+    return Penalties(pair_costs(ranked, number, margin=margin).sum((-2, -1)), too_high.sum(-1) / number.clamp_min(1))
+
+
+class Scores(NamedTuple):
+    """Cosines with the document: of the reference, [B], and of each candidate, [B, K]; which candidates there are."""
+
+    reference: Tensor
+    candidates: Tensor
+    present: Tensor
+
+
+def score_batch(encoder: Any, batch: Batch, *, pad: int, pooling: str) -> Scores:
+    """Score the texts of a batch of :class:`Padder`. Texts that are absent are not encoded, and score 0.
+
+    Args:
+        encoder: reads ids and a mask.
+        batch: sources, references (``labels``) and candidates.
+        pad: the id of padding.
+        pooling: "first": a text is its first token's state; "mean": the mean over its tokens.
+    """
+    ids = batch["input_ids"]  # [B, S]
+    mask = batch.get("attention_mask", torch.ones_like(ids))  # [B, S]
+    documents = _states(encoder, ids, mask, pooling)  # [B, D]
+    texts = torch.cat([batch["labels"].unsqueeze(1), batch["candidates"]], 1)  # [B, 1 + K, T]
+    real = texts != IGNORE_INDEX  # [B, 1 + K, T]
+    present = real.any(-1)  # [B, 1 + K]
+    states = documents.new_zeros(*present.shape, documents.shape[-1])  # [B, 1 + K, D]
+    states[present] = _states(encoder, texts.where(real, pad)[present], real[present].long(), pooling)
+    cosine = F.cosine_similarity(documents.unsqueeze(1), states, dim=-1)  # [B, 1 + K]
+    return Scores(cosine[:, 0], cosine[:, 1:], present[:, 1:])
+
+
+def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """One vector for each text, in fp32 or more, [N, D]."""
+    states: Tensor = encoder(input_ids=ids, attention_mask=mask).last_hidden_state  # [N, T, D]
+    states = states.to(torch.promote_types(states.dtype, torch.float32))  # [N, T, D]
+    if pooling == "first":
+        return states[:, 0]
+    weights = mask.to(states).unsqueeze(-1)  # [N, T, 1]
+    return (states * weights).sum(1) / weights.sum(1)
+
+
+# Training
+
+
+def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: bool = False) -> Task:
+    """What ``ngramloss rerank train`` trains: candidates read and tokenised, and the encoder."""
+    files = named_files(settings.data.candidates)
+    if "train" not in files:
+        raise UserError(
+            "SimCLS learns from candidates, but data.candidates has none to train on. Make some with ngramloss "
+            "candidates, then: ngramloss rerank train FOLDER"
+        )
+    config = None
+    if settings.model.name != "scratch":  # a mistake is found before data are read
+        config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
+    sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
+    if settings.train.eval_every == 0:
+        sets.pop("validation", None)
+    used = _used(sets)
+    tokenizer, _ = loading.load_tokenizer(
+        settings.model,
+        lambda: loading.iterate_texts(sets["train"].examples),
+        sets["train"].fingerprint,
+        trust_remote_code=trust_remote_code,
+    )
+    encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    longest = max(settings.data.max_source, settings.data.max_target)
+    raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
+    rows = {split: _rows(of_split, tokenizer, settings) for split, of_split in sets.items()}
+    used += _cut(rows, settings)
+    margins = {name: options[name] for name in ("margin", "gold_margin")}
+
+    def scores_of(batch: Batch) -> Scores:
+        return score_batch(encoder, batch, pad=tokenizer.pad_token_id, pooling=options["pooling"])
+
+    def parts_of(scores: Scores, gains: Tensor) -> list[Tensor]:
+        found = penalties(scores.candidates, scores.reference, gains, scores.present, **margins)
+        return [found.order, options["gold_weight"] * found.reference]
+
+    def validate() -> dict[str, float]:
+        """The loss, and the gain of the texts that are chosen."""
+        total, gain = 0.0, 0.0
+        for _, batch in batches(rows["validation"], _padder(tokenizer), next(encoder.parameters()).device):
+            scores = scores_of(batch)
+            total += float(torch.stack(parts_of(scores, batch["gains"])).sum())
+            gain += float(batch["gains"].gather(-1, _choice(scores).unsqueeze(-1)).sum())
+        count = len(rows["validation"])
+        return {"loss": total / count, "gain": gain / count}
+
+    identity = {
+        **{split: of_split.fingerprint for split, of_split in sets.items()},
+        **{f"candidates ({split})": of_split.candidates.fingerprint for split, of_split in sets.items()},
+        "model_files": model_identity(settings.model, config),
+    }
+    return Task(
+        encoder,
+        tokenizer,
+        rows["train"],
+        _padder(tokenizer),
+        Penalties._fields,
+        lambda batch: parts_of(scores_of(batch), batch["gains"]),
+        validate if "validation" in sets else None,
+        identity,
+        used,
+    )
+
+
+def _rows(of_split: CandidateSet, tokenizer: Any, settings: Recipe) -> WithCandidates:
+    shape, examples, key = Shape.of(settings.data), of_split.examples, of_split.fingerprint
+    texts = tokenise_candidates(examples, key, of_split.candidates, tokenizer, shape)
+    return WithCandidates(tokenise(examples, key, tokenizer, shape), texts)
+
+
+def _padder(tokenizer: Any) -> Padder:
+    return Padder(tokenizer.pad_token_id, lambda labels: labels)
+
+
+def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
+    """What is used of the candidates, in sentences. Raises if there is nothing to choose between."""
+    sentences = []
+    for split, of_split in sets.items():
+        counts = [len(texts) for texts in of_split.texts]
+        alone = sum(count == 1 for count in counts)
+        if alone == len(counts):
+            raise UserError(
+                f"every source of the {split} candidates has one candidate only, so there is nothing to choose. Make "
+                "several with: ngramloss candidates RUN_OR_MODEL --count 16"
+            )
+        few = f" {alone:,} sources have one candidate only, which has no order." if alone else ""
+        sentences.append(f"{split}: {len(counts):,} sources, {sum(counts) / len(counts):.1f} candidates each.{few}")
+    if "validation" not in sets:
+        sentences.append(
+            "nothing is validated, so the last weights become the model. Candidates of the validation split select the "
+            "best ones: --validation FOLDER."
+        )
+    return sentences
+
+
+def _cut(rows: Mapping[str, WithCandidates], settings: Recipe) -> list[str]:
+    return [
+        f"{split}: {cut:,} of {len(of_split):,} sources are longer than data.max_source = {settings.data.max_source} "
+        "tokens and lost their end."
+        for split, of_split in rows.items()
+        if (cut := of_split.tokens.cut[0])
+    ]
+
+
+def _choice(scores: Scores) -> Tensor:
+    """The number of the candidate with the highest score, the first of equal ones, [B]."""
+    return scores.candidates.where(scores.present, float("-inf")).argmax(-1)
+
+
+# Choosing
+
+
+class Reranker:
+    """A trained reranker.
+
+    Args:
+        folder: its run.
+        trust_remote_code: whether code that comes with the encoder may run.
+    """
+
+    def __init__(self, folder: Path, *, trust_remote_code: bool = False) -> None:
+        run = RunFolder(folder)
+        if not run.recipe.is_file():
+            raise MissingFileError(
+                f"{folder} is not a run: it has no {run.recipe.name}. Give the folder of ngramloss rerank train, "
+                f"{FIRST} or {BEST}."
+            )
+        self.settings = recipe.load(str(run.recipe), objective=False)
+        system = read_system(self.settings.system) if self.settings.system else None
+        if system is None or system.name != NAME:
+            raise UserError(f"{folder} is not a reranker. Train one with: ngramloss rerank train CANDIDATES")
+        if not run.finished:
+            raise MissingFileError(
+                f"{folder} has no {run.model.name}/: its training is not finished. The same ngramloss rerank train "
+                "command continues it."
+            )
+        self.folder, self.pooling = run.model, system.options["pooling"]
+        model = Model(name=str(run.model))
+        self.tokenizer, _ = loading.load_tokenizer(model, lambda: (), "", trust_remote_code=trust_remote_code)
+        encoder = load_encoder(model, self.tokenizer, trust_remote_code=trust_remote_code)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.encoder = encoder.to(self.device).eval()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is saved with its choices."""
+        return {
+            "system": self.settings.system,
+            "weights": fingerprint(weight_files(self.folder)),
+            "model_files": model_files(self.folder),
+            "lengths": [self.settings.data.max_source, self.settings.data.max_target],
+        }
+
+    @torch.no_grad()
+    def scores(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
+        """The score of each text of each document, −1 to 1, in fp32."""
+        shape = Shape.of(self.settings.data)
+        ids = prompt_ids(documents, self.tokenizer, shape)
+        flat = [text for group in texts for text in group]
+        encoded = iter(targets(flat, self.tokenizer, shape) if flat else [])
+        rows = [
+            {"input_ids": own, "labels": [], "candidates": [next(encoded) for _ in group], "gains": [0.0] * len(group)}
+            for own, group in zip(ids, texts, strict=True)
+        ]
+        found: list[list[float]] = [[] for _ in rows]
+        with Progress("scoring candidates", total=len(rows), unit="documents") as progress:
+            for numbers, batch in batches(rows, _padder(self.tokenizer), self.device):
+                scores = score_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
+                for number, values in zip(numbers, scores.candidates.tolist(), strict=True):
+                    found[number] = values[: len(texts[number])]
+                progress.update(len(numbers))
+        return found
+
+
+class Chosen(NamedTuple):
+    """What was chosen. Gains are means over the sources.
+
+    Attributes:
+        path: of the predictions.
+        sources: their number.
+        first: the gain of the writer's own first texts.
+        chosen: that of the chosen texts.
+        best: that of the best possible choice.
+        mean: that of all candidates.
+        changed: sources for which another text than the first was chosen.
+    """
+
+    path: Path
+    sources: int
+    first: float
+    chosen: float
+    best: float
+    mean: float
+    changed: int
+
+
+def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, trust_remote_code: bool = False) -> Chosen:
+    """Choose a text of each source and write it, as ``ngramloss generate`` writes predictions.
+
+    Args:
+        chooser: the folder of a reranker, ``first`` or ``best``.
+        of_split: sources, references and candidates.
+        folder: where to write.
+        task: what the texts are.
+        trust_remote_code: as in :class:`Reranker`.
+    """
+    texts, gains = of_split.texts, of_split.gains
+    alone = sum(len(group) == 1 for group in texts)
+    if alone:
+        logger.warning(f"{alone:,} of {len(texts):,} sources have one candidate only, which is taken as it is.")
+    facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint}
+    if chooser in (FIRST, BEST):
+        picked = [0 if chooser == FIRST else _highest(values) for values in gains]
+    else:
+        reranker = Reranker(Path(chooser), trust_remote_code=trust_remote_code)
+        facts |= reranker.facts
+        scores = reranker.scores([example.source for example in of_split.examples], texts)
+        picked = [_highest(values) for values in scores]
+    by_id = {example.id: group[number] for example, group, number in zip(of_split.examples, texts, picked, strict=True)}
+
+    def write(examples: Sequence[Example]) -> list[str]:
+        return [by_id[example.id] for example in examples]
+
+    work = Job(chooser, Model(name=chooser), of_split.data, of_split.split, None, None, 0, 0, task=task)
+    split = Split(of_split.data.name, of_split.split, of_split.examples, [], of_split.fingerprint)
+    path = write_texts(work, folder, split, write, facts)
+    count = len(texts)
+    return Chosen(
+        path,
+        count,
+        sum(values[0] for values in gains) / count,
+        sum(values[number] for values, number in zip(gains, picked, strict=True)) / count,
+        sum(map(max, gains)) / count,
+        sum(sum(values) / len(values) for values in gains) / count,
+        sum(number > 0 for number in picked),
+    )
+
+
+def generate(work: Job, folder: Path) -> Path:
+    """Write candidates of the documents of a job as the writer of the training candidates did, and choose among them.
+
+    Args:
+        work: a job whose model is a reranker's run.
+        folder: where candidates and predictions go.
+    """
+    own = recipe.load(str(RunFolder(Path(work.model)).recipe), objective=False)
+    trained_on = named_files(own.data.candidates)["train"][0]
+    about = about_of(trained_on)
+    if "candidates" not in about:
+        raise UserError(
+            f"{work.model} chooses among texts of another writer, and {trained_on} does not say which one. Give it "
+            f"their candidates: ngramloss rerank apply {work.model} CANDIDATES --out DIR"
+        )
+    columns = {name: getattr(work.data, name) for name in ("source", "target", "id") if getattr(work.data, name)}
+    writer = job(
+        str(about["model"]),
+        data=work.data.name,
+        split=work.split,
+        limit=work.limit,
+        batch_size=work.batch_size,
+        overrides=[f"data.{name}={json.dumps(column)}" for name, column in columns.items()],
+        trust_remote_code=work.trust_remote_code,
+    )
+    made, search = about["candidates"], about["generation"]
+    groups = search.get("num_beam_groups", 0)
+    plan = candidates.plan(
+        writer,
+        **{name: made[name] for name in ("how", "count", "temperature", "top_p", "seed")},
+        beams=0 if made["how"] == "sample" else search.get("num_beams", 0),
+        groups=groups,
+        diversity=search["diversity_penalty"] if groups else None,
+    )
+    candidates.write_candidates(writer, plan, gain_of(BY_TASK[work.task], {}), folder)
+    of_split = read_set([folder], work.data, work.task, work.split)
+    return choose(work.model, of_split, folder, task=work.task, trust_remote_code=work.trust_remote_code).path
+
+
+def _highest(values: Sequence[float]) -> int:
+    """The place of the highest value, the first of equal ones."""
+    return max(range(len(values)), key=lambda place: values[place])
