@@ -111,7 +111,7 @@ def test_a_mark_stands_for_a_p_that_is_corrected_for_all_sets(path, drawn):
     confirmed(path)
     assert drawn[-2][1].mark == "*", "its p is 0.3%, and one of four"
     noise = {**STEADY, "news": {row: STEADY["news"][row] for row in ("ce", "ce + rewards(2)")}}
-    assert "None of 1 comparison with ce is significant at 5% (Holm)." in confirmed(path, noise)
+    assert "None of 1 comparison with ce is significant at 5% (Holm). 3 more are planned." in confirmed(path, noise)
 
 
 def test_a_row_without_a_score_is_not_drawn(path, drawn):

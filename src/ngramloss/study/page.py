@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from datetime import date
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +100,7 @@ def write_page(
 
 def _answer(study: Study, sets: Sequence[SetTables]) -> str:
     """Which confirmed rows differ from the baseline."""
-    compared = [row for own in sets for row in own.rows if row.against]
+    compared = [row for own in sets for row in own.rows if row.against and not isnan(row.against["p"])]
     found = [
         f"{row.objective} on {row.data.name} ({signed(row.against['difference'], row.data.score.decimals)} "
         f"{row.data.score.label})"
@@ -109,7 +109,10 @@ def _answer(study: Study, sets: Sequence[SetTables]) -> str:
     ]
     many = f"{len(compared)} comparison{'s' * (len(compared) != 1)} with {study.baseline}"
     verb = "are" if len(found) > 1 else "is"
-    return f"{len(found) or 'None'} of {many} {verb} significant at 5% (Holm){': ' * bool(found)}{', '.join(found)}."
+    listed = f"{': ' * bool(found)}{', '.join(found)}"
+    left = study.comparisons - len(compared)
+    planned = f" {left} more {'are' if left > 1 else 'is'} planned." if left > 0 else ""
+    return f"{len(found) or 'None'} of {many} {verb} significant at 5% (Holm){listed}.{planned}"
 
 
 def _unconfirmed(sets: Sequence[SetTables]) -> str:
