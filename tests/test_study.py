@@ -343,6 +343,16 @@ def test_tests_of_rows_that_are_always_tested_are_shown_before_the_screening_end
     assert [row.split("  ")[0] for row in rows] == ["ce", "ce + bag(2)"]
 
 
+def test_texts_of_different_engines_are_noticed(path, instant, capsys):
+    assert "different engines" not in whole(capsys)
+    for number, file in enumerate(sorted(Path("mine/news").glob("*seed*.json"))):
+        content = json.loads(file.read_text())
+        content["generation"] += f"|engine:{'hf' if number < 3 else 'graph'}"
+        file.write_text(json.dumps(content))
+    _, text, _ = shown(capsys, "--show")
+    assert text.count("Texts were written by different engines, graph (35) and hf (3):") == 1
+
+
 def said(capsys):
     """What a study prints of its plan."""
     main(["study", "mine.toml", "--show"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
 from typing import NamedTuple
@@ -164,7 +165,7 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
         if any(row.scores or row.failed for row in rows):
             title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
             own = own._replace(
-                confirmed=Shown(title, _confirmed(rows), _failures(rows), _legend(family, study)),
+                confirmed=Shown(title, _confirmed(rows), _failures(rows), [*_engines(made), *_legend(family, study)]),
                 others=[
                     Shown(f"all scores of {writing} on test data", _others(study, rows, writing, results))
                     for writing in study.writings
@@ -406,6 +407,16 @@ def _signatures(own: Sequence[Result]) -> list[tuple[str, str]]:
         parts = [part for part in result.generation.split("|") if not part.startswith("weights:")]
         found += [(parts[0], "|".join(parts))] if result.generation else []
     return list(dict.fromkeys(found))
+
+
+def _engines(own: Sequence[Result]) -> list[str]:
+    """A note if the texts of a set were written by several engines: rounding may choose other words."""
+    parts = (dict(part.partition(":")[::2] for part in result.generation.split("|")) for result in own)
+    engines = Counter(part["engine"] for part in parts if "engine" in part)
+    if len(engines) < 2:
+        return []
+    listed = " and ".join(f"{name} ({count})" for name, count in sorted(engines.items()))
+    return [f"Texts were written by different engines, {listed}: where probabilities are close, they may differ."]
 
 
 def _speeds(own: Sequence[Result]) -> str:
