@@ -70,7 +70,7 @@ def test_no_module_of_tests_imports_another():
 
 
 ACROSS = {
-    "adopt", "best_runs", "candidate_objectives", "candidate_training", "crash_points", "docs", "family", "first_hour",
+    "adopt", "bertsum_abs", "best_runs", "candidate_objectives", "candidate_training", "crash_points", "docs", "family", "first_hour",
     "formats", "fuzz", "language_models", "like", "model_files", "multilingual", "one_of_two_processes", "ray",
     "recorded_losses", "registries", "score_runs", "strangers", "studies", "translation", "words",
 }  # fmt: skip

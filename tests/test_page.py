@@ -1,5 +1,7 @@
 """The report's page: tables and blocks in Python, and all that a reader does to it in a real browser."""
 
+# ruff: noqa: F401, F811 -- fixtures of another module
+
 import base64
 import csv
 import gzip
@@ -7,15 +9,14 @@ import json
 import math
 import random
 import re
-import shutil
 import subprocess
 import sys
 import time
 from array import array
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from browsers import browser, visit, written
 from in_process import InProcess
 from page_data import HOSTILE, NOTHING, SCORES, cases, hostile, large, log, sample, spread, system
 
@@ -26,17 +27,6 @@ from ngramloss.report.build import curves, flat
 from ngramloss.report.record import Ablation, AblationRow, Report, TrainingLog
 from ngramloss.scoring.results import Seeds
 from ngramloss.scoring.significance import CorpusScore
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def unpacked(block):
@@ -468,64 +458,6 @@ def test_every_part_of_the_record_is_drawn_once(monkeypatch):
 # In a browser
 
 
-@pytest.fixture(scope="module")
-def browser():
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip("no browser is installed: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS, headless=True)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The address of a page, each written once."""
-    kept = {}
-
-    def address(make):
-        if make not in kept:
-            made = make()
-            kept[make] = (
-                made if isinstance(made, Path) else page.write_page(made, tmp_path_factory.mktemp("report"))
-            ).as_uri()
-        return kept[make]
-
-    return address
-
-
-@pytest.fixture
-def visit(browser, written):
-    """Open a page; at the end nothing may have gone wrong in it, and nothing may have been asked for."""
-    contexts, wrong = [], []
-
-    def open_page(make=sample, hash="", before="", **options):
-        options.setdefault("viewport", {"width": 1280, "height": 900})
-        context = browser.new_context(**options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        address = written(make)
-        tab.on(
-            "request",
-            lambda request: wrong.append(request.url) if not request.url.startswith((address, "data:,")) else None,
-        )
-        if before:
-            tab.add_init_script(before)
-        tab.goto(address + hash)
-        if tab.query_selector("#cases"):
-            tab.wait_for_selector("#texts .text")
-        return tab
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
 def until(tab, claim):
     """Wait until an expression is true. The page's policy forbids what the browser driver would do for it."""
     end = time.monotonic() + 60
@@ -583,7 +515,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache, monkeypatch):
     from ngramloss.study import run
     from ngramloss.training import runner
 
-    monkeypatch.setattr(run, "start", InProcess)
+    monkeypatch.setattr(run, "Process", InProcess)
     small = [
         "objective=ce",
         "model.width=16",

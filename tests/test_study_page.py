@@ -14,9 +14,9 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from browsers import browser, visit, written
 from page_data import HOSTILE
-from test_page import browser, visit, written
-from test_study import ROOT, SCORES, STUDY, compared, instant, made, path, shown
+from study_results import ROOT, SCORES, STUDY, compared, instant, made, path, shown
 
 from ngramloss.report import forest
 from ngramloss.study import page, plan, stages, tables

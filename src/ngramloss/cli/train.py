@@ -93,14 +93,15 @@ def _recommend_next(settings: Recipe, folder: str, trust: str) -> None:
     from ngramloss.data import has_split
     from ngramloss.systems.registry import read_system
 
-    if settings.system and (command := read_system(settings.system).entry.next):
-        logger.info(f"next: {command.format(run=shlex.quote(folder))}{trust}")
-        return
-    split = next(part for part in ("test", "validation", "train") if has_split(settings.data, part))
-    if split == "train":
-        logger.info(
-            "the data have no test split, so the next command writes texts of the training split. Hold a part of it "
-            "out with data.test_fraction=0.1, or choose other data with --data."
-        )
-    extra = {"test": "", "validation": " --split validation", "train": " --split train --limit 20"}[split]
-    logger.info(f"next: ngramloss generate {shlex.quote(folder)}{extra}{trust}")
+    run = shlex.quote(folder)
+    command = read_system(settings.system).entry.after.format(run=run) if settings.system else ""
+    if not command:
+        split = next(part for part in ("test", "validation", "train") if has_split(settings.data, part))
+        if split == "train":
+            logger.info(
+                "the data have no test split, so the next command writes texts of the training split. Hold a part of "
+                "it out with data.test_fraction=0.1, or choose other data with --data."
+            )
+        extra = {"test": "", "validation": " --split validation", "train": " --split train --limit 20"}[split]
+        command = f"ngramloss generate {run}{extra}"
+    logger.info(f"next: {command}{trust}")

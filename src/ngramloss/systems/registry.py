@@ -32,7 +32,7 @@ class System:
         recipes: with its authors' settings, and a small one.
         module: its file, as it is imported; empty if ``train`` and ``generate`` need nothing else.
         options: name → what it may be.
-        next: the command after training, with {run} for its folder; empty: ``generate``.
+        after: the command after training, with {run} for its folder; empty: ``generate``.
         not_used: settings of ``data`` that it does not read.
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
     """
@@ -41,7 +41,7 @@ class System:
     recipes: tuple[str, ...]
     module: str = ""
     options: Mapping[str, Setting] = field(default_factory=dict)
-    next: str = ""
+    after: str = ""
     not_used: tuple[str, ...] = ("prompt", "instruction")
     bests: Mapping[str, bool] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ _BUILTIN = {
             "gold_weight": Setting(1.0, least=0, most=1000, help="weight of the reference's margin"),
             "pooling": Setting("first", choices=("first", "mean"), help="what stands for a text: its first token"),
         },
-        next="ngramloss rerank apply {run} CANDIDATES --out DIR",
+        after="ngramloss rerank apply {run} CANDIDATES --out DIR",
         bests={"gain": True, "loss": False},
     ),
     "bertsum_ext": System(
