@@ -196,7 +196,7 @@ def test_nothing_of_the_paper_stands_beside_other_data(tmp_path, base, capsys, o
     assert (tmp_path / "runs" / "lead-3").exists() == (task == "summarisation")
 
 
-def test_everything_is_done_once_and_continued(tmp_path, base, capsys, started, monkeypatch):
+def test_everything_is_done_once_and_continued(tmp_path, base, capsys, started):
     arguments = ["cases", "--objectives", "ce", "ce + matches(2)"]
     assert again(tmp_path, base, *arguments) == 0
     out = capsys.readouterr().out
@@ -214,10 +214,20 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, started, 
     assert reproduce.ONE_SEED in out
     assert [words[0] for words in started] == ["train", "generate"] * 2
     started.clear()
-    monkeypatch.setattr(reproduce.predictions, "write_predictions", None)
+    baseline = tmp_path / "runs" / "lead-2" / "predictions.jsonl"
+    written = baseline.stat().st_mtime_ns
     assert again(tmp_path, base, *arguments) == 0
     assert started == []
+    assert baseline.stat().st_mtime_ns == written
     assert capsys.readouterr().out == out
+
+
+def test_a_folder_of_an_earlier_version_is_refused_before_anything_is_trained_again(tmp_path, base, capsys, started):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "plan.json").write_text("{}")
+    assert again(tmp_path, base, "cases", "--objectives", "ce", "ce + matches(2)") == 2
+    assert "has runs of an earlier version, which are named otherwise. Choose another --runs." in capsys.readouterr().err
+    assert started == []
 
 
 @pytest.mark.slow

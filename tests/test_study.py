@@ -218,6 +218,35 @@ def test_tests_of_rows_that_are_always_tested_are_shown_before_the_screening_end
     assert [row.split("  ")[0] for row in rows] == ["ce", "ce + bag(2)"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("confirmation = [11, 12, 13]", "confirmation = [11, 12, 13, 14]", "the confirmation seeds of news were"),
+        ('always = ["ce + bag(2)"]', 'always = ["ce + rewards(2)"]', r"was used for ce .*, ce \+ bag\(2\)"),
+    ],
+)
+def test_what_is_always_tested_cannot_change_once_it_was_tested(old, new, message, path, instant, capsys):
+    changed(path, ("confirm = 2", 'confirm = 1\nalways = ["ce + bag(2)"]'))
+    whole(capsys)
+    for file in Path("mine").glob("*/*seed2*.validation.*"):
+        file.unlink()
+    for file in Path("mine").glob("*/confirmed.json"):
+        file.unlink()
+    changed(path, (old, new))
+    code, _, err = shown(capsys, "--show")
+    assert code == 2
+    assert re.search(message, err), err
+
+
+def test_texts_of_other_settings_are_not_taken_for_those_of_the_study(path, instant, capsys):
+    whole(capsys)
+    shutil.rmtree("mine")
+    changed(path, ('beam2 = ["generation.num_beams=2"]', 'beam2 = ["generation.num_beams=3"]'))
+    code, _, err = shown(capsys)
+    assert code == 2
+    assert "were not written with --set generation.num_beams=3 --split validation" in err
+
+
 def test_texts_of_different_engines_are_noticed(path, instant, capsys):
     assert "different engines" not in whole(capsys)
     for number, file in enumerate(sorted(Path("mine/news").glob("*seed*.json"))):
@@ -225,7 +254,7 @@ def test_texts_of_different_engines_are_noticed(path, instant, capsys):
         content["generation"] += f"|engine:{'hf' if number < 3 else 'graph'}"
         file.write_text(json.dumps(content))
     _, text, _ = shown(capsys, "--show")
-    assert text.count("Texts were written by different engines, graph (35) and hf (3):") == 1
+    assert text.count("Texts were written by different engines, graph in None (35) and hf in None (3):") == 1
 
 
 def said(capsys):
@@ -458,7 +487,9 @@ def test_a_row_whose_tuning_failed_is_left_out(path, instant, capsys):
 
 def test_a_process_that_was_killed_for_its_memory_says_so(tmp_path):
     assert "Perhaps the memory was full: lower --parallel" in run._reason(tmp_path / "none.log", -9)
-    assert run._reason(tmp_path / "none.log", 3) == f"it ended with exit code 3, see {tmp_path / 'none.log'}."
+    assert run._reason(tmp_path / "none.log", 3) == "it ended with exit code 3 and printed nothing."
+    (tmp_path / "some.log").write_text("a line\n")
+    assert run._reason(tmp_path / "some.log", 3) == f"it ended with exit code 3, see {tmp_path / 'some.log'}."
 
 
 def test_a_process_that_somebody_else_stops_is_not_a_failure(path, instant, capsys):

@@ -24,7 +24,7 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import run as running
 from ngramloss.study import tables
 from ngramloss.study.plan import METRICS_OF, TEST, DataSet, Study, Training, check_data
-from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
+from ngramloss.study.results import MARKER, ResultFolder, claim, raise_unless_same_study
 from ngramloss.training import runner
 
 SMALL = "newswire"
@@ -223,6 +223,10 @@ def reproduce(
     """
     study, folder = plan.study, ResultFolder(plan.folder / RESULTS, plan.study)
     raise_unless_same_study(plan.folder, study)
+    if (plan.folder / "plan.json").exists() and not (plan.folder / MARKER).exists():
+        raise UserError(
+            f"{plan.folder} has runs of an earlier version, which are named otherwise. Choose another --runs."
+        )
     folder.read()  # raises if they were made with other settings
     _check(plan, page_folder, options)
     if plan.base is not None:
@@ -255,8 +259,7 @@ def _report(
     if lost := [str(path) for path in folders if not RunFolder(path).predictions.exists()]:
         raise UserError(f"{', '.join(lost)} has no texts any more. Delete {folder.path}: they are written again then.")
     for baseline in plan.baselines:
-        if not RunFolder(plan.folder / baseline).predictions.exists():
-            predictions.write_predictions(_baseline(plan, baseline), plan.folder / baseline)
+        predictions.write_predictions(_baseline(plan, baseline), plan.folder / baseline)
     texts = systems.align(None, [*folders, *(plan.folder / baseline for baseline in plan.baselines)])
     result = results.score_systems(texts, plan.metrics, options=options)
     for warning in result.cache_warnings:

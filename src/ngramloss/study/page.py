@@ -107,6 +107,8 @@ def _answer(study: Study, sets: Sequence[SetTables]) -> str:
         for row in compared
         if mark(row.against["p_holm"])
     ]
+    if not compared:
+        return "Nothing was tested yet: a test needs two seeds or more of a row and of the baseline."
     many = f"{len(compared)} comparison{'s' * (len(compared) != 1)} with {study.baseline}"
     verb = "are" if len(found) > 1 else "is"
     listed = f"{': ' * bool(found)}{', '.join(found)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ from ngramloss.storage.run_folder import RunFolder, weight_files
 from ngramloss.study.plan import DataSet, Study, Training
 from ngramloss.version import __version__
 
-MARKER, CONFIRMED = "study.json", "confirmed.json"
-"""Whose folder it is; in a set's folder, which rows are confirmed."""
+MARKER, ALWAYS, CONFIRMED = "study.json", "always.json", "confirmed.json"
+"""Whose folder it is; in a set's folder, which rows are always tested, and which are confirmed after a screening."""
 ELSEWHERE = ("start again with other --results and --runs", "choose another --runs")
 """How to start again with a study of a file, and with one that grows."""
 DECIMALS = 4
@@ -106,7 +107,8 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         if metric == data.metric and writing == data.writing:
             pooled = scores.pooled.get(data.primary)
             documents = pooled.statistics.tolist() if pooled else scores.values[data.primary]
-    base = weight_files(Path(study.recipe(training).model.name))
+    model = study.recipe(training).model
+    base = weight_files(Path(model.encoder or model.name))
     trained = read_object(run.prepared) if run.prepared.is_file() else {}
     return Result(
         training,
@@ -162,7 +164,7 @@ class ResultFolder:
         results: dict[tuple[Training, str], Result] = {}
         paths: dict[tuple[Training, str], Path] = {}
         for path in sorted(self.path.glob("*/*.json")):
-            if path.name == CONFIRMED:
+            if path.name in (ALWAYS, CONFIRMED):
                 continue
             stamp = path.stat().st_mtime_ns
             if self._read.get(path, (0, None))[0] != stamp:
@@ -183,12 +185,12 @@ class ResultFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_json(result))
 
-    def confirmed(self, data: DataSet) -> dict[str, tuple[str, ...]] | None:
+    def confirmed(self, data: DataSet, file: str = CONFIRMED) -> dict[str, tuple[str, ...]] | None:
         """The rows that were chosen for the test set, and their settings; None if none were chosen yet.
 
         Raises if the study has other confirmation seeds now.
         """
-        path = self.path / data.name / CONFIRMED
+        path = self.path / data.name / file
         if not path.exists():
             return None
         saved = read_object(path, "Restore it: it says which rows the test set was used for.")
@@ -200,9 +202,11 @@ class ResultFolder:
             )
         return {row: tuple(setting) for row, setting in saved["rows"].items()}
 
-    def raise_if_others_confirmed(self, data: DataSet, rows: Mapping[str, tuple[str, ...]] | None) -> None:
+    def raise_if_others_confirmed(
+        self, data: DataSet, rows: Mapping[str, tuple[str, ...]] | None, file: str = CONFIRMED
+    ) -> None:
         """Raise if the test set was used for other rows than these."""
-        before = self.confirmed(data)
+        before = self.confirmed(data, file)
         if None not in (before, rows) and before != rows:
             raise UserError(
                 f"the test set of {data.name} was used for {_listed(before)}, and the study would choose "
@@ -210,15 +214,15 @@ class ResultFolder:
                 "or start again with other confirmation seeds, --results and --runs."
             )
 
-    def confirm(self, data: DataSet, rows: Mapping[str, tuple[str, ...]]) -> None:
+    def confirm(self, data: DataSet, rows: Mapping[str, tuple[str, ...]], file: str = CONFIRMED) -> None:
         """Save which rows are tested, before the first of them is. Raises if others were chosen earlier."""
         if self.study.grows:
             return
-        self.raise_if_others_confirmed(data, rows)
-        if self.confirmed(data) is None:
+        self.raise_if_others_confirmed(data, rows, file)
+        if self.confirmed(data, file) is None:
             (self.path / data.name).mkdir(parents=True, exist_ok=True)
             content = {"rows": rows, "seeds": self.study.confirmation}
-            write_whole(self.path / data.name / CONFIRMED, json.dumps(content, indent=1) + "\n")
+            write_whole(self.path / data.name / file, json.dumps(content, indent=1) + "\n")
 
     def merge(self, other: Path) -> int:
         """Copy the results of another folder that are not here, or failed here. Returns their number."""
@@ -231,10 +235,10 @@ class ResultFolder:
             if key not in here or (here[key].failed and not result.failed):
                 new.append(result)
         _raise_unless_alike({**here, **{result.key: result for result in new}}, {})
-        for data in self.study.sets:
-            rows = theirs.confirmed(data)
+        for data, file in itertools.product(self.study.sets, (ALWAYS, CONFIRMED)):
+            rows = theirs.confirmed(data, file)
             if rows is not None:
-                self.confirm(data, rows)
+                self.confirm(data, rows, file)
         for result in new:
             self.write(result)
         return len(new)

@@ -7,6 +7,7 @@ do not do the same work. Everything that is done is a file, so a killed study co
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -25,7 +26,7 @@ from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, WITHOUT_EFFECT, Study, Training, check_data
 from ngramloss.study.processes import Process
-from ngramloss.study.results import ELSEWHERE, Result, ResultFolder, Results, check_metrics, score_texts
+from ngramloss.study.results import ALWAYS, ELSEWHERE, Result, ResultFolder, Results, check_metrics, score_texts
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
 
 POLL = 0.1
@@ -162,6 +163,7 @@ def stages_of_sets(study: Study, folder: ResultFolder, results: Results) -> list
     every = [stages(study, data, results, folder.confirmed(data)) for data in study.sets]
     for data, of_set in zip(study.sets, every, strict=True):
         folder.raise_if_others_confirmed(data, of_set.confirmed)
+        folder.raise_if_others_confirmed(data, of_set.always, ALWAYS)
     return every
 
 
@@ -171,7 +173,7 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
     check_data(study, sets)
     check_metrics(sets)
     for data in sets:
-        if data.base.model.name != "scratch":
+        if data.base.model.name != "scratch" or data.base.model.encoder:
             from ngramloss.models.encoders import load_encoder_config
             from ngramloss.models.loading import load_config
 
@@ -202,8 +204,11 @@ def _left(study: Study, folder: ResultFolder, results: Results, ways: Ways) -> l
     number, count = ways.share
     every = stages_of_sets(study, folder, results)
     for data, of_set in zip(study.sets, every, strict=True):
+        # Before the first text of the test set is written.
+        if of_set.always is not None:
+            folder.confirm(data, of_set.always, ALWAYS)
         if of_set.confirmed is not None:
-            folder.confirm(data, of_set.confirmed)  # before the first text of the test set is written
+            folder.confirm(data, of_set.confirmed)
     return [
         training
         for data, of_set in zip(study.sets, every, strict=True)
@@ -290,12 +295,19 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
         if known is not None and not known.failed:
             continue
         texts = RunFolder(study.text_folder(training, writing, ways.runs))
+        options = [word for change in changes for word in ("--set", change)]
+        options += ["--split", training.split, *(["--limit", str(limit)] if limit else [])]
+        file = place / f"{training.split}-{writing}.json"
         write_seconds = None
         if not texts.predictions.exists():
-            options = [word for change in changes for word in ("--set", change)]
-            options += ["--split", training.split, *(["--limit", str(limit)] if limit else []), *ways.options]
-            arguments = ["generate", str(run.path), "--out", str(texts.path), *options]
+            write_whole(file, json.dumps(options))
+            arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
             write_seconds = yield Step(writing, arguments, texts.path, texts.has_predictions)
+        elif not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
+            raise UserError(
+                f"the texts in {texts.path} were not written with {' '.join(options)}, as the study says now. Delete "
+                f"{texts.predictions}: they are written again then."
+            )
         result = score_texts(study, training, writing, run, texts)
         folder.write(replace(result, train_seconds=train_seconds, write_seconds=write_seconds, parallel=ways.parallel))
     if ways.delete_models:
@@ -367,7 +379,8 @@ def _reason(log: Path, code: int) -> str:
         return errors[-1].removeprefix("error: ")
     name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     memory = " Perhaps the memory was full: lower --parallel." if code == -signal.SIGKILL else ""
-    return f"it ended with {name}, see {log}.{memory}"
+    printed = f", see {log}" if lines else " and printed nothing"
+    return f"it ended with {name}{printed}.{memory}"
 
 
 def _note(study: Study, job: Job, folder: ResultFolder) -> str:

@@ -34,13 +34,18 @@ class Stages(NamedTuple):
         all: its stages in order.
         settings: row → the setting that was chosen for it; None as long as it is tuned.
         confirmed: the rows that are tested and their settings, the baseline first; None as long as they are screened.
-        tested: these rows; while others are screened, those that are always tested.
+        always: the rows that are tested whatever the screening says; None as long as they are tuned, or without any.
     """
 
     all: list[Stage]
     settings: Rows | None
     confirmed: Rows | None
-    tested: Rows
+    always: Rows | None = None
+
+    @property
+    def tested(self) -> Rows:
+        """The confirmed rows; while others are screened, those that are always tested."""
+        return (self.always or {}) if self.confirmed is None else self.confirmed
 
 
 def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = None) -> Stages:
@@ -73,7 +78,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         "confirm": Stage("confirm", [], later * len(study.confirmation)),
     }
     settings: dict[str, tuple[str, ...]] | None = None
-    confirmed, given = chosen, dict[str, tuple[str, ...]]()
+    confirmed, given = chosen, None
 
     def tests(rows: Rows) -> list[Training]:
         return [
@@ -84,8 +89,8 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
 
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
-        given = {row: settings[row] for row in early if row in settings}
-        always = tests(given)
+        given = {row: settings[row] for row in early if row in settings} or None
+        always = tests(given or {})
         planned["always"] = Stage("always", always, len(always))
         screen = [
             Training(data.name, row, setting, seed, VALIDATION)
@@ -98,7 +103,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
     if confirmed is not None:
         last = tests(confirmed)
         planned["confirm"] = Stage("confirm", last, len(last) - len(planned["always"].trainings))
-    return Stages(list(planned.values()), settings, confirmed, given if confirmed is None else confirmed)
+    return Stages(list(planned.values()), settings, confirmed, given)
 
 
 def is_done(study: Study, training: Training, results: Results) -> bool:

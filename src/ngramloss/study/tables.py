@@ -412,7 +412,7 @@ def _signatures(own: Sequence[Result]) -> list[tuple[str, str]]:
 def _engines(own: Sequence[Result]) -> list[str]:
     """A note if the texts of a set were written by several engines: rounding may choose other words."""
     parts = (dict(part.partition(":")[::2] for part in result.generation.split("|")) for result in own)
-    engines = Counter(part["engine"] for part in parts if "engine" in part)
+    engines = Counter(f"{part['engine']} in {part.get('precision')}" for part in parts if "engine" in part)
     if len(engines) < 2:
         return []
     listed = " and ".join(f"{name} ({count})" for name, count in sorted(engines.items()))
