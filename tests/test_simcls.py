@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -220,7 +221,7 @@ def test_a_reranker_is_a_run_like_any_other(undisturbed):
     assert all(line["loss"] == pytest.approx(line["order"] + line["reference"]) for line in training)
     assert all(0 <= line["eval_gain"] <= 1 for line in lines if "eval_gain" in line)
     card = (undisturbed / "card.md").read_text()
-    assert "train: 24 sources, 3.0 candidates each." in card
+    assert re.search(r"train: 24 sources of .*data \(train\), 3\.0 candidates each\.", card)
     assert "margin = `0.05`" in card
 
 
@@ -342,7 +343,70 @@ def test_several_writers_share_the_sources(here, tmp_path, undisturbed):
         read_set([here / "train.jsonl", tmp_path / "a.jsonl"], Data(name="data"), "summarisation", "train")
 
 
+def folder_of(file, folder, **about):
+    """A folder of candidates that says where they are from."""
+    folder.mkdir()
+    shutil.copy(file, folder / "candidates.jsonl")
+    (folder / "candidates.json").write_text(json.dumps(about))
+    return folder
+
+
 # Mistakes
+
+
+def test_a_reranker_is_neither_trained_nor_validated_on_the_test_split(here, tmp_path, capsys):
+    made = folder_of("train.jsonl", tmp_path / "made", data="data", split="test")
+    for files in (f"train={made}", f"train=train.jsonl,validation={made}"):
+        run = ("--run", str(tmp_path / "run"), "--set", f"data.candidates={files}")
+        assert cli.main(["train", "tiny.toml", *run]) == 2
+        assert "are of the split 'test', on which a reranker is measured. Make others" in capsys.readouterr().err
+
+
+def test_a_reranker_is_not_validated_on_its_training_sources(here, tmp_path, capsys):
+    whole = folder_of("train.jsonl", tmp_path / "made", data="data", split="train")
+    lines = (here / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "some.jsonl").write_text("".join(lines[:3]))
+    part = folder_of(tmp_path / "some.jsonl", tmp_path / "part", data=str(here / "data"), split="train")
+    run = ("--run", str(tmp_path / "run"), "--set", f"data.candidates=train={whole},validation={part}")
+    assert cli.main(["train", "tiny.toml", *run]) == 2
+    message = capsys.readouterr().err
+    assert "3 of 3 validation sources are training sources, too, such as 'train-0' of" in message
+    (tmp_path / "some.jsonl").write_text("".join(lines[3:]))
+    rest = folder_of(tmp_path / "some.jsonl", tmp_path / "rest", data="data", split="train")
+    run = ("--run", str(tmp_path / "run"), "--set", f"data.candidates=train={rest},validation={part}")
+    assert cli.main(["train", "tiny.toml", *run, "--set", "train.max_steps=1"]) == 0, "another part of the split"
+
+
+ROUGE = {"name": "rouge", "scores": ["rouge1", "rouge2", "rougeLsum"], "options": {}, "sentence_a_line": False}
+CHRF = {"name": "chrf", "scores": ["chrf"], "options": {"word_order": "2"}, "sentence_a_line": False}
+
+
+def test_gains_of_one_training_have_one_metric(here, tmp_path, capsys):
+    train = folder_of("train.jsonl", tmp_path / "train", data="data", split="train", metric=ROUGE)
+    dev = folder_of("validation.jsonl", tmp_path / "dev", data="data", split="validation", metric=CHRF)
+    options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", "train.max_steps=1"]
+    assert cli.main(["train", *options, "--set", f"data.candidates=train={train},validation={dev}"]) == 2
+    message = capsys.readouterr().err
+    assert "those of the train candidates are of rouge (rouge1 + rouge2 + rougeLsum), those of the" in message
+    assert "validation candidates of chrf (word_order=2). Make one of them again" in message
+    assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 0
+    assert "gains: rouge (rouge1 + rouge2 + rougeLsum)." in (tmp_path / "run" / "card.md").read_text()
+    (train / "candidates.json").write_text(json.dumps({"data": "data", "split": "train", "metric": CHRF}))
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 2
+    assert "has changed since: metric." in capsys.readouterr().err
+
+
+def test_equal_gains_are_said_and_refused_if_all_are(here, tmp_path, capsys):
+    rows = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
+    equal = [row | {"gains": [0.5, 0.5, 0.5]} for row in rows]
+    write_rows(tmp_path / "equal.jsonl", equal)
+    options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", f"data.candidates={tmp_path / 'equal.jsonl'}"]
+    assert cli.main(["train", *options]) == 2
+    assert "have equal gains, so there is no order to learn" in capsys.readouterr().err
+    write_rows(tmp_path / "equal.jsonl", [*equal[:3], *rows[3:]])
+    assert cli.main(["train", *options, "--set", "train.max_steps=1"]) == 0
+    assert "3 sources have candidates of equal gains, which have no order." in capsys.readouterr().err
 
 
 def test_candidates_without_references_are_refused(here, tmp_path, messages):
@@ -453,7 +517,7 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
     """The candidates of a run say who wrote them and how."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    options = ["--data", "newswire", "--count", "3", "--how", "beams", "--beams", "4"]
+    options = ["--data", "newswire", "--count", "3", "--how", "beams", "--beams", "4", "--metric", "chrf"]
     assert cli.main(["candidates", str(small_run), *options, "--limit", "6", "--out", "made"]) == 0
     train = ["rerank", "train", "made", "--recipe", "tiny.toml", "--run", "run", "--set", "train.max_steps=1"]
     assert cli.main(train) == 0

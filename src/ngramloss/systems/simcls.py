@@ -34,12 +34,23 @@ from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, Padder
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
-from ngramloss.systems.candidate_sets import CandidateSet, about_of, named_files, read_set
+from ngramloss.systems.candidate_sets import (
+    CandidateSet,
+    about_of,
+    check_apart,
+    check_training,
+    metric_text,
+    named_files,
+    one_metric,
+    read_set,
+)
 from ngramloss.systems.loop import Task, batches
 from ngramloss.systems.registry import read_system
 from ngramloss.training.prepare import model_identity
 
 NAME = "simcls"
+METRIC = "metric"
+"""Where the metric of the gains is saved, with checkpoints and with choices."""
 FIRST, BEST = "first", "best"
 """What can choose without a reranker: the writer's own first text, or the one with the highest gain, an oracle."""
 
@@ -142,10 +153,13 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
         config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
+    check_training(files)
     sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
     if settings.train.eval_every == 0:
         sets.pop("validation", None)
-    used = _used(sets)
+    check_apart(sets)
+    metric = one_metric({f"the {split} candidates": of_split.metric for split, of_split in sets.items()})
+    used = [*_used(sets), f"gains: {metric_text(metric)}."]
     tokenizer, _ = loading.load_tokenizer(
         settings.model,
         lambda: loading.iterate_texts(sets["train"].examples),
@@ -179,6 +193,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     identity = {
         **{split: of_split.fingerprint for split, of_split in sets.items()},
         **{f"candidates ({split})": of_split.candidates.fingerprint for split, of_split in sets.items()},
+        METRIC: metric,
         "model_files": model_identity(settings.model, config),
     }
     return Task(
@@ -215,8 +230,17 @@ def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
                 f"every source of the {split} candidates has one candidate only, so there is nothing to choose. Make "
                 "several with: ngramloss candidates RUN_OR_MODEL --count 16"
             )
+        equal = sum(len(set(gains)) == 1 < len(gains) for gains in of_split.gains)
+        if equal == len(counts) - alone:
+            raise UserError(
+                f"all candidates of every source of the {split} candidates have equal gains, so there is no order to "
+                "learn. Make them again with another --metric, or other texts: ngramloss candidates RUN_OR_MODEL"
+            )
         few = f" {alone:,} sources have one candidate only, which has no order." if alone else ""
-        sentences.append(f"{split}: {len(counts):,} sources, {sum(counts) / len(counts):.1f} candidates each.{few}")
+        ties = f" {equal:,} sources have candidates of equal gains, which have no order." if equal else ""
+        origins = " and ".join(f"{name} ({own})" for name, own in dict.fromkeys(of_split.origins))
+        mean = sum(counts) / len(counts)
+        sentences.append(f"{split}: {len(counts):,} sources of {origins}, {mean:.1f} candidates each.{few}{ties}")
     if "validation" not in sets:
         sentences.append(
             "nothing is validated, so the last weights become the model. Candidates of the validation split select the "
