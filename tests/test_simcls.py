@@ -351,7 +351,84 @@ def folder_of(file, folder, **about):
     return folder
 
 
+@pytest.mark.parametrize("chooser", ["reranker", "first"])
+def test_translations_are_scored_as_such(undisturbed, here, tmp_path, chooser, capsys):
+    """The task is that of the reranker, or of the candidates."""
+    rows = [json.loads(line) for line in (here / "validation.jsonl").read_text().splitlines()]
+    write_rows(tmp_path / "some.jsonl", [{key: row[key] for key in ("id", "candidates")} for row in rows])
+    about = {"data": str(here / "data"), "split": "validation", "task": "translation"}
+    made = folder_of(tmp_path / "some.jsonl", tmp_path / "made", **about)
+    if chooser == "reranker":
+        del about["task"]
+        (made / "candidates.json").write_text(json.dumps(about))
+        chooser = shutil.copytree(undisturbed, tmp_path / "run")
+        text = (chooser / "recipe.toml").read_text()
+        (chooser / "recipe.toml").write_text(text.replace('task = "summarisation"', 'task = "translation"'))
+    columns = ("--source", "document", "--target", "summary")
+    assert apply(chooser, made, *columns, "--out", tmp_path / "out") == 0
+    assert "gains: bleu" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "out" / "generation.json").read_text())
+    assert (saved["task"], saved["metric"]["name"]) == ("translation", "bleu")
+    assert apply(chooser, made, *columns, "--set", "task=summarisation", "--out", tmp_path / "other") == 2
+    assert "task: expected translation, which is that of the reranker or of the candidates" in capsys.readouterr().err
+
+
+def test_another_metric_than_the_reranker_s_is_said(undisturbed, here, tmp_path, capsys):
+    run = shutil.copytree(undisturbed, tmp_path / "run")
+    for file in run.glob("checkpoints/*/data.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"metric": ROUGE}))
+    for metric, is_other in ((CHRF, True), (ROUGE, False)):
+        made = folder_of("validation.jsonl", tmp_path / metric["name"], data="data", split="validation", metric=metric)
+        assert apply(run, made, "--out", tmp_path / f"out-{metric['name']}") == 0
+        printed = capsys.readouterr()
+        assert (
+            "was trained on gains of rouge (rouge1 + rouge2 + rougeLsum), and these are of" in printed.err
+        ) == is_other
+    assert printed.out.endswith("gains: rouge (rouge1 + rouge2 + rougeLsum)\n")
+
+
 # Mistakes
+
+
+def test_what_contradicts_the_candidates_is_refused(here, small_run, tmp_path, capsys):
+    made = folder_of("validation.jsonl", tmp_path / "made", data="data", split="validation", model=str(small_run))
+    recipe = (small_run / "recipe.toml").read_text()
+    run = tmp_path / "writer"
+    run.mkdir()
+    (run / "recipe.toml").write_text(recipe.replace('name = "newswire"', 'name = "data"'))
+    (made / "candidates.json").write_text(json.dumps({"data": "data", "split": "validation", "model": str(run)}))
+    out = ("--out", tmp_path / "out")
+    for options, sentence in (
+        (["--split", "train"], "are of the split 'validation', but 'train' was asked for"),
+        (["--data", "newswire"], "have data.name = 'data', but 'newswire' was asked for"),
+        (["--set", "data.name=newswire"], "have data.name = 'data', but 'newswire' was asked for"),
+        (["--source", "text"], "have data.source = '', but 'text' was asked for"),
+        (["--set", "data.max_source=7"], "a choice does not depend on data.max_source. rerank apply accepts --set for"),
+        (["--set", "train.seed=7"], "a choice does not depend on train.seed."),
+    ):
+        assert apply("first", made, *options, *out) == 2
+        assert sentence in capsys.readouterr().err
+    assert apply("first", made, "--split", "validation", "--data", here / "data", *out) == 0, "another spelling"
+
+
+def test_candidates_of_two_splits_are_not_chosen_among_together(here, tmp_path, capsys):
+    paths = [
+        folder_of(f"{split}.jsonl", tmp_path / split, data="data", split=split) for split in ("train", "validation")
+    ]
+    assert apply("first", *paths, "--out", tmp_path / "out") == 2
+    assert "expected candidates of one data set and one split, got" in (message := capsys.readouterr().err)
+    assert "data (train)" in message
+    assert "data (validation)" in message
+
+
+def test_a_run_with_the_name_of_a_choice_is_not_mistaken_for_it(undisturbed, here, tmp_path, capsys, monkeypatch):
+    shutil.copytree(undisturbed, tmp_path / "best")
+    monkeypatch.chdir(tmp_path)
+    options = (here / "validation.jsonl", "--data", here / "data", "--split", "validation", "--out", "out")
+    assert apply("best", *options) == 2
+    assert "best is a way to choose, and also a run's folder here. For the run, write ./best" in capsys.readouterr().err
+    assert apply("./best", *options) == 0
+    assert json.loads((tmp_path / "out" / "generation.json").read_text())["system"]
 
 
 def test_a_reranker_is_neither_trained_nor_validated_on_the_test_split(here, tmp_path, capsys):
@@ -446,7 +523,7 @@ def test_one_candidate_only_is_nothing_to_choose(here, tmp_path, capsys):
         (["objective=ce + matches(2)", "train.fsdp=true"], "train.fsdp: is not a setting of simcls."),
         (["objective=ce + matches(2)"], "objective: simcls has an objective of its own. Leave it out."),
         (["train.best=rouge2"], "train.best: must be one of gain, loss, last for simcls."),
-        (["train.precision=fp16"], "systems train in bf16 or fp32, not in fp16."),
+        (["train.precision=fp16", "data.candidates=nowhere"], "systems train in bf16 or fp32, not in fp16."),
         (["data.max_source=2000"], "scratch reads at most 1024 tokens, and the recipe asks for 2000. Lower"),
         (["model.name=nowhere"], "cannot load the model of 'nowhere'"),
     ],
@@ -468,6 +545,11 @@ def test_rerank_train_names_data_encoder_and_files(here, undisturbed, tmp_path, 
     options = ["--validation", "validation.jsonl", "--recipe", "tiny.toml", "--run", str(tmp_path / "run")]
     assert cli.main(["rerank", "train", "train.jsonl", *options]) == 2
     assert "does not name the data of its candidates" in capsys.readouterr().err
+    assert cli.main(["rerank", "train", "nowhere", *options]) == 2
+    assert "there is no file or folder nowhere. Make candidates with" in capsys.readouterr().err
+    shutil.copy("train.jsonl", tmp_path / "a,b.jsonl")
+    assert cli.main(["rerank", "train", str(tmp_path / "a,b.jsonl"), "--data", "data", *options]) == 2
+    assert "a,b.jsonl has a comma, which separates files of candidates" in capsys.readouterr().err
     assert cli.main(["rerank", "train", "train.jsonl", "--data", "data", *options]) == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
     settings = (tmp_path / "run" / "recipe.toml").read_text()
@@ -513,7 +595,7 @@ def test_a_plugin_adds_a_system(tmp_path, capsys, monkeypatch):
     assert read_system("mine(size=4)").options == {"size": 4}
 
 
-def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small_run, tmp_path, monkeypatch):
+def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small_run, tmp_path, monkeypatch, capsys):
     """The candidates of a run say who wrote them and how."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
@@ -529,5 +611,29 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
     about, made = (json.loads((tmp_path / name / "candidates.json").read_text()) for name in ("texts", "made"))
     assert about["candidates"] == made["candidates"]
     assert about["generation"] == made["generation"]
+    assert about["metric"] == made["metric"]
+    again = ["generate", "run", "--limit", "2", "--out", "other"]
+    assert cli.main([*again, "--set", "data.max_source=9"]) == 2
+    assert "keeps the data.max_source of its training. It accepts --set for task, data.name" in capsys.readouterr().err
+    assert cli.main([*again, "--set", "task=translation"]) == 2
+    assert "was trained for summarisation, not for translation" in capsys.readouterr().err
+    for change, sentence in (
+        ({"weights": "other"}, "have changed since it wrote the candidates that run was trained on"),
+        ({"model": "elsewhere/mine"}, "texts of the model elsewhere/mine, and there is no such folder here, in"),
+    ):
+        (tmp_path / "made" / "candidates.json").write_text(json.dumps(made | change))
+        assert cli.main(again) == 2
+        assert sentence in capsys.readouterr().err
+    for name, change in (("made", {}), ("more", {"weights": "other", "model": "other"})):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "candidates.json").write_text(json.dumps(made | change))
+    text = (tmp_path / "run" / "recipe.toml").read_text()
+    file = f"train={tmp_path / 'made'}"
+    assert file in text
+    (tmp_path / "run" / "recipe.toml").write_text(text.replace(file, f"{file},train={tmp_path / 'more'}"))
+    assert cli.main(again) == 2
+    assert "was trained on candidates of 2 writers:" in (message := capsys.readouterr().err)
+    assert "ngramloss rerank apply run CANDIDATES" in message
     (tmp_path / "made" / "candidates.json").unlink()
-    assert cli.main(["generate", "run", "--limit", "2", "--out", "other"]) == 2
+    assert cli.main(again) == 2
+    assert "made does not say which one" in capsys.readouterr().err

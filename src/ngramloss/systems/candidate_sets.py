@@ -88,7 +88,7 @@ def named_files(text: str) -> dict[str, list[Path]]:
     return found
 
 
-def read_set(paths: Sequence[Path], data: Data, task: str, split: str) -> CandidateSet:
+def read_set(paths: Sequence[Path], data: Data, task: str, split: str, *, exactly: bool = False) -> CandidateSet:
     """Read candidates of one or several writers, and the examples that they belong to.
 
     A file or folder that ``ngramloss candidates`` or ``generate`` wrote names its data and its split. For another file,
@@ -99,11 +99,12 @@ def read_set(paths: Sequence[Path], data: Data, task: str, split: str) -> Candid
         data: the data section of the recipe.
         task: of the recipe.
         split: of candidates that do not say theirs.
+        exactly: the data are read as given, whatever the candidates say.
 
     Raises:
         UserError: candidates are of other texts, of no example, or of an example that has some already.
     """
-    parts = [_read(path, data, task, split) for path in paths]
+    parts = [_read(path, data, task, split, exactly=exactly) for path in paths]
     rows: dict[str, Any] = {}
     metric = one_metric({str(path): part.metric for path, part in zip(paths, parts, strict=True)})
     for part, path in zip(parts, paths, strict=True):
@@ -206,7 +207,7 @@ def check_asked(paths: Sequence[Path], data: Data, split: str | None, asked: Seq
     origins = {}
     for path in paths:
         about = about_of(path)
-        theirs, own = _data_of(about, data), about.get("split", split or "test")
+        theirs, own = _data_of(about, data), str(about.get("split", split or "test"))
         for key in asked:
             one, other = getattr(data, key), getattr(theirs, key)
             if (_whole(one) != _whole(other)) if key == "name" else (one != other):
@@ -248,9 +249,10 @@ def _whole(name: str) -> str:
     return str(path.resolve()) if path.exists() else canonical(name)
 
 
-def _read(path: Path, data: Data, task: str, split: str) -> CandidateSet:
+def _read(path: Path, data: Data, task: str, split: str, *, exactly: bool) -> CandidateSet:
     found, about = read_candidates(path, need_gains=False), about_of(path)
-    data, split = _data_of(about, data), str(about.get("split", split))
+    if not exactly:
+        data, split = _data_of(about, data), str(about.get("split", split))
     whole = load(
         data.name,
         split,
