@@ -310,6 +310,33 @@ def test_scores_do_not_depend_on_what_else_is_scored(undisturbed, here):
     assert alone[0] == pytest.approx(together[3][1:2], abs=1e-5)
 
 
+def test_an_empty_text_is_never_chosen_and_nan_is_refused(undisturbed, here):
+    reranker = simcls.Reranker(undisturbed)
+    row = json.loads((here / "train.jsonl").read_text().splitlines()[0])
+    scores = reranker.scores([row["source"]], [["", " ", *row["candidates"]]])[0]
+    assert scores[:2] == [-math.inf, -math.inf]
+    assert all(-1 <= score <= 1 for score in scores[2:])
+    next(reranker.encoder.parameters()).data.fill_(math.nan)
+    with pytest.raises(UserError, match=r"has a score that is NaN for a candidate of document 1: its weights"):
+        reranker.scores([row["source"]], [row["candidates"]])
+
+
+def test_a_text_without_a_first_token_is_not_pooled_by_it(undisturbed):
+    from ngramloss.models import loading
+    from ngramloss.recipe import Model
+
+    tokenizer, _ = loading.load_tokenizer(Model(name=str(undisturbed / "model")), lambda: (), "")
+    simcls.raise_unless_pooled(tokenizer, "mine", "first")
+
+    def bare(text, **options):
+        return tokenizer(text, **options | {"add_special_tokens": False})
+
+    bare.__dict__.update(backend_tokenizer=tokenizer.backend_tokenizer, is_fast=True)
+    simcls.raise_unless_pooled(bare, "mine", "mean")
+    with pytest.raises(UserError, match=r"pooling=first needs a token before every text, .* of mine adds none"):
+        simcls.raise_unless_pooled(bare, "mine", "first")
+
+
 def test_candidates_name_their_data_and_split(here, tmp_path, capsys):
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ngramloss import recipe
 from ngramloss.data import Example, Split
 from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
 from ngramloss.data.tokens import Shape, prompt_ids, targets, tokenise
+from ngramloss.data.word_ids import bare_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation import candidates
 from ngramloss.generation.job import Job, job
@@ -170,6 +172,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         sets["train"].fingerprint,
         trust_remote_code=trust_remote_code,
     )
+    raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
     encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     longest = max(settings.data.max_source, settings.data.max_target)
     raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
@@ -211,6 +214,15 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         identity,
         used,
     )
+
+
+def raise_unless_pooled(tokenizer: Any, name: str, pooling: str) -> None:
+    """Raise if the first token of a text should stand for it, but is the text's own."""
+    if pooling == "first" and tokenizer("a")["input_ids"][:1] == bare_ids(tokenizer, ["a"])[0][:1]:
+        raise UserError(
+            f"pooling=first needs a token before every text, and the tokenizer of {name} adds none. Take the mean over "
+            f"all tokens: --set 'system=\"{NAME}(pooling=mean)\"'"
+        )
 
 
 def _rows(of_split: CandidateSet, tokenizer: Any, settings: Recipe) -> WithCandidates:
@@ -314,7 +326,7 @@ class Reranker:
 
     @torch.no_grad()
     def scores(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The score of each text of each document, −1 to 1, in fp32."""
+        """The score of each text of each document, −1 to 1, in fp32; of an empty text −∞, so that it is not chosen."""
         shape = Shape.of(self.settings.data)
         ids = prompt_ids(documents, self.tokenizer, shape)
         flat = [text for group in texts for text in group]
@@ -327,8 +339,17 @@ class Reranker:
         with Progress("scoring candidates", total=len(rows), unit="documents") as progress:
             for numbers, batch in batches(rows, _padder(self.tokenizer), self.device):
                 scores = score_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
-                for number, values in zip(numbers, scores.candidates.tolist(), strict=True):
-                    found[number] = values[: len(texts[number])]
+                known = scores.candidates.where(scores.present, float("-inf"))
+                for number, values in zip(numbers, known.tolist(), strict=True):
+                    found[number] = [
+                        value if text.strip() else float("-inf")
+                        for text, value in zip(texts[number], values, strict=False)
+                    ]
+                    if any(map(isnan, found[number])):
+                        raise UserError(
+                            f"{self.folder} has a score that is NaN for a candidate of document {number + 1}: its "
+                            "weights are not usable. Train it again, with a lower train.learning_rate."
+                        )
                 progress.update(len(numbers))
         return found
 
