@@ -400,6 +400,20 @@ def test_translations_are_scored_as_such(undisturbed, here, tmp_path, chooser, c
     assert "task: expected translation, which is that of the reranker or of the candidates" in capsys.readouterr().err
 
 
+def test_a_reranker_has_the_task_of_its_candidates(undisturbed, here, tmp_path, capsys):
+    about = {"data": str(here / "data"), "split": "validation", "task": "translation"}
+    made = folder_of("validation.jsonl", tmp_path / "made", **about)
+    columns = ["--source", "document", "--target", "summary"]
+    options = ["--recipe", "tiny.toml", "--run", str(tmp_path / "run"), "--set", "train.max_steps=1", *columns]
+    assert cli.main(["rerank", "train", str(made), *options]) == 0
+    assert 'task = "translation"' in (tmp_path / "run" / "recipe.toml").read_text()
+    capsys.readouterr()
+    assert apply("undisturbed", made, *columns, "--out", tmp_path / "out") == 2
+    assert (
+        "undisturbed was trained for summarisation, and these candidates are of translation" in capsys.readouterr().err
+    )
+
+
 def test_another_metric_than_the_reranker_s_is_said(undisturbed, here, tmp_path, capsys):
     run = shutil.copytree(undisturbed, tmp_path / "run")
     for file in run.glob("checkpoints/*/data.json"):

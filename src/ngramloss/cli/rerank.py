@@ -177,7 +177,10 @@ def run_apply(options: argparse.Namespace) -> int:
     paths, of_reranker = [Path(name) for name in options.candidates], RunFolder(Path(options.reranker)).recipe
     asked = _data_settings(options)
     own = recipe.load(str(of_reranker), objective=False).task if of_reranker.is_file() else ""
-    settings = _load("simcls", asked, own or task_of(paths))
+    theirs = task_of(paths)
+    if own and theirs and own != theirs:
+        raise UserError(f"{options.reranker} was trained for {own}, and these candidates are of {theirs}. Give others.")
+    settings = _load("simcls", asked, own or theirs)
     names = [key.removeprefix("data.") for key in keys if key != "task"]
     split = check_asked(paths, settings.data, options.split, [*names, *(["name"] if options.data else [])])
     of_split = read_set(paths, settings.data, settings.task, split)
