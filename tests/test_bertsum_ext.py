@@ -276,6 +276,22 @@ def test_labels_are_the_oracle_s(here):
 # Mistakes
 
 
+def test_generate_says_which_documents_are_cut_and_refuses_those_beyond_the_encoder(
+    undisturbed, here, tmp_path, capsys
+):
+    def generate(longest):
+        settings = ("--set", f"data.max_source={longest}", "--out", str(tmp_path / str(longest)))
+        return cli.main(["generate", "undisturbed", *settings]), capsys.readouterr().err
+
+    code, message = generate(2000)
+    assert code == 2
+    assert "undisturbed reads at most 1024 tokens, and the recipe asks for 2000. Lower data.max_source" in message
+    code, message = generate(20)
+    assert code == 0
+    assert "5 of 5 documents are longer than data.max_source = 20 tokens and lost their end." in message
+    assert "lost their end" not in generate(1000)[1]
+
+
 def test_documents_of_one_sentence_are_said_and_refused_if_all_are(here, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     rows = [{"id": str(number), "document": "One sentence only", "summary": "One sentence"} for number in range(4)]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -220,7 +221,7 @@ def test_a_reranker_is_a_run_like_any_other(undisturbed):
     assert all(line["loss"] == pytest.approx(line["order"] + line["reference"]) for line in training)
     assert all(0 <= line["eval_gain"] <= 1 for line in lines if "eval_gain" in line)
     card = (undisturbed / "card.md").read_text()
-    assert "train: 24 sources, 3.0 candidates each." in card
+    assert re.search(r"train: 24 sources of .*data \(train\), 3\.0 candidates each\.", card)
     assert "margin = `0.05`" in card
 
 
@@ -309,6 +310,33 @@ def test_scores_do_not_depend_on_what_else_is_scored(undisturbed, here):
     assert alone[0] == pytest.approx(together[3][1:2], abs=1e-5)
 
 
+def test_an_empty_text_is_never_chosen_and_nan_is_refused(undisturbed, here):
+    reranker = simcls.Reranker(undisturbed)
+    row = json.loads((here / "train.jsonl").read_text().splitlines()[0])
+    scores = reranker.scores([row["source"]], [["", " ", *row["candidates"]]])[0]
+    assert scores[:2] == [-math.inf, -math.inf]
+    assert all(-1 <= score <= 1 for score in scores[2:])
+    next(reranker.encoder.parameters()).data.fill_(math.nan)
+    with pytest.raises(UserError, match=r"has a score that is NaN for a candidate of document 1: its weights"):
+        reranker.scores([row["source"]], [row["candidates"]])
+
+
+def test_a_text_without_a_first_token_is_not_pooled_by_it(undisturbed):
+    from ngramloss.models import loading
+    from ngramloss.recipe import Model
+
+    tokenizer, _ = loading.load_tokenizer(Model(name=str(undisturbed / "model")), lambda: (), "")
+    simcls.raise_unless_pooled(tokenizer, "mine", "first")
+
+    def bare(text, **options):
+        return tokenizer(text, **options | {"add_special_tokens": False})
+
+    bare.__dict__.update(backend_tokenizer=tokenizer.backend_tokenizer, is_fast=True)
+    simcls.raise_unless_pooled(bare, "mine", "mean")
+    with pytest.raises(UserError, match=r"pooling=first needs a token before every text, .* of mine adds none"):
+        simcls.raise_unless_pooled(bare, "mine", "first")
+
+
 def test_candidates_name_their_data_and_split(here, tmp_path, capsys):
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -342,7 +370,161 @@ def test_several_writers_share_the_sources(here, tmp_path, undisturbed):
         read_set([here / "train.jsonl", tmp_path / "a.jsonl"], Data(name="data"), "summarisation", "train")
 
 
+def folder_of(file, folder, **about):
+    """A folder of candidates that says where they are from."""
+    folder.mkdir()
+    shutil.copy(file, folder / "candidates.jsonl")
+    (folder / "candidates.json").write_text(json.dumps(about))
+    return folder
+
+
+@pytest.mark.parametrize("chooser", ["reranker", "first"])
+def test_translations_are_scored_as_such(undisturbed, here, tmp_path, chooser, capsys):
+    """The task is that of the reranker, or of the candidates."""
+    rows = [json.loads(line) for line in (here / "validation.jsonl").read_text().splitlines()]
+    write_rows(tmp_path / "some.jsonl", [{key: row[key] for key in ("id", "candidates")} for row in rows])
+    about = {"data": str(here / "data"), "split": "validation", "task": "translation"}
+    made = folder_of(tmp_path / "some.jsonl", tmp_path / "made", **about)
+    if chooser == "reranker":
+        del about["task"]
+        (made / "candidates.json").write_text(json.dumps(about))
+        chooser = shutil.copytree(undisturbed, tmp_path / "run")
+        text = (chooser / "recipe.toml").read_text()
+        (chooser / "recipe.toml").write_text(text.replace('task = "summarisation"', 'task = "translation"'))
+    columns = ("--source", "document", "--target", "summary")
+    assert apply(chooser, made, *columns, "--out", tmp_path / "out") == 0
+    assert "gains: bleu" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "out" / "generation.json").read_text())
+    assert (saved["task"], saved["metric"]["name"]) == ("translation", "bleu")
+    assert apply(chooser, made, *columns, "--set", "task=summarisation", "--out", tmp_path / "other") == 2
+    assert "task: expected translation, which is that of the reranker or of the candidates" in capsys.readouterr().err
+
+
+def test_a_reranker_has_the_task_of_its_candidates(undisturbed, here, tmp_path, capsys):
+    about = {"data": str(here / "data"), "split": "validation", "task": "translation"}
+    made = folder_of("validation.jsonl", tmp_path / "made", **about)
+    columns = ["--source", "document", "--target", "summary"]
+    options = ["--recipe", "tiny.toml", "--run", str(tmp_path / "run"), "--set", "train.max_steps=1", *columns]
+    assert cli.main(["rerank", "train", str(made), *options]) == 0
+    assert 'task = "translation"' in (tmp_path / "run" / "recipe.toml").read_text()
+    capsys.readouterr()
+    assert apply("undisturbed", made, *columns, "--out", tmp_path / "out") == 2
+    assert (
+        "undisturbed was trained for summarisation, and these candidates are of translation" in capsys.readouterr().err
+    )
+
+
+def test_another_metric_than_the_reranker_s_is_said(undisturbed, here, tmp_path, capsys):
+    run = shutil.copytree(undisturbed, tmp_path / "run")
+    for file in run.glob("checkpoints/*/data.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"metric": ROUGE}))
+    for metric, is_other in ((CHRF, True), (ROUGE, False)):
+        made = folder_of("validation.jsonl", tmp_path / metric["name"], data="data", split="validation", metric=metric)
+        assert apply(run, made, "--out", tmp_path / f"out-{metric['name']}") == 0
+        printed = capsys.readouterr()
+        assert (
+            "was trained on gains of rouge (rouge1 + rouge2 + rougeLsum), and these are of" in printed.err
+        ) == is_other
+    assert printed.out.endswith("gains: rouge (rouge1 + rouge2 + rougeLsum)\n")
+
+
 # Mistakes
+
+
+def test_what_contradicts_the_candidates_is_refused(here, small_run, tmp_path, capsys):
+    made = folder_of("validation.jsonl", tmp_path / "made", data="data", split="validation", model=str(small_run))
+    recipe = (small_run / "recipe.toml").read_text()
+    run = tmp_path / "writer"
+    run.mkdir()
+    (run / "recipe.toml").write_text(recipe.replace('name = "newswire"', 'name = "data"'))
+    (made / "candidates.json").write_text(json.dumps({"data": "data", "split": "validation", "model": str(run)}))
+    out = ("--out", tmp_path / "out")
+    for options, sentence in (
+        (["--split", "train"], "are of the split 'validation', but 'train' was asked for"),
+        (["--data", "newswire"], "have data.name = 'data', but 'newswire' was asked for"),
+        (["--set", "data.name=newswire"], "have data.name = 'data', but 'newswire' was asked for"),
+        (["--source", "text"], "have data.source = '', but 'text' was asked for"),
+        (["--set", "data.max_source=7"], "a choice does not depend on data.max_source. rerank apply accepts --set for"),
+        (["--set", "train.seed=7"], "a choice does not depend on train.seed."),
+    ):
+        assert apply("first", made, *options, *out) == 2
+        assert sentence in capsys.readouterr().err
+    assert apply("first", made, "--split", "validation", "--data", here / "data", *out) == 0, "another spelling"
+
+
+def test_candidates_of_two_splits_are_not_chosen_among_together(here, tmp_path, capsys):
+    paths = [
+        folder_of(f"{split}.jsonl", tmp_path / split, data="data", split=split) for split in ("train", "validation")
+    ]
+    assert apply("first", *paths, "--out", tmp_path / "out") == 2
+    assert "expected candidates of one data set and one split, got" in (message := capsys.readouterr().err)
+    assert "data (train)" in message
+    assert "data (validation)" in message
+
+
+def test_a_run_with_the_name_of_a_choice_is_not_mistaken_for_it(undisturbed, here, tmp_path, capsys, monkeypatch):
+    shutil.copytree(undisturbed, tmp_path / "best")
+    monkeypatch.chdir(tmp_path)
+    options = (here / "validation.jsonl", "--data", here / "data", "--split", "validation", "--out", "out")
+    assert apply("best", *options) == 2
+    assert "best is a way to choose, and also a run's folder here. For the run, write ./best" in capsys.readouterr().err
+    assert apply("./best", *options) == 0
+    assert json.loads((tmp_path / "out" / "generation.json").read_text())["system"]
+
+
+def test_a_reranker_is_neither_trained_nor_validated_on_the_test_split(here, tmp_path, capsys):
+    made = folder_of("train.jsonl", tmp_path / "made", data="data", split="test")
+    for files in (f"train={made}", f"train=train.jsonl,validation={made}"):
+        run = ("--run", str(tmp_path / "run"), "--set", f"data.candidates={files}")
+        assert cli.main(["train", "tiny.toml", *run]) == 2
+        assert "are of the split 'test', on which a reranker is measured. Make others" in capsys.readouterr().err
+
+
+def test_a_reranker_is_not_validated_on_its_training_sources(here, tmp_path, capsys):
+    whole = folder_of("train.jsonl", tmp_path / "made", data="data", split="train")
+    lines = (here / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "some.jsonl").write_text("".join(lines[:3]))
+    part = folder_of(tmp_path / "some.jsonl", tmp_path / "part", data=str(here / "data"), split="train")
+    run = ("--run", str(tmp_path / "run"), "--set", f"data.candidates=train={whole},validation={part}")
+    assert cli.main(["train", "tiny.toml", *run]) == 2
+    message = capsys.readouterr().err
+    assert "3 of 3 validation sources are training sources, too, such as 'train-0' of" in message
+    (tmp_path / "some.jsonl").write_text("".join(lines[3:]))
+    rest = folder_of(tmp_path / "some.jsonl", tmp_path / "rest", data="data", split="train")
+    run = ("--run", str(tmp_path / "run"), "--set", f"data.candidates=train={rest},validation={part}")
+    assert cli.main(["train", "tiny.toml", *run, "--set", "train.max_steps=1"]) == 0, "another part of the split"
+
+
+ROUGE = {"name": "rouge", "scores": ["rouge1", "rouge2", "rougeLsum"], "options": {}, "sentence_a_line": False}
+CHRF = {"name": "chrf", "scores": ["chrf"], "options": {"word_order": "2"}, "sentence_a_line": False}
+
+
+def test_gains_of_one_training_have_one_metric(here, tmp_path, capsys):
+    train = folder_of("train.jsonl", tmp_path / "train", data="data", split="train", metric=ROUGE)
+    dev = folder_of("validation.jsonl", tmp_path / "dev", data="data", split="validation", metric=CHRF)
+    options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", "train.max_steps=1"]
+    assert cli.main(["train", *options, "--set", f"data.candidates=train={train},validation={dev}"]) == 2
+    message = capsys.readouterr().err
+    assert "those of the train candidates are of rouge (rouge1 + rouge2 + rougeLsum), those of the" in message
+    assert "validation candidates of chrf (word_order=2). Make one of them again" in message
+    assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 0
+    assert "gains: rouge (rouge1 + rouge2 + rougeLsum)." in (tmp_path / "run" / "card.md").read_text()
+    (train / "candidates.json").write_text(json.dumps({"data": "data", "split": "train", "metric": CHRF}))
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 2
+    assert "has changed since: metric." in capsys.readouterr().err
+
+
+def test_equal_gains_are_said_and_refused_if_all_are(here, tmp_path, capsys):
+    rows = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
+    equal = [row | {"gains": [0.5, 0.5, 0.5]} for row in rows]
+    write_rows(tmp_path / "equal.jsonl", equal)
+    options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", f"data.candidates={tmp_path / 'equal.jsonl'}"]
+    assert cli.main(["train", *options]) == 2
+    assert "have equal gains, so there is no order to learn" in capsys.readouterr().err
+    write_rows(tmp_path / "equal.jsonl", [*equal[:3], *rows[3:]])
+    assert cli.main(["train", *options, "--set", "train.max_steps=1"]) == 0
+    assert "3 sources have candidates of equal gains, which have no order." in capsys.readouterr().err
 
 
 def test_candidates_without_references_are_refused(here, tmp_path, messages):
@@ -382,7 +564,7 @@ def test_one_candidate_only_is_nothing_to_choose(here, tmp_path, capsys):
         (["objective=ce + matches(2)", "train.fsdp=true"], "train.fsdp: is not a setting of simcls."),
         (["objective=ce + matches(2)"], "objective: simcls has an objective of its own. Leave it out."),
         (["train.best=rouge2"], "train.best: must be one of gain, loss, last for simcls."),
-        (["train.precision=fp16"], "systems train in bf16 or fp32, not in fp16."),
+        (["train.precision=fp16", "data.candidates=nowhere"], "systems train in bf16 or fp32, not in fp16."),
         (["data.max_source=2000"], "scratch reads at most 1024 tokens, and the recipe asks for 2000. Lower"),
         (["model.name=nowhere"], "cannot load the model of 'nowhere'"),
     ],
@@ -404,6 +586,11 @@ def test_rerank_train_names_data_encoder_and_files(here, undisturbed, tmp_path, 
     options = ["--validation", "validation.jsonl", "--recipe", "tiny.toml", "--run", str(tmp_path / "run")]
     assert cli.main(["rerank", "train", "train.jsonl", *options]) == 2
     assert "does not name the data of its candidates" in capsys.readouterr().err
+    assert cli.main(["rerank", "train", "nowhere", *options]) == 2
+    assert "there is no file or folder nowhere. Make candidates with" in capsys.readouterr().err
+    shutil.copy("train.jsonl", tmp_path / "a,b.jsonl")
+    assert cli.main(["rerank", "train", str(tmp_path / "a,b.jsonl"), "--data", "data", *options]) == 2
+    assert "a,b.jsonl has a comma, which separates files of candidates" in capsys.readouterr().err
     assert cli.main(["rerank", "train", "train.jsonl", "--data", "data", *options]) == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
     settings = (tmp_path / "run" / "recipe.toml").read_text()
@@ -449,11 +636,11 @@ def test_a_plugin_adds_a_system(tmp_path, capsys, monkeypatch):
     assert read_system("mine(size=4)").options == {"size": 4}
 
 
-def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small_run, tmp_path, monkeypatch):
+def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small_run, tmp_path, monkeypatch, capsys):
     """The candidates of a run say who wrote them and how."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    options = ["--data", "newswire", "--count", "3", "--how", "beams", "--beams", "4"]
+    options = ["--data", "newswire", "--count", "3", "--how", "beams", "--beams", "4", "--metric", "chrf"]
     assert cli.main(["candidates", str(small_run), *options, "--limit", "6", "--out", "made"]) == 0
     train = ["rerank", "train", "made", "--recipe", "tiny.toml", "--run", "run", "--set", "train.max_steps=1"]
     assert cli.main(train) == 0
@@ -465,5 +652,29 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
     about, made = (json.loads((tmp_path / name / "candidates.json").read_text()) for name in ("texts", "made"))
     assert about["candidates"] == made["candidates"]
     assert about["generation"] == made["generation"]
+    assert about["metric"] == made["metric"]
+    again = ["generate", "run", "--limit", "2", "--out", "other"]
+    assert cli.main([*again, "--set", "data.max_source=9"]) == 2
+    assert "keeps the data.max_source of its training. It accepts --set for task, data.name" in capsys.readouterr().err
+    assert cli.main([*again, "--set", "task=translation"]) == 2
+    assert "was trained for summarisation, not for translation" in capsys.readouterr().err
+    for change, sentence in (
+        ({"weights": "other"}, "have changed since it wrote the candidates that run was trained on"),
+        ({"model": "elsewhere/mine"}, "texts of the model elsewhere/mine, and there is no such folder here, in"),
+    ):
+        (tmp_path / "made" / "candidates.json").write_text(json.dumps(made | change))
+        assert cli.main(again) == 2
+        assert sentence in capsys.readouterr().err
+    for name, change in (("made", {}), ("more", {"weights": "other", "model": "other"})):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "candidates.json").write_text(json.dumps(made | change))
+    text = (tmp_path / "run" / "recipe.toml").read_text()
+    file = f"train={tmp_path / 'made'}"
+    assert file in text
+    (tmp_path / "run" / "recipe.toml").write_text(text.replace(file, f"{file},train={tmp_path / 'more'}"))
+    assert cli.main(again) == 2
+    assert "was trained on candidates of 2 writers:" in (message := capsys.readouterr().err)
+    assert "ngramloss rerank apply run CANDIDATES" in message
     (tmp_path / "made" / "candidates.json").unlink()
-    assert cli.main(["generate", "run", "--limit", "2", "--out", "other"]) == 2
+    assert cli.main(again) == 2
+    assert "made does not say which one" in capsys.readouterr().err

@@ -177,6 +177,12 @@ def run(options: argparse.Namespace) -> int:
                 f"{work.model} is a run of {system.name}, which has no search of its own: leave options of a search "
                 "out."
             )
+        keys = [setting.partition("=")[0].strip() for setting in settings(options)]
+        if system.entry.settable and (others := [key for key in keys if key not in system.entry.settable]):
+            raise UserError(
+                f"{work.model} is a run of {system.name}, which keeps the {', '.join(others)} of its training. It "
+                f"accepts --set for {', '.join(system.entry.settable)}."
+            )
         print_result(system.entry.function("generate")(work, folder))
         return 0
     check_model(work, "generate", groups=options.groups)

@@ -7,10 +7,11 @@ import json
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import Verbs, add_columns, add_trust, choice, recipe_settings, verb
-from ngramloss.errors import UserError
+from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output.console import logger, print_result
 
 if TYPE_CHECKING:
+    from ngramloss.recipe import Recipe
     from ngramloss.systems import simcls
 
 RERANK = """\
@@ -79,10 +80,12 @@ def add(verbs: Verbs) -> None:
     apply = verb(whats, "apply", "choose among candidates", APPLY, APPLY_EXAMPLES)
     apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first or best")
     apply.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
-    apply.add_argument("--split", default="test", metavar="SPLIT", help="split of a file that does not say its own")
+    apply.add_argument("--split", metavar="SPLIT", help="split of a file that does not say its own (default: test)")
     apply.add_argument("-o", "--out", required=True, metavar="DIR", help="output folder")
     apply.add_argument("--json", action="store_true", help="print JSON")
-    apply.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of data.*")
+    apply.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of data.*, or task"
+    )
     _add_data(apply)
     apply.set_defaults(run_verb=run_apply)
 
@@ -98,9 +101,13 @@ def _data_settings(options: argparse.Namespace) -> list[str]:
     """The settings that name the data: what was given, or what the first candidates say."""
     from pathlib import Path
 
+    from ngramloss.data.candidates import ADVICE
     from ngramloss.systems.candidate_sets import data_of
 
     given = recipe_settings(options)
+    for name in (*options.candidates, *getattr(options, "validation", ())):
+        if not Path(name).exists():
+            raise MissingFileError(f"there is no file or folder {name}. {ADVICE}")
     if options.data:
         return [f"data.name={json.dumps(options.data)}", *given]
     if any(setting.startswith("data.name=") for setting in given):
@@ -113,19 +120,38 @@ def _data_settings(options: argparse.Namespace) -> list[str]:
     )
 
 
+def _load(name: str, settings: list[str], task: str) -> Recipe:
+    """A recipe of this task, if that is known. Raises if the settings name another."""
+    from ngramloss import recipe
+
+    loaded = recipe.load(name, [*([f"task={json.dumps(task)}"] if task else []), *settings])
+    if task and loaded.task != task:
+        raise UserError(
+            f"task: expected {task}, which is that of the reranker or of the candidates, got {loaded.task}. "
+            "Leave it out."
+        )
+    return loaded
+
+
 def run_train(options: argparse.Namespace) -> int:
     """Train a reranker."""
-    from ngramloss import recipe
-    from ngramloss.cli.train import train_recipe
+    from pathlib import Path
 
+    from ngramloss.cli.train import train_recipe
+    from ngramloss.systems.candidate_sets import raise_if_comma, task_of
+
+    given = [Path(name) for name in (*options.candidates, *options.validation)]
+    for path in given:
+        raise_if_comma(path)
     files = [*(f"train={path}" for path in options.candidates), *(f"validation={path}" for path in options.validation)]
-    settings = recipe.load(
+    settings = _load(
         options.recipe,
         [
             f"data.candidates={json.dumps(','.join(files))}",
             *([f"model.name={json.dumps(options.encoder)}"] if options.encoder else []),
             *_data_settings(options),
         ],
+        task_of(given),
     )
     if not settings.system:
         raise UserError(f"the recipe {options.recipe} trains a model that writes texts, not a reranker. Use simcls.")
@@ -137,11 +163,27 @@ def run_apply(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from ngramloss import recipe
-    from ngramloss.systems.candidate_sets import read_set
+    from ngramloss.storage.run_folder import RunFolder
+    from ngramloss.systems.candidate_sets import OF_THE_DATA, check_asked, read_set, task_of
     from ngramloss.systems.simcls import choose
 
-    settings = recipe.load("simcls", _data_settings(options))
-    of_split = read_set([Path(name) for name in options.candidates], settings.data, settings.task, options.split)
+    accepted = ["task", "data.name", *(f"data.{name}" for name in OF_THE_DATA)]
+    keys = [setting.partition("=")[0].strip() for setting in recipe_settings(options)]
+    if others := [key for key in keys if key not in accepted]:
+        raise UserError(
+            f"a choice does not depend on {', '.join(others)}. rerank apply accepts --set for {', '.join(accepted)}; "
+            "lengths are those of the reranker."
+        )
+    paths, of_reranker = [Path(name) for name in options.candidates], RunFolder(Path(options.reranker)).recipe
+    asked = _data_settings(options)
+    own = recipe.load(str(of_reranker), objective=False).task if of_reranker.is_file() else ""
+    theirs = task_of(paths)
+    if own and theirs and own != theirs:
+        raise UserError(f"{options.reranker} was trained for {own}, and these candidates are of {theirs}. Give others.")
+    settings = _load("simcls", asked, own or theirs)
+    names = [key.removeprefix("data.") for key in keys if key != "task"]
+    split = check_asked(paths, settings.data, options.split, [*names, *(["name"] if options.data else [])])
+    of_split = read_set(paths, settings.data, settings.task, split)
     found = choose(
         options.reranker, of_split, Path(options.out), task=settings.task, trust_remote_code=options.trust_remote_code
     )
@@ -159,4 +201,4 @@ def _table(found: simcls.Chosen) -> str:
 
     values = found._asdict()
     cells = [f"{values[name]:,}" if name == "sources" else f"{values[name]:.4f}" for name in COLUMNS]
-    return "\n".join(aligned([list(COLUMNS.values()), cells], left=()))
+    return "\n".join([*aligned([list(COLUMNS.values()), cells], left=()), f"gains: {found.metric}"])

@@ -419,15 +419,18 @@ def generate(work: Job, folder: Path) -> Path:
     named = Model(name=str(run.model))
     tokenizer, _ = loading.load_tokenizer(named, lambda: (), "", trust_remote_code=work.trust_remote_code)
     model = Extractor(load_encoder(named, tokenizer, trust_remote_code=work.trust_remote_code), options)
+    raise_unless_it_fits(model.encoder, tokenizer, work.model, longest=work.data.max_source)
     model.load_state_dict(load_file(run.model / WEIGHTS))
     device = torch.device(shares.device() or ("cuda" if torch.cuda.is_available() else "cpu"))
     model.to(device).eval()
     marks = marks_of(tokenizer, work.model)
+    lost: list[bool] = []
 
     @torch.no_grad()
     def write(examples: Sequence[Example]) -> list[str]:
         texts = [example.source for example in examples]
         documents = read_documents(texts, tokenizer, work.data, marks=marks, min_words=options["min_words"])
+        lost.extend(document.cut for document in documents)
         some = [number for number, document in enumerate(documents) if document.sentences]
         written = [""] * len(documents)
         rows = [row_of(documents[number]) for number in some]
@@ -444,4 +447,10 @@ def generate(work: Job, folder: Path) -> Path:
         "language": work.data.language,
         "max_source": work.data.max_source,
     }
-    return write_texts(work, folder, read_split(work), write, facts)
+    path = write_texts(work, folder, read_split(work), write, facts)
+    if any(lost):
+        logger.info(
+            f"{sum(lost):,} of {len(lost):,} documents are longer than data.max_source = {work.data.max_source} tokens "
+            "and lost their end."
+        )
+    return path

@@ -35,6 +35,7 @@ class System:
         after: the command after training, with {run} for its folder; empty: ``generate``.
         not_used: settings of ``data`` that it does not read.
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
+        settable: what ``generate --set`` may change; empty: every setting of ``data``, and the task.
     """
 
     about: str
@@ -44,6 +45,7 @@ class System:
     after: str = ""
     not_used: tuple[str, ...] = ("prompt", "instruction")
     bests: Mapping[str, bool] = field(default_factory=dict)
+    settable: tuple[str, ...] = ()
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -64,6 +66,16 @@ _BUILTIN = {
         },
         after="ngramloss rerank apply {run} CANDIDATES --out DIR",
         bests={"gain": True, "loss": False},
+        settable=(
+            "task",
+            "data.name",
+            "data.source",
+            "data.target",
+            "data.id",
+            "data.source_language",
+            "data.target_language",
+            "data.on_bad_row",
+        ),
     ),
     "bertsum_ext": System(
         "BertSumExt (Liu and Lapata 2019): takes sentences of the document that an encoder marks",
@@ -173,6 +185,8 @@ def check_recipe(settings: Recipe) -> Written:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
     if settings.train.best not in (*system.entry.bests, LAST):
         mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")
+    if settings.train.precision == "fp16":
+        mistakes.append("train.precision: systems train in bf16 or fp32, not in fp16.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         mistakes.append(f"{name} trains in one process; start it without torchrun.")
     if mistakes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,27 +20,43 @@ from ngramloss import recipe
 from ngramloss.data import Example, Split
 from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
 from ngramloss.data.tokens import Shape, prompt_ids, targets, tokenise
+from ngramloss.data.word_ids import bare_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation import candidates
 from ngramloss.generation.job import Job, job
 from ngramloss.generation.predictions import write_texts
-from ngramloss.metrics.gains import BY_TASK, gain_of
+from ngramloss.metrics.gains import BY_TASK, Gain, gain_of
+from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.encoders import load_encoder, load_encoder_config, raise_unless_it_fits
 from ngramloss.objectives.candidates.rank import pair_costs
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
-from ngramloss.recipe import Model, Recipe
+from ngramloss.recipe import Data, Model, Recipe
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, Padder
-from ngramloss.storage.files import fingerprint
+from ngramloss.storage.files import fingerprint, read_object
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
-from ngramloss.systems.candidate_sets import CandidateSet, about_of, named_files, read_set
+from ngramloss.systems.candidate_sets import (
+    CandidateSet,
+    about_of,
+    check_apart,
+    check_training,
+    metric_text,
+    named_files,
+    one_metric,
+    read_set,
+)
 from ngramloss.systems.loop import Task, batches
 from ngramloss.systems.registry import read_system
+from ngramloss.training.identity import IDENTITY
 from ngramloss.training.prepare import model_identity
 
 NAME = "simcls"
+METRIC = "metric"
+"""Where the metric of the gains is saved, with checkpoints and with choices."""
+PASSED_ON = ("source", "target", "id", "source_language", "target_language", "on_bad_row")
+"""Settings of the data that ``generate`` gives to the writer."""
 FIRST, BEST = "first", "best"
 """What can choose without a reranker: the writer's own first text, or the one with the highest gain, an oracle."""
 
@@ -142,16 +159,20 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
         config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
+    check_training(files)
     sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
     if settings.train.eval_every == 0:
         sets.pop("validation", None)
-    used = _used(sets)
+    check_apart(sets)
+    metric = one_metric({f"the {split} candidates": of_split.metric for split, of_split in sets.items()})
+    used = [*_used(sets), f"gains: {metric_text(metric)}."]
     tokenizer, _ = loading.load_tokenizer(
         settings.model,
         lambda: loading.iterate_texts(sets["train"].examples),
         sets["train"].fingerprint,
         trust_remote_code=trust_remote_code,
     )
+    raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
     encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     longest = max(settings.data.max_source, settings.data.max_target)
     raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
@@ -179,6 +200,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     identity = {
         **{split: of_split.fingerprint for split, of_split in sets.items()},
         **{f"candidates ({split})": of_split.candidates.fingerprint for split, of_split in sets.items()},
+        METRIC: metric,
         "model_files": model_identity(settings.model, config),
     }
     return Task(
@@ -192,6 +214,15 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         identity,
         used,
     )
+
+
+def raise_unless_pooled(tokenizer: Any, name: str, pooling: str) -> None:
+    """Raise if the first token of a text should stand for it, but is the text's own."""
+    if pooling == "first" and tokenizer("a")["input_ids"][:1] == bare_ids(tokenizer, ["a"])[0][:1]:
+        raise UserError(
+            f"pooling=first needs a token before every text, and the tokenizer of {name} adds none. Take the mean over "
+            f"all tokens: --set 'system=\"{NAME}(pooling=mean)\"'"
+        )
 
 
 def _rows(of_split: CandidateSet, tokenizer: Any, settings: Recipe) -> WithCandidates:
@@ -215,8 +246,17 @@ def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
                 f"every source of the {split} candidates has one candidate only, so there is nothing to choose. Make "
                 "several with: ngramloss candidates RUN_OR_MODEL --count 16"
             )
+        equal = sum(len(set(gains)) == 1 < len(gains) for gains in of_split.gains)
+        if equal == len(counts) - alone:
+            raise UserError(
+                f"all candidates of every source of the {split} candidates have equal gains, so there is no order to "
+                "learn. Make them again with another --metric, or other texts: ngramloss candidates RUN_OR_MODEL"
+            )
         few = f" {alone:,} sources have one candidate only, which has no order." if alone else ""
-        sentences.append(f"{split}: {len(counts):,} sources, {sum(counts) / len(counts):.1f} candidates each.{few}")
+        ties = f" {equal:,} sources have candidates of equal gains, which have no order." if equal else ""
+        origins = " and ".join(f"{name} ({own})" for name, own in dict.fromkeys(of_split.origins))
+        mean = sum(counts) / len(counts)
+        sentences.append(f"{split}: {len(counts):,} sources of {origins}, {mean:.1f} candidates each.{few}{ties}")
     if "validation" not in sets:
         sentences.append(
             "nothing is validated, so the last weights become the model. Candidates of the validation split select the "
@@ -267,6 +307,7 @@ class Reranker:
                 "command continues it."
             )
         self.folder, self.pooling = run.model, system.options["pooling"]
+        self.metric = metric_of(run)
         model = Model(name=str(run.model))
         self.tokenizer, _ = loading.load_tokenizer(model, lambda: (), "", trust_remote_code=trust_remote_code)
         encoder = load_encoder(model, self.tokenizer, trust_remote_code=trust_remote_code)
@@ -285,7 +326,7 @@ class Reranker:
 
     @torch.no_grad()
     def scores(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The score of each text of each document, −1 to 1, in fp32."""
+        """The score of each text of each document, −1 to 1, in fp32; of an empty text −∞, so that it is not chosen."""
         shape = Shape.of(self.settings.data)
         ids = prompt_ids(documents, self.tokenizer, shape)
         flat = [text for group in texts for text in group]
@@ -298,10 +339,33 @@ class Reranker:
         with Progress("scoring candidates", total=len(rows), unit="documents") as progress:
             for numbers, batch in batches(rows, _padder(self.tokenizer), self.device):
                 scores = score_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
-                for number, values in zip(numbers, scores.candidates.tolist(), strict=True):
-                    found[number] = values[: len(texts[number])]
+                known = scores.candidates.where(scores.present, float("-inf"))
+                for number, values in zip(numbers, known.tolist(), strict=True):
+                    found[number] = [
+                        value if text.strip() else float("-inf")
+                        for text, value in zip(texts[number], values, strict=False)
+                    ]
+                    if any(map(isnan, found[number])):
+                        raise UserError(
+                            f"{self.folder} has a score that is NaN for a candidate of document {number + 1}: its "
+                            "weights are not usable. Train it again, with a lower train.learning_rate."
+                        )
                 progress.update(len(numbers))
         return found
+
+
+def metric_of(run: RunFolder) -> dict[str, Any]:
+    """The metric of the gains that a reranker was trained on; empty if it is not known."""
+    saved = next(iter(sorted(run.checkpoints.glob(f"*/{IDENTITY}"))), None)
+    if saved is not None:
+        found: dict[str, Any] = read_object(saved).get(METRIC) or {}
+        return found
+    own = recipe.load(str(run.recipe), objective=False)
+    return next((about[METRIC] for path in _trained_on(own) if METRIC in (about := about_of(path))), {})
+
+
+def _trained_on(own: Recipe) -> list[Path]:
+    return named_files(own.data.candidates)["train"]
 
 
 class Chosen(NamedTuple):
@@ -315,6 +379,7 @@ class Chosen(NamedTuple):
         best: that of the best possible choice.
         mean: that of all candidates.
         changed: sources for which another text than the first was chosen.
+        metric: of the gains, in words.
     """
 
     path: Path
@@ -324,6 +389,7 @@ class Chosen(NamedTuple):
     best: float
     mean: float
     changed: int
+    metric: str
 
 
 def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, trust_remote_code: bool = False) -> Chosen:
@@ -336,16 +402,26 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, tru
         task: what the texts are.
         trust_remote_code: as in :class:`Reranker`.
     """
+    if chooser in (FIRST, BEST) and RunFolder(Path(chooser)).recipe.is_file():
+        raise UserError(
+            f"{chooser} is a way to choose, and also a run's folder here. For the run, write ./{chooser}; for the way, "
+            "work in another folder."
+        )
     texts, gains = of_split.texts, of_split.gains
     alone = sum(len(group) == 1 for group in texts)
     if alone:
         logger.warning(f"{alone:,} of {len(texts):,} sources have one candidate only, which is taken as it is.")
-    facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint}
+    facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint, METRIC: of_split.metric}
     if chooser in (FIRST, BEST):
         picked = [0 if chooser == FIRST else _highest(values) for values in gains]
     else:
         reranker = Reranker(Path(chooser), trust_remote_code=trust_remote_code)
         facts |= reranker.facts
+        if reranker.metric and of_split.metric and reranker.metric != of_split.metric:
+            logger.warning(
+                f"{chooser} was trained on gains of {metric_text(reranker.metric)}, and these are of "
+                f"{metric_text(of_split.metric)}."
+            )
         scores = reranker.scores([example.source for example in of_split.examples], texts)
         picked = [_highest(values) for values in scores]
     by_id = {example.id: group[number] for example, group, number in zip(of_split.examples, texts, picked, strict=True)}
@@ -365,6 +441,7 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, tru
         sum(map(max, gains)) / count,
         sum(sum(values) / len(values) for values in gains) / count,
         sum(number > 0 for number in picked),
+        metric_text(of_split.metric),
     )
 
 
@@ -375,24 +452,26 @@ def generate(work: Job, folder: Path) -> Path:
         work: a job whose model is a reranker's run.
         folder: where candidates and predictions go.
     """
-    own = recipe.load(str(RunFolder(Path(work.model)).recipe), objective=False)
-    trained_on = named_files(own.data.candidates)["train"][0]
-    about = about_of(trained_on)
-    if "candidates" not in about:
-        raise UserError(
-            f"{work.model} chooses among texts of another writer, and {trained_on} does not say which one. Give it "
-            f"their candidates: ngramloss rerank apply {work.model} CANDIDATES --out DIR"
-        )
-    columns = {name: getattr(work.data, name) for name in ("source", "target", "id") if getattr(work.data, name)}
+    run = RunFolder(Path(work.model))
+    own = recipe.load(str(run.recipe), objective=False)
+    if work.task != own.task:
+        raise UserError(f"{work.model} was trained for {own.task}, not for {work.task}. Leave --set task out.")
+    about = _writer_of(work.model, _trained_on(own))
+    plain = Data()
+    given = {name: getattr(work.data, name) for name in PASSED_ON if getattr(work.data, name) != getattr(plain, name)}
     writer = job(
         str(about["model"]),
         data=work.data.name,
         split=work.split,
         limit=work.limit,
         batch_size=work.batch_size,
-        overrides=[f"data.{name}={json.dumps(column)}" for name, column in columns.items()],
+        overrides=[
+            *(f"data.{name}={json.dumps(value)}" for name, value in given.items()),
+            *([f"task={about['task']}"] if "task" in about else []),
+        ],
         trust_remote_code=work.trust_remote_code,
     )
+    _raise_if_changed(work.model, writer, about)
     made, search = about["candidates"], about["generation"]
     groups = search.get("num_beam_groups", 0)
     plan = candidates.plan(
@@ -402,9 +481,61 @@ def generate(work: Job, folder: Path) -> Path:
         groups=groups,
         diversity=search["diversity_penalty"] if groups else None,
     )
-    candidates.write_candidates(writer, plan, gain_of(BY_TASK[work.task], {}), folder)
-    of_split = read_set([folder], work.data, work.task, work.split)
+    candidates.write_candidates(writer, plan, _gain(metric_of(run), work.task), folder)
+    of_split = read_set([folder], writer.data, work.task, work.split, exactly=True)
     return choose(work.model, of_split, folder, task=work.task, trust_remote_code=work.trust_remote_code).path
+
+
+def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
+    """What is saved of the one writer of the training candidates. Raises unless there is one, and it can be found."""
+    instead = f"ngramloss rerank apply {reranker} CANDIDATES --out DIR"
+    found = {}
+    for path in trained_on:
+        about = about_of(path)
+        if "candidates" not in about:
+            raise UserError(
+                f"{reranker} chooses among texts of another writer, and {path} does not say which one. Give it their "
+                f"candidates: {instead}"
+            )
+        found[about.get("weights") or about["model"]] = about
+    if len(found) > 1:
+        names = ", ".join(str(about["model"]) for about in found.values())
+        raise UserError(
+            f"{reranker} was trained on candidates of {len(found)} writers: {names}. Choose the one whose texts it "
+            f"should take, let it write candidates, and: {instead}"
+        )
+    (about,) = found.values()
+    if about.get("model_files") and not Path(str(about["model"])).exists():  # a model of the hub has none
+        raise MissingFileError(
+            f"{reranker} chooses among texts of the model {about['model']}, and there is no such folder here, in "
+            f"{Path.cwd()}. Work where it is, or give candidates: {instead}"
+        )
+    return about
+
+
+def _raise_if_changed(reranker: str, writer: Job, about: Mapping[str, Any]) -> None:
+    """Raise if the writer's weights are not those that wrote the training candidates."""
+    files = weight_files(Path(writer.loading.name))
+    now = fingerprint(files) if files else None
+    if not files:  # of the hub
+        config = loading.load_config(writer.loading, trust_remote_code=writer.trust_remote_code, verb="generate")
+        now = getattr(config, "_commit_hash", None)
+    if now and about.get("weights") and now != about["weights"]:
+        raise UserError(
+            f"the weights of {writer.model} have changed since it wrote the candidates that {reranker} was trained on: "
+            f"{now}, expected {about['weights']}. Restore them, or let it write candidates and: ngramloss rerank apply "
+            f"{reranker} CANDIDATES --out DIR"
+        )
+
+
+def _gain(metric: Mapping[str, Any], task: str) -> Gain:
+    """What makes gains as a saved metric did, or the task's usual one."""
+    if not metric:
+        return gain_of(BY_TASK[task], {})
+    name, scores = metric["name"], metric["scores"]
+    known = METRICS.entry(name).options
+    options = {option: known[option].read(value) for option, value in metric["options"].items() if option in known}
+    return gain_of(name if len(scores) > 1 else scores[0], options, lines=metric["sentence_a_line"] or None)
 
 
 def _highest(values: Sequence[float]) -> int:
