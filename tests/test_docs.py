@@ -269,7 +269,7 @@ def no_processes(monkeypatch):
     """The processes of a study are calls."""
     from ngramloss.study import run
 
-    monkeypatch.setattr(run, "start", InProcess)
+    monkeypatch.setattr(run, "Process", InProcess)
 
 
 @pytest.mark.parametrize(("page", "words", "shown"), list(commands(run=True)))

@@ -226,7 +226,9 @@ def test_a_folder_of_an_earlier_version_is_refused_before_anything_is_trained_ag
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "plan.json").write_text("{}")
     assert again(tmp_path, base, "cases", "--objectives", "ce", "ce + matches(2)") == 2
-    assert "has runs of an earlier version, which are named otherwise. Choose another --runs." in capsys.readouterr().err
+    assert (
+        "has runs of an earlier version, which are named otherwise. Choose another --runs." in capsys.readouterr().err
+    )
     assert started == []
 
 

@@ -971,34 +971,12 @@ writing = "beam2"
 limit = 5
 set = {json.dumps(TINY)}
 """
-FORKING = """
+KILLED = """
 import os, signal, sys
 from ngramloss import cli
 from ngramloss.study import run
 from ngramloss.study.results import ResultFolder
 
-class Forked:
-    def __init__(self, arguments, log):
-        self.code, self.pid = None, os.fork()
-        if not self.pid:
-            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os._exit(cli.main(arguments))
-
-    def poll(self):
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
-        return self.code
-
-    def terminate(self):
-        os.kill(self.pid, signal.SIGTERM)
-
-    kill = terminate
-
-run.start = Forked
 def killed(owner, name, count):
     real, calls = getattr(owner, name), []
     def some(*arguments):
@@ -1018,7 +996,7 @@ def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_pat
     Path("mine.toml").write_text(SMALL)
 
     def begun(*arguments, kill=""):
-        program = f"import os; os.chdir({str(tmp_path)!r})\n" + FORKING.replace("{kill}", kill)
+        program = f"import os; os.chdir({str(tmp_path)!r})\n" + KILLED.replace("{kill}", kill)
         return fork(program, list(arguments), environment=dict(os.environ))
 
     def study(*arguments, kill=""):
