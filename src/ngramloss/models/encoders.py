@@ -66,42 +66,45 @@ def load_encoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = F
 
 def scratch_config(settings: Model, tokenizer: Any) -> Any:
     """The configuration of a BERT from scratch."""
+    return _bert_config(
+        settings, len(tokenizer), settings.width, layers=settings.encoder_layers, pad=tokenizer.pad_token_id
+    )
+
+
+def _bert_config(settings: Model, vocabulary: int, width: int, *, layers: int, pad: int | None, **more: Any) -> Any:
+    """The configuration of a BERT with the heads, dropout and start of a recipe."""
     from transformers import BertConfig
 
     return BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.width,
-        num_hidden_layers=settings.encoder_layers,
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
         num_attention_heads=settings.heads,
         intermediate_size=settings.feed_forward,
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.dropout,
         initializer_range=settings.init_std,
         max_position_embeddings=POSITIONS,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=pad,
+        **more,
     )
 
 
 def with_decoder_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
     """The configuration of an encoder-decoder whose encoder is ``settings.encoder`` and whose decoder is new."""
-    from transformers import BertConfig, EncoderDecoderConfig
+    from transformers import EncoderDecoderConfig
 
     encoder = load_encoder_config(_encoder_of(settings), trust_remote_code=trust_remote_code)
     if encoder.hidden_size % settings.heads:
         raise UserError(
             f"model.heads: must divide the width of {settings.encoder}, {encoder.hidden_size}, got {settings.heads}."
         )
-    decoder = BertConfig(
-        vocab_size=encoder.vocab_size,
-        hidden_size=encoder.hidden_size,
-        num_hidden_layers=settings.decoder_layers,
-        num_attention_heads=settings.heads,
-        intermediate_size=settings.feed_forward,
-        hidden_dropout_prob=settings.dropout,
-        attention_probs_dropout_prob=settings.dropout,
-        initializer_range=settings.init_std,
-        max_position_embeddings=POSITIONS,
-        pad_token_id=encoder.pad_token_id,
+    decoder = _bert_config(
+        settings,
+        encoder.vocab_size,
+        encoder.hidden_size,
+        layers=settings.decoder_layers,
+        pad=encoder.pad_token_id,
         is_decoder=True,
         add_cross_attention=True,
     )

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.recipe import LAST, Train
+from ngramloss.recipe import Train
 from ngramloss.steps.padding import Batch, Pad
 from ngramloss.steps.plan import Plan
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import StepRunner
 from ngramloss.training import checkpoints
-from ngramloss.training.best import is_better
 from ngramloss.training.log import Log
 from ngramloss.training.loop import (
     State,
@@ -138,12 +137,7 @@ def run(job: Job, here: Processes) -> State:
                     model.train()
                     log.write_validation(step.number, validation)
                 value = validation.get(f"eval_{settings.best}", float("nan"))
-                if settings.best != LAST and is_better(value, state.best, higher=job.higher):
-                    state.best, state.best_step, saves = value, step.number, True
-                elif settings.early_stopping and (
-                    step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
-                ):
-                    state.ended_early = saves = True
+                saves |= state.judge(value, settings, higher=job.higher)
                 line |= validation
             if saves:
                 with log.paused():

@@ -62,6 +62,24 @@ class State:
     scale_grows_in: int = 0
     """Steps since the scale last changed."""
 
+    def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
+        """Keep the best value of a validation, or end a training that has not improved for long.
+
+        Args:
+            value: of what selects the best checkpoint; NaN if nothing does.
+            settings: how to train.
+            higher: whether higher values are better.
+
+        Returns:
+            Whether this step must be saved.
+        """
+        if is_better(value, self.best, higher=higher):
+            self.best, self.best_step = value, self.step
+            return True
+        patience = settings.early_stopping * settings.eval_every
+        self.ended_early = patience > 0 and self.step - (self.best_step or 0) >= patience
+        return self.ended_early
+
 
 class Outcome(NamedTuple):
     """How a training ended."""
@@ -225,12 +243,7 @@ def run(job: Job, here: Processes) -> Outcome:
                     log.write_validation(step.number, validation)
                     raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
                 value = validation.get(f"eval_{job.best.name}", math.nan)
-                if is_better(value, state.best, higher=job.best.higher):
-                    state.best, state.best_step, saves = value, step.number, True
-                elif settings.early_stopping and (
-                    step.number - (state.best_step or 0) >= settings.early_stopping * settings.eval_every
-                ):
-                    state.ended_early = saves = True
+                saves |= state.judge(value, settings, higher=job.best.higher)
                 line |= validation
             if saves and job.folder is not None:
                 with log.paused():
