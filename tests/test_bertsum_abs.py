@@ -8,6 +8,7 @@ import torch
 from commands import assert_equal_runs, finished
 from models import tiny
 from safetensors.torch import load_file
+from tiny_encoders import MODEL
 from transformers import AutoModelForSeq2SeqLM
 
 from ngramloss import cli, recipe
@@ -18,19 +19,12 @@ from ngramloss.training import loop
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-EXT = """
+EXT = f"""
 system = "bertsum_ext(layers=1,heads=2,feed_forward=16,dropout=0.0,min_words=2)"
 [data]
 name = "data"
 max_source = 96
-[model]
-name = "scratch"
-width = 16
-heads = 2
-feed_forward = 16
-encoder_layers = 1
-vocabulary = 400
-[train]
+{MODEL}[train]
 max_steps = 2
 batch_size = 4
 accumulate = 1

@@ -9,6 +9,7 @@ import torch
 from commands import assert_equal_runs, finished
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_encoders import MODEL, STEPS
 from transformers import AutoModel
 
 from ngramloss import cli
@@ -21,30 +22,12 @@ from ngramloss.systems.registry import read_system
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 OPTIONS = read_system("bertsum_ext(heads=2,feed_forward=16,dropout=0.0)").options
-RECIPE = """
+RECIPE = f"""
 system = "bertsum_ext(layers=2,heads=2,feed_forward=16,dropout=0.1,oracle=2,sentences=2,min_words=2)"
 [data]
 name = "data"
 max_source = 96
-[model]
-name = "scratch"
-width = 16
-heads = 2
-feed_forward = 16
-encoder_layers = 1
-vocabulary = 400
-dropout = 0.1
-[train]
-max_steps = 6
-batch_size = 4
-accumulate = 2
-learning_rate = 1e-2
-warmup_steps = 2
-log_every = 1
-eval_every = 2
-save_every = 2
-keep = 9
-best = "loss"
+{MODEL}{STEPS}best = "loss"
 """
 
 

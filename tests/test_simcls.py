@@ -10,6 +10,7 @@ import torch
 from commands import assert_equal_runs, finished
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_encoders import MODEL, STEPS
 
 from ngramloss import cli
 from ngramloss.data import newswire
@@ -22,32 +23,14 @@ from ngramloss.systems.registry import SYSTEMS, read_system
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-RECIPE = """
+RECIPE = f"""
 system = "simcls(margin=0.05)"
 [data]
 name = "data"
 separator = "none"
 max_source = 64
 max_target = 40
-[model]
-name = "scratch"
-width = 16
-heads = 2
-feed_forward = 16
-encoder_layers = 1
-vocabulary = 400
-dropout = 0.1
-[train]
-max_steps = 6
-batch_size = 4
-accumulate = 2
-learning_rate = 1e-2
-warmup_steps = 2
-log_every = 1
-eval_every = 2
-save_every = 2
-keep = 9
-best = "gain"
+{MODEL}{STEPS}best = "gain"
 """
 
 
