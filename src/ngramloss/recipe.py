@@ -222,7 +222,7 @@ class Recipe:
     def slug(self) -> str:
         """The run's name: the recipe's name and a short form of the objective, different for every objective.
 
-        A system has its own objective; its name is that of the recipe and, if there are any, its options.
+        A system adds its options, if there are any, and most have an objective of their own.
 
         A first term ``ce`` is omitted if others follow; ``only`` means that there is no cross-entropy.
 
@@ -234,13 +234,14 @@ class Recipe:
         'xsum-only-matches_2_10'
         >>> Recipe("simcls", system="simcls(margin=0.02)").slug
         'simcls-margin0.02'
+        >>> Recipe("pointer", system="pointer", objective="ce + matches(2)").slug
+        'pointer-matches2'
         """
-        if self.system:
-            return "-".join([self.name, *re.findall(r"[\w.=-]+", self.system)[1:]]).replace("=", "")
+        options = [option.replace("=", "") for option in re.findall(r"[\w.=-]+", self.system)[1:]]
         first, *others = self.objective.split(" + ")
-        terms = others if first == "ce" and others else [first, *others]
+        terms = others if first == "ce" and (others or self.system) else [first, *others]
         alone = [] if re.search(r"\bce\b", self.objective) else ["only"]
-        return "-".join([self.name, *alone, *map(_short, terms)])
+        return "-".join([self.name, *options, *alone, *map(_short, terms)])
 
 
 def _short(term: str) -> str:

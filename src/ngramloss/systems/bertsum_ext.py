@@ -38,7 +38,7 @@ from ngramloss.steps.padding import Batch, padded
 from ngramloss.steps.plan import Size
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
-from ngramloss.systems.loop import Task, batches
+from ngramloss.systems.loop import Task, batches, mean_over_rows
 from ngramloss.systems.registry import read_system
 from ngramloss.training.prepare import model_identity
 from ngramloss.version import installed
@@ -314,7 +314,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         rows["train"],
         lambda *args: pad_rows(tokenizer.pad_token_id, *args),
         ("bce",),
-        lambda batch: [penalty(model(batch), batch["labels"])],
+        lambda batch, counts: mean_over_rows([penalty(model(batch), batch["labels"])], counts),
         validate if "validation" in splits else None,
         {
             **{split: of_split.fingerprint for split, of_split in splits.items()},

@@ -1,8 +1,8 @@
 """a system's task and settings → a trained system, one step after the other, continued from where it stopped.
 
-Systems have losses of their own, which are not terms of an objective. Steps, schedules, checkpoints, logs and Ctrl-C
-are those of ``ngramloss train`` (:mod:`ngramloss.training.loop`), and so is what they promise: random numbers are drawn
-from seed and step, so a continued training has the losses of one that was never stopped.
+Most systems have losses of their own, which are not terms of an objective. Steps, schedules, checkpoints, logs and
+Ctrl-C are those of ``ngramloss train`` (:mod:`ngramloss.training.loop`), and so is what they promise: random numbers
+are drawn from seed and step, so a continued training has the losses of one that was never stopped.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Task(NamedTuple):
         examples: rows with ``input_ids``, ``labels`` and what else ``pad`` reads.
         pad: rows → a batch.
         terms: the names of the parts of the loss.
-        loss: a batch on the device → each part of the loss for each row, [B]. The loss of a step is the mean over its
-            rows of the sum of the parts.
+        loss: a batch on the device, and the labels and rows of the whole step, [2] → the batch's share of each part of
+            the step's loss, weighted, [parts].
         validate: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
         identity: what the training may only be continued with.
         used: what is used of the data, in sentences.
@@ -63,7 +63,7 @@ class Task(NamedTuple):
     examples: Any
     pad: Pad
     terms: Sequence[str]
-    loss: Callable[[Batch], Sequence[Tensor]]
+    loss: Callable[[Batch, Tensor], Tensor]
     validate: Callable[[], dict[str, float]] | None
     identity: Mapping[str, Any]
     used: Sequence[str] = ()
@@ -92,7 +92,7 @@ def run(job: Job, here: Processes) -> State:
     def share(batch: Batch, counts: Tensor) -> Tensor:
         """Run forward and backward of a micro-batch's share of the step. Returns its loss and terms, [1 + parts]."""
         with autocast():
-            parts = torch.stack([part.sum() for part in task.loss(batch)]) / counts[1]  # [parts]
+            parts = task.loss(batch, counts)  # [parts]
         loss = parts.sum()  # []
         loss.backward()
         return torch.cat([loss.detach()[None], parts.detach()])
@@ -157,6 +157,11 @@ def run(job: Job, here: Processes) -> State:
             if stops or state.ended_early:
                 break
     return state
+
+
+def mean_over_rows(parts: Sequence[Tensor], counts: Tensor) -> Tensor:
+    """Each part of the loss for each row, [B], and the counts of the step → the share of each part, [parts]."""
+    return torch.stack([part.sum() for part in parts]) / counts[1]
 
 
 def autocast_of(settings: Train, device: torch.device) -> Callable[[], Any]:

@@ -36,6 +36,7 @@ class System:
         not_used: settings of ``data`` that it does not read.
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
         settable: what ``generate --set`` may change; empty: every setting of ``data``, and the task.
+        takes_objective: whether it trains on the recipe's objective; otherwise it has one of its own.
     """
 
     about: str
@@ -46,6 +47,7 @@ class System:
     not_used: tuple[str, ...] = ("prompt", "instruction")
     bests: Mapping[str, bool] = field(default_factory=dict)
     settable: tuple[str, ...] = ()
+    takes_objective: bool = False
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -181,7 +183,7 @@ def check_recipe(settings: Recipe) -> Written:
         mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
     if settings.model.lora != Model().lora:
         mistakes.append(f"model.lora: is not a setting of {name}, which trains the whole encoder.")
-    if settings.objective != "ce":
+    if settings.objective != "ce" and not system.entry.takes_objective:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
     if settings.train.best not in (*system.entry.bests, LAST):
         mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")

@@ -47,7 +47,7 @@ from ngramloss.systems.candidate_sets import (
     one_metric,
     read_set,
 )
-from ngramloss.systems.loop import Task, batches
+from ngramloss.systems.loop import Task, batches, mean_over_rows
 from ngramloss.systems.registry import read_system
 from ngramloss.training.identity import IDENTITY
 from ngramloss.training.prepare import model_identity
@@ -209,7 +209,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         rows["train"],
         _padder(tokenizer),
         Penalties._fields,
-        lambda batch: parts_of(scores_of(batch), batch["gains"]),
+        lambda batch, counts: mean_over_rows(parts_of(scores_of(batch), batch["gains"]), counts),
         validate if "validation" in sets else None,
         identity,
         used,
