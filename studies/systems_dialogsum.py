@@ -111,8 +111,15 @@ class Study:
                 )
                 self.train(ROOT / "examples/dialogsum.toml", f"writer-{name}", data, *(small if self.tiny else ()))
             else:
-                settings = ("train.learning_rate=4e-4", "train.eval_every=0", f"generation.precision={self.precision}")
-                small = ("data.limit=16", "data.max_source=128") if self.tiny else ()
+                # As in ngram-terms.toml: a step at most, however many trainings share the GPU.
+                settings = (
+                    "train.learning_rate=4e-4",
+                    "train.compile=true",
+                    "train.max_tokens=20480",
+                    "train.eval_every=0",
+                    f"generation.precision={self.precision}",
+                )
+                small = ("data.limit=16", "data.max_source=128", "train.compile=false") if self.tiny else ()
                 self.train("sft", f"writer-{name}", data, f"model.name={self.model}", *settings, *small)
 
     def candidates(self) -> None:
