@@ -10,7 +10,7 @@ printed; a step that is done is not repeated, so the same command continues afte
 steps, for a machine that lends its GPU for minutes. --tiny makes everything small enough to try the script on a CPU;
 its scores mean nothing.
 
-1. ``writers``: three writers: one of all training dialogues, and one of each half.
+1. ``writers``: three writers: one of all training dialogues, and one of each half. --halves 1 leaves the last one out.
 2. ``candidates``: 16 diverse beams. Each half's writer writes those of the other half, so no candidate is of a dialogue
    that its writer was trained on; the whole writer writes those of the validation and the test split.
 3. ``simcls``: a reranker on both halves, its choice on the test split, the first beam and the best possible choice.
@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument(
         "--precision", default="fp32", choices=["fp32", "bf16"], help="in which the writer writes (fp32)"
     )
+    parser.add_argument(
+        "--halves", type=int, default=2, choices=[1, 2], help="of the training split that the reranker learns from (2)"
+    )
     parser.add_argument("--pooling", default="mean", choices=["first", "mean"], help="of the reranker")
     parser.add_argument("--seed", type=int, default=1, help="of all trainings (default: 1)")
     parser.add_argument("--tiny", action="store_true", help="make everything small, to try the script")
@@ -67,6 +70,7 @@ class Study:
             options.tiny,
             options.precision,
         )
+        self.halves = options.halves
         self.out.mkdir(parents=True, exist_ok=True)
 
     def run(self, *arguments: object, settings: tuple[str, ...] = (), quiet: bool = False) -> str:
@@ -98,7 +102,7 @@ class Study:
         lines = read_lines(self.data, "train")
         for number in (0, 1):
             (self.out / f"half{number}.jsonl").write_text("".join(lines[number::2]), encoding="utf-8")
-        for name in ("whole", "half0", "half1"):
+        for name in ("whole", "half0", "half1")[: 1 + self.halves]:
             train = next(self.data.glob("train.*")) if name == "whole" else self.out / f"{name}.jsonl"
             validation, test = (next(self.data.glob(f"{split}.*")) for split in ("validation", "test"))
             data = f"data.name=train={train},validation={validation},test={test}"
@@ -125,8 +129,7 @@ class Study:
     def candidates(self) -> None:
         """Write 16 diverse beams of every dialogue by a writer that has not seen it."""
         jobs = [
-            ("half0", self.out / "half1.jsonl", "train"),
-            ("half1", self.out / "half0.jsonl", "train"),
+            *[(f"half{half}", self.out / f"half{1 - half}.jsonl", "train") for half in range(self.halves)],
             ("whole", self.data, "validation"),
             ("whole", self.data, "test"),
         ]
@@ -151,7 +154,7 @@ class Study:
                 "train.save_every=200",
                 f"train.seed={self.seed}",
             )
-            halves = [self.out / "candidates-half0", self.out / "candidates-half1"]
+            halves = [self.out / f"candidates-half{half}" for half in range(self.halves)]
             validation = ["--validation", self.out / "candidates-validation"]
             where = ["--encoder", self.encoder, "--run", self.out / "simcls"]
             small = TINY_TRAINING if self.tiny else ()
