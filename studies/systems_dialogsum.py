@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument(
         "--halves", type=int, default=2, choices=[1, 2], help="of the training split that the reranker learns from (2)"
     )
+    parser.add_argument("--sources", type=int, default=0, help="dialogues of a half that get candidates (all)")
     parser.add_argument("--pooling", default="mean", choices=["first", "mean"], help="of the reranker")
     parser.add_argument("--seed", type=int, default=1, help="of all trainings (default: 1)")
     parser.add_argument("--tiny", action="store_true", help="make everything small, to try the script")
@@ -70,7 +71,7 @@ class Study:
             options.tiny,
             options.precision,
         )
-        self.halves = options.halves
+        self.halves, self.sources = options.halves, options.sources
         self.out.mkdir(parents=True, exist_ok=True)
 
     def run(self, *arguments: object, settings: tuple[str, ...] = (), quiet: bool = False) -> str:
@@ -137,7 +138,8 @@ class Study:
         for writer, data, split in jobs:
             folder = self.out / (f"candidates-{split}" if writer == "whole" else f"candidates-{writer}")
             source = ["--data", data, "--split", split, "--count", count, "--out", folder]
-            self.run("candidates", self.out / f"writer-{writer}", *source, *self.few)
+            some = ["--limit", self.sources] if self.sources and split == "train" else []
+            self.run("candidates", self.out / f"writer-{writer}", *source, *(self.few or some))
 
     def simcls(self) -> None:
         """Train the reranker, and choose."""

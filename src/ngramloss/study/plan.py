@@ -53,8 +53,8 @@ _SET = {
     "writing": Setting(kind=str),
     "limit": Setting(0, least=0),
 }
-_OWN_GRID = "tune"
-"""The table of a set in which it has values of its own to try."""
+_OWN_GRID, _OWN_SEEDS = "tune", "screening"
+"""What a set may have instead of the study's: values to try, and some of the screening seeds."""
 _TUNE = {"objectives": Setting(kind=list), "others": Setting(kind=str), "seed": Setting(kind=int, least=0)}
 _BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
@@ -106,6 +106,7 @@ class DataSet(NamedTuple):
         metrics: all that the texts are scored with.
         limit: the most texts of a split; 0 means all.
         grid: the settings that are tried when it is tuned, each a tuple of ``key=value``.
+        screening: the seeds by which its rows are chosen: those of the study, or some of them.
     """
 
     name: str
@@ -115,6 +116,7 @@ class DataSet(NamedTuple):
     metrics: tuple[str, ...]
     limit: int
     grid: tuple[tuple[str, ...], ...] = ()
+    screening: tuple[int, ...] = ()
 
     @property
     def score(self) -> Score:
@@ -288,7 +290,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         given = []
     if mistakes:
         return None
-    sets = [_data_set(entry, top["recipe"], objectives, tuning, writings, path, mistakes) for entry in given]
+    sets = [_data_set(entry, top["recipe"], objectives, tuning, writings, screening, path, mistakes) for entry in given]
     names = [data.name for data in sets if data]
     mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
     return Study(
@@ -418,13 +420,14 @@ def _data_set(
     rows: Sequence[str],
     tuning: Tuning | None,
     writings: Mapping[str, tuple[str, ...]],
+    screening: tuple[int, ...],
     path: Path,
     mistakes: list[str],
 ) -> DataSet | None:
     """One set, with its recipe resolved. Each row, tuned value and writing is tried: none may be a mistake later."""
     before = len(mistakes)
     where = f"set {given['name']}: " if isinstance(given.get("name"), str) else "set: "
-    entry = _section(where, {key: value for key, value in given.items() if key != _OWN_GRID}, _SET, mistakes)
+    entry = _section(where, {key: given[key] for key in given if key not in (_OWN_GRID, _OWN_SEEDS)}, _SET, mistakes)
     grid = tuning.grid if tuning else ()
     if _OWN_GRID in given and not tuning:
         mistakes.append(f"{where}tune: the study has no [tune] that says which rows are tuned.")
@@ -436,6 +439,13 @@ def _data_set(
         return None
     if not _NAME.fullmatch(entry["name"]):
         mistakes.append(f"{where}name: must be letters, digits, '.', '+' and '-', as it names a folder.")
+    own_seeds = given.get(_OWN_SEEDS, list(screening))
+    if (
+        not isinstance(own_seeds, list)
+        or not all(seed in screening for seed in own_seeds)
+        or len(own_seeds) < bool(screening)
+    ):
+        mistakes.append(f"{where}screening: must be a list of some of the seeds in seeds.screening, got {own_seeds!r}.")
     if entry["writing"] not in writings:
         mistakes.append(f"{where}writing: must be one of {', '.join(writings)}, got {entry['writing']!r}.")
     owner = next((name for name in METRICS if entry["primary"] in scores_of(name)), "")
@@ -457,7 +467,9 @@ def _data_set(
     if len(mistakes) > before:
         return None
     metrics = dict.fromkeys([owner, *METRICS_OF[base.task]])
-    return DataSet(entry["name"], base, entry["primary"], entry["writing"], tuple(metrics), entry["limit"], grid)
+    screened = tuple(seed for seed in screening if seed in own_seeds)
+    written = entry["primary"], entry["writing"], tuple(metrics), entry["limit"]
+    return DataSet(entry["name"], base, *written, grid, screened)
 
 
 def _recipe_name(name: str, study: Path) -> str:

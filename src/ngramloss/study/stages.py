@@ -67,8 +67,8 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         if tuning
         else []
     )
-    shared = len(tuning.objectives) if tuning and tuning.seed in study.screening else 0
-    screened = len(study.objectives) * len(study.screening) - shared
+    shared = len(tuning.objectives) if tuning and tuning.seed in data.screening else 0
+    screened = len(study.objectives) * len(data.screening) - shared
     early = [study.baseline, *study.always] if study.always else []
     later = study.confirm + (not early)
     planned = {
@@ -94,7 +94,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         planned["always"] = Stage("always", always, len(always))
         screen = [
             Training(data.name, row, setting, seed, VALIDATION)
-            for seed in study.screening
+            for seed in data.screening
             for row, setting in settings.items()
         ]
         planned["screen"] = Stage("screen", screen, screened)
@@ -193,14 +193,14 @@ def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict
 
     A row one of whose seeds failed is not among the best. Without a screening, all rows are tested.
     """
-    if not study.screening:
+    if not data.screening:
         return dict(settings)
     given = (study.baseline, *study.always)
     means = {}
     for row, setting in settings.items():
-        trainings = [Training(data.name, row, setting, seed, VALIDATION) for seed in study.screening]
+        trainings = [Training(data.name, row, setting, seed, VALIDATION) for seed in data.screening]
         scores = primary_scores(data, trainings, results)
-        if row not in given and len(scores) == len(study.screening):
+        if row not in given and len(scores) == len(data.screening):
             means[row] = _gain(data, statistics.mean(scores.values()))
     best = sorted(means, key=lambda row: -means[row])[: study.confirm]
     return {row: settings[row] for row in study.objectives if row in (*given, *best) and row in settings}

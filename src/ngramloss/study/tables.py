@@ -151,7 +151,7 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
     for data, of_set in zip(study.sets, every, strict=True):
         primary = f"{data.score.label} of {data.writing}"
         tried = of_set.all[0].trainings
-        screened = _rows(study, data, of_set.settings or {}, study.screening, VALIDATION, results)
+        screened = _rows(study, data, of_set.settings or {}, data.screening, VALIDATION, results)
         rows = [row for row in confirmed if row.data is data]
         made = [result for result in results.values() if result.training.set == data.name and not result.failed]
         own = SetTables(data, screened, rows, _signatures(made), _speeds(made))
@@ -356,7 +356,7 @@ def _runs(row: Comparison, writing: str, seeds: Iterable[int], split: str, resul
 
 
 def _values(study: Study, row: Comparison, writing: str, split: str, name: str, results: Results) -> list[float]:
-    seeds = study.screening if split == VALIDATION else study.confirmation
+    seeds = row.data.screening if split == VALIDATION else study.confirmation
     scores = (run.scores.get(name) for run in _runs(row, writing, seeds, split, results))
     return [score for score in scores if score is not None]
 
