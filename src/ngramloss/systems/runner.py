@@ -75,7 +75,7 @@ def _run(settings: Recipe, run_folder: RunFolder, system: Written, task: Task, n
     began = checkpoints.step(newest) if newest else 0
     if newest is not None:
         logger.info(f"continuing {run_folder.path} from step {began}.")
-    shown = [*task.terms, *system.entry.bests]
+    shown = list(dict.fromkeys([*task.terms, *system.entry.bests]))
     with open_logs(settings, run_folder, here, terms=shown, score="", steps=steps, since=began) as logs:
         job = Job(
             task,
