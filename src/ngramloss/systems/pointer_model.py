@@ -27,7 +27,7 @@ from ngramloss.steps.padding import Batch
 from ngramloss.storage.files import read_object
 from ngramloss.systems.pointer_words import END, PADDING, SPECIAL, START, UNKNOWN
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS = "pointer_generator.json", "model.safetensors"
 KIND = "pointer_generator"
 UNIFORM, NORMAL = 0.02, 1e-4
 """The authors' initial weights: LSTMs uniform within ± the first; embeddings, output and the decoder's first state
