@@ -122,7 +122,9 @@ def _tiny(recipe):
     """What makes a recipe tiny; a network without attention heads and layers has no such settings."""
     if not recipe.startswith("pointer-generator"):
         return TINY
-    return [setting for setting in TINY if not setting.startswith(("model.heads", "model.feed", "model.enc", "model.dec"))]
+    return [
+        setting for setting in TINY if not setting.startswith(("model.heads", "model.feed", "model.enc", "model.dec"))
+    ]
 
 
 def smaller(arguments, tiny_model):

@@ -97,8 +97,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if system := system_of(work.model):
         raise UserError(
-            f"{work.model} is a run of {system.name}, which writes one text of each source. Candidates are written by a "
-            "run without a system, or a model."
+            f"{work.model} is a run of {system.name}, which writes one text of each source. Candidates are written by "
+            "a run without a system, or a model."
         )
     chosen = candidates.plan(
         work,

@@ -53,8 +53,7 @@ class Task(NamedTuple):
         pad: rows → a batch.
         terms: the names of the parts of the loss.
         loss: a batch on the device, and the labels and rows of the whole step, [2] → the batch's share of each part of
-            the step's loss, weighted, [parts]; or the share of the loss and of its parts as :class:`JointLoss` has them,
-            of which parts are not weighted.
+            the step's loss, weighted, [parts]; or the share of the loss, and of its parts without their weights.
         validate: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
         identity: what the training may only be continued with.
         used: what is used of the data, in sentences.
@@ -196,9 +195,7 @@ def planned_steps(task: Task, settings: Train, here: Processes) -> PlannedSteps:
     return PlannedSteps(task.examples, epochs, plan, task.pad, lengths=lengths, total=total, pin=cuda)
 
 
-def batches(
-    rows: Any, pad: Pad, device: torch.device, *, most: int = MOST_ROWS
-) -> Iterator[tuple[list[int], Batch]]:
+def batches(rows: Any, pad: Pad, device: torch.device, *, most: int = MOST_ROWS) -> Iterator[tuple[list[int], Batch]]:
     """All rows in batches of similar length, of at most this many rows, on a device, with their numbers."""
     lengths = lengths_of(rows)
     plan = Plan(lengths.sources, lengths.targets, most, TOKENS, texts=lengths.texts)

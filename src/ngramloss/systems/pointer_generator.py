@@ -92,9 +92,7 @@ def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: Example, *, l
     return Row(ids, [*labels, *ends], list(unknown), (len(source) > longest[0], len(target) >= longest[1]))
 
 
-def pad_rows(
-    most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any]], size: Size | None = None
-) -> Batch:
+def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
     """Rows → a batch: ids and their mask, [B, S], labels, [B, T], and which unknown words each document has, [B, U].
 
     Args:
@@ -137,9 +135,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         used.append(_described(name, made, settings, len(vocabulary)))
     recommend_ce(settings)
     used += _coverage_remarks(settings, options)
-    model = PointerGenerator(
-        vocabulary=len(vocabulary), width=settings.model.width, embeddings=options["embeddings"]
-    )
+    model = PointerGenerator(vocabulary=len(vocabulary), width=settings.model.width, embeddings=options["embeddings"])
 
     def pad(rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
         return pad_rows(data.max_source, len(vocabulary), rows, size)
@@ -199,7 +195,8 @@ def first_step_with_coverage(options: Mapping[str, Any], total: int) -> int:
     >>> first_step_with_coverage({"coverage_from": 0.75}, 8), first_step_with_coverage({"coverage_from": 1}, 8)
     (7, 9)
     """
-    return ceil(round(options["coverage_from"] * total, 6)) + 1
+    share: float = options["coverage_from"]
+    return ceil(round(share * total, 6)) + 1
 
 
 def _adagrad(model: PointerGenerator, settings: Recipe, options: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -209,7 +206,16 @@ def _adagrad(model: PointerGenerator, settings: Recipe, options: Mapping[str, An
     )
 
 
-NOT_MODEL = ("architecture", "encoder_layers", "decoder_layers", "heads", "feed_forward", "dropout", "init_std", "copying")
+NOT_MODEL = (
+    "architecture",
+    "encoder_layers",
+    "decoder_layers",
+    "heads",
+    "feed_forward",
+    "dropout",
+    "init_std",
+    "copying",
+)
 """Settings of ``model`` that the network does not have."""
 
 
@@ -247,7 +253,9 @@ def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
             if part.reads == "candidates"
         ]
         if any(part.name == COVERAGE for part in objective.parts):
-            mistakes.append(f"objective: a term is called {COVERAGE}, which is the name of a part of {name}. Rename it.")
+            mistakes.append(
+                f"objective: a term is called {COVERAGE}, which is the name of a part of {name}. Rename it."
+            )
     if mistakes:
         raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
 
@@ -268,8 +276,8 @@ def _described(name: str, rows: Sequence[Row], settings: Recipe, vocabulary: int
     words = sum(len(row.input_ids) for row in rows)
     unknown = sum(token >= vocabulary for row in rows for token in row.input_ids)
     sentence = (
-        f"{name}: {len(rows):,} documents of {words / len(rows):.1f} words. Beyond the vocabulary of {vocabulary:,} are "
-        f"{unknown / words:.1%} of their words and {(copied + lost) / max(len(labels), 1):.1%} of those of their "
+        f"{name}: {len(rows):,} documents of {words / len(rows):.1f} words. Beyond the vocabulary of {vocabulary:,} "
+        f"are {unknown / words:.1%} of their words and {(copied + lost) / max(len(labels), 1):.1%} of those of their "
         f"targets, of which {copied:,} can be copied and {lost:,} are {UNKNOWN}."
     )
     for place, (key, longest) in enumerate(
@@ -286,8 +294,8 @@ def _coverage_remarks(settings: Recipe, options: Mapping[str, Any]) -> list[str]
     remarks = []
     if options["coverage_from"] < 1 and settings.train.best != LAST and settings.train.eval_every:
         remarks.append(
-            f"train.best = {settings.train.best} may choose weights from before coverage begins, and the model then has "
-            f"none. {LAST} takes the last ones."
+            f"train.best = {settings.train.best} may choose weights from before coverage begins, and the model then "
+            f"has none. {LAST} takes the last ones."
         )
     if options["coverage_from"] < 1 and settings.train.early_stopping:
         remarks.append("train.early_stopping may end the training before coverage begins.")
@@ -324,9 +332,7 @@ def generate(work: Job, folder: Path) -> Path:
         texts = search(model, batch, beams=how.num_beams, least=how.min_length, most=how.max_length)
         count, cut = count + len(rows), cut + sum(row.cut[0] for row in rows)
         unknown += sum(UNKNOWN_ID in text for text in texts)
-        return [
-            _text(tokenizer, [*words, *row.unknown], text, work) for row, text in zip(rows, texts, strict=True)
-        ]
+        return [_text(tokenizer, [*words, *row.unknown], text, work) for row, text in zip(rows, texts, strict=True)]
 
     facts = {
         "system": settings.system,

@@ -61,7 +61,7 @@ class State(NamedTuple):
 
 
 class Written(NamedTuple):
-    """One position, or [B, T, …] of them: the vocabulary's features, [B, D], attention, [B, S], the logit of p_gen, [B]."""
+    """One position, or T of them: the vocabulary's features, [B, D], attention, [B, S], and the logit of p_gen, [B]."""
 
     features: Tensor
     attention: Tensor
@@ -119,13 +119,7 @@ class PointerGenerator(nn.Module):
         for part in (self.embedding, self.words, self.first_hidden, self.first_cell):
             for weight in part.parameters():
                 nn.init.trunc_normal_(weight, std=NORMAL, a=-2 * NORMAL, b=2 * NORMAL)
-        for linear in (
-            self.merge,
-            self.document_features,
-            self.decoder_features,
-            self.generates,
-            self.word_features,
-        ):
+        for linear in (self.merge, self.document_features, self.decoder_features, self.generates, self.word_features):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 linear.bias.zero_()
@@ -212,7 +206,7 @@ class PointerGenerator(nn.Module):
 def load_model(folder: Path, tokenizer: Any) -> PointerGenerator:
     """Load a saved model. Raises if it is another model's, or not the tokenizer's."""
     config = read_object(folder / CONFIG)
-    sizes = {name: config.get(name) for name in ("vocabulary", "width", "embeddings")}
+    sizes: dict[str, Any] = {name: config.get(name) for name in ("vocabulary", "width", "embeddings")}
     if config.get("model_type") != KIND or not all(type(size) is int and size > 0 for size in sizes.values()):
         raise UserError(f"{folder} is not a model of {KIND}: its {CONFIG} says otherwise. Train it again.")
     if sizes["vocabulary"] != len(tokenizer):
@@ -266,8 +260,8 @@ def search(model: PointerGenerator, batch: Batch, *, beams: int, least: int, mos
     B, V = len(own), model.vocabulary + own.shape[1]
     if 2 * beams > model.vocabulary:
         raise UserError(
-            f"generation.num_beams: a vocabulary of {model.vocabulary:,} words allows at most {model.vocabulary // 2:,} "
-            f"beams, got {beams:,}."
+            f"generation.num_beams: a vocabulary of {model.vocabulary:,} words allows at most "
+            f"{model.vocabulary // 2:,} beams, got {beams:,}."
         )
     document, state = model.read(batch["input_ids"], batch["attention_mask"].bool())
     document = Document(*(part.repeat_interleave(beams, 0) for part in document))  # [B·K, …]

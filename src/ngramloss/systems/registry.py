@@ -101,7 +101,7 @@ _BUILTIN = {
         bests={"loss": False, "gain": True},
     ),
     "pointer_generator": System(
-        "Pointer-generator with coverage (See et al. 2017): an LSTM that writes words or copies them, also unknown ones",
+        "Pointer-generator with coverage (See et al. 2017): an LSTM that writes words and copies unknown ones",
         ("pointer-generator", "pointer-generator-demo"),
         "ngramloss.systems.pointer_generator",
         options={
