@@ -501,6 +501,8 @@ def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, cap
     capsys.readouterr()
     assert cli.main(["generate", "undisturbed", "--out", other, "--set", "generation.no_repeat_ngram_size=3"]) == 2
     assert "whose search has only generation.num_beams, generation.min_length" in capsys.readouterr().err
+    assert cli.main(["generate", "undisturbed", "--out", other, "--set", "data.separator=none"]) == 2
+    assert "which keeps the data.separator of its training. It accepts --set for task, data" in capsys.readouterr().err
     assert cli.main(["candidates", "undisturbed", "--out", other]) == 2
     assert "is a run of pointer_generator, which writes one text of each source" in capsys.readouterr().err
     assert cli.main(["generate", "lead-2", "--like", "undisturbed", "--out", str(tmp_path / "lead")]) == 0

@@ -179,10 +179,11 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(
                 f"{work.model} is a run of {system.name}, {has}: leave {'other ' * bool(own)}options of a search out."
             )
-        if system.entry.settable and (others := [key for key in keys if key not in system.entry.settable]):
+        settable = [*system.entry.settable, *own]
+        if system.entry.settable and (others := [key for key in keys if key not in settable]):
             raise UserError(
                 f"{work.model} is a run of {system.name}, which keeps the {', '.join(others)} of its training. It "
-                f"accepts --set for {', '.join(system.entry.settable)}."
+                f"accepts --set for {', '.join(settable)}."
             )
         print_result(system.entry.function("generate")(work, folder))
         return 0

@@ -59,6 +59,18 @@ class System:
         return loaded
 
 
+_WHICH_DATA = (
+    "task",
+    "data.name",
+    "data.source",
+    "data.target",
+    "data.id",
+    "data.source_language",
+    "data.target_language",
+    "data.on_bad_row",
+)
+"""Settings that say which documents there are, and not how they are read."""
+
 _BUILTIN = {
     "simcls": System(
         "SimCLS (Liu and Liu 2021): chooses among candidates of any writer; ngramloss rerank trains and applies it",
@@ -72,16 +84,7 @@ _BUILTIN = {
         },
         after="ngramloss rerank apply {run} CANDIDATES --out DIR",
         bests={"gain": True, "loss": False},
-        settable=(
-            "task",
-            "data.name",
-            "data.source",
-            "data.target",
-            "data.id",
-            "data.source_language",
-            "data.target_language",
-            "data.on_bad_row",
-        ),
+        settable=_WHICH_DATA,
     ),
     "bertsum_ext": System(
         "BertSumExt (Liu and Lapata 2019): takes sentences of the document that an encoder marks",
@@ -116,6 +119,7 @@ _BUILTIN = {
         },
         not_used=("prompt", "instruction", "prefix", "candidates"),
         bests={"ce": False, "loss": False},
+        settable=(*_WHICH_DATA, "data.max_source", "data.language"),
         takes_objective=True,
         search=("num_beams", "min_length", "max_length"),
     ),
