@@ -601,4 +601,7 @@ def test_the_recipe_has_the_authors_settings():
     assert (train.batch_size * train.accumulate, train.learning_rate, train.clip) == (16, 0.15, 2)
     assert (options["optimizer"], options["accumulator"], options["coverage"]) == ("adagrad", 0.1, 1)
     assert (own.generation.num_beams, own.generation.min_length, own.generation.max_length) == (4, 35, 100)
+    model = PointerGenerator(vocabulary=50000, width=256, embeddings=128)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    assert trained == 21_499_600 + 1_153 + 512, "the paper's baseline, pointer and coverage"
     assert pg.first_step_with_coverage(options, train.max_steps) == pytest.approx(230_000, abs=100)
