@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import pytest
 import tiny_tokenizers
@@ -10,7 +11,7 @@ from commands import assert_equal_runs, finished
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_encoders import MODEL, STEPS
-from transformers import AutoModel
+from transformers import AutoModel, BertConfig, BertModel
 
 from ngramloss import cli
 from ngramloss.data import newswire
@@ -76,6 +77,42 @@ def test_padding_does_not_change_a_sentence_s_score():
     beside = scorer(wider, torch.tensor([[True, True, True, False, False]]))
     assert torch.allclose(alone, beside[:, :3], atol=1e-6)
     assert not torch.allclose(scorer(states.flip(1), torch.ones(1, 3, dtype=torch.bool)), alone.flip(1)), "order counts"
+
+
+def test_it_learns_to_find_a_sentence_by_one_of_its_words():
+    chance, generator = random.Random(0), torch.manual_seed(0)
+    texts, wanted = [], []
+    for _ in range(96):
+        sentences = [[chance.choice(("cat", "day", "rain", "rose")) for _ in range(3)] for _ in range(4)]
+        wanted.append(chance.randrange(4))
+        sentences[wanted[-1]][chance.randrange(3)] = "no"
+        texts.append(" ".join(" ".join(words) + "." for words in sentences))
+    batch = ext.pad_rows(
+        1, [ext.row_of(document, [place]) for document, place in zip(documents(texts), wanted, strict=True)]
+    )
+    encoder = BertModel(
+        BertConfig(
+            vocab_size=len(TOKENIZER),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        ),
+        add_pooling_layer=False,
+    )
+    model = ext.Extractor(encoder, OPTIONS)
+    optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(150):
+        picked = torch.randperm(len(wanted), generator=generator)[:24]
+        part = {name: values[picked] for name, values in batch.items()}
+        optimiser.zero_grad()
+        ext.penalty(model(part), part["labels"]).mean().backward()
+        optimiser.step()
+    found = model(batch).argmax(-1)
+    assert (found == torch.tensor(wanted)).float().mean() > 0.6, "by position alone it would be a quarter"
 
 
 # Documents
