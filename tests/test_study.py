@@ -74,9 +74,25 @@ def test_a_set_may_have_values_of_its_own_to_try(path):
     assert study.recipe(tried[0]).train.learning_rate == 3e-5
 
 
+def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
+    changed(path, ('"task=translation"]', '"task=translation"]\nscreening = [2]'))
+    study = plan.read(path)
+    assert [data.screening for data in study.sets] == [(1, 2), (2,)]
+    assert "pairs, BLEU of greedy: tune 4 of 4, screen 4 of 4, confirm 9 of 9" in whole(capsys) + said(capsys)
+    trained = [words[3].split("/")[-3:-1] for words in instant.started if words[0] == "train"]
+    of_bag = [(own, name.rpartition("seed")[2]) for own, name in trained if name.startswith("bag2")]
+    assert {("news", "1"), ("news", "2"), ("pairs", "2")} <= {*of_bag}
+    assert ("pairs", "1") not in of_bag
+    table = said(capsys).partition("pairs: screened on validation data")[2].split("\n\n")[1]
+    assert "of 2" not in table
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ('"task=translation"]', '"task=translation"]\nscreening = [3]', r"set pairs: screening: must be a list of some of the seeds in seeds\.screening, got \[3\]"),
+        ('"task=translation"]', '"task=translation"]\nscreening = []', r"set pairs: screening: must be a list of some of"),
+        ('"task=translation"]', '"task=translation"]\nscreening = 1', r"set pairs: screening: must be a list of some of"),
         ('"task=translation"]', '"task=translation"]\ntune = 3', r"set pairs: tune: must be a table"),
         ('"task=translation"]', '"task=translation"]\ntune = {"train.seed" = [3]}', r"set pairs: tune\.train\.seed: cannot be tuned"),
         ('"ce + bag(2)"]', '"ce + bags(2)"]', r"objectives: unknown objective 'bags'"),
