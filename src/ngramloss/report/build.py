@@ -246,7 +246,7 @@ def _paper(name: str, result: Result, *, whole: bool) -> record.PaperTable:
     trained = _objectives(result)
     rows = []
     for row in paper.TABLE2[name]:
-        if whole or row.objective in trained:
+        if whole or row.objective in trained or row.system in trained:
             printed = _printed(result, paper.score_names(name), row.scores)
             rows.append(record.PaperRow(row.label, printed, row.docs_per_second, row.ratio))
     return record.PaperTable(paper.TITLES[name], rows)

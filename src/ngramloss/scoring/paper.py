@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_SYSTEMS = {
+    "Pointer + covg.": "pointer_generator",
+    "BertSumExtAbs": "bertsum_abs",
+    "ProphetNet": "prophetnet",
+    "GSum": "gsum",
+    "SimCLS": "simcls",
+    "FES": "fes",
+}
+"""Row of Table 2 → the name of the system in ``ngramloss list systems``."""
 SCORES = ("rouge1", "rouge2", "rougeL", "bertscore", "wmd", "factcc", "summac_conv")
 
 
 class Row(NamedTuple):
-    """A system of Table 2; ``objective`` is empty if it uses none of ours. None stands for a dash."""
+    """A system of Table 2; ``objective`` is empty if it uses none of ours. None stands for a dash.
+
+    ``system`` is the name in ``ngramloss list systems`` of one that the paper compares with.
+    """
 
     label: str
     objective: str
     scores: tuple[float | None, ...]
     docs_per_second: float | None = None
     ratio: float | None = None
+    system: str = ""
 
 
 def _others(label: str, *scores: float | None) -> Row:
-    return Row(label, "", (*scores, *[None] * (len(SCORES) - len(scores))))
+    return Row(label, "", (*scores, *[None] * (len(SCORES) - len(scores))), system=_SYSTEMS.get(label, ""))
 
 
 TABLE2 = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.plugins import Registry
-from ngramloss.recipe import LAST, Model, Recipe, Train, load
+from ngramloss.recipe import LAST, TASKS, Model, Recipe, Train, load
 from ngramloss.settings import Setting
 from ngramloss.storage.run_folder import RunFolder
 
@@ -37,6 +37,10 @@ class System:
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
         settable: what ``generate --set`` may change; empty: every setting of ``data``, and the task.
         takes_objective: whether it trains on the recipe's objective; otherwise it has one of its own.
+        first: what ``reproduce`` makes before it: setting → its value, with {ROW} for the run of another system or
+            objective, and {ROW:SPLIT} for candidates that this run writes; ``system.OPTION`` is one of its options.
+        beyond_cnndm: settings of its first recipe on other data than CNN/DailyMail, as published for XSum.
+        task: the only task that it is for; empty: any.
     """
 
     about: str
@@ -48,6 +52,9 @@ class System:
     bests: Mapping[str, bool] = field(default_factory=dict)
     settable: tuple[str, ...] = ()
     takes_objective: bool = False
+    first: Mapping[str, str] = field(default_factory=dict)
+    beyond_cnndm: tuple[str, ...] = ()
+    task: str = ""
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -78,6 +85,8 @@ _BUILTIN = {
             "data.target_language",
             "data.on_bad_row",
         ),
+        first={"data.candidates": "train={ce:train},validation={ce:validation}"},
+        beyond_cnndm=("data.max_target=80",),
     ),
     "bertsum_ext": System(
         "BertSumExt (Liu and Lapata 2019): takes sentences of the document that an encoder marks",
@@ -95,11 +104,19 @@ _BUILTIN = {
         },
         not_used=("prompt", "instruction", "prefix", "candidates"),
         bests={"loss": False, "gain": True},
+        task=TASKS[0],
     ),
     "bertsum_abs": System(
         "BertSumAbs, and with the encoder of a bertsum_ext run BertSumExtAbs (Liu and Lapata 2019): an encoder, a new "
         "decoder and two learning rates; any objective",
         ("bertsum-abs", "bertsum-abs-demo"),
+        first={"model.encoder": "{bertsum_ext}/model"},
+        beyond_cnndm=(
+            "data.max_target=100",
+            "generation.min_length=20",
+            "generation.max_length=100",
+            "generation.length_penalty=0.9",
+        ),
     ),
 }
 
