@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngramloss.cli.generate import DIVERSITY, add_job, output_folder, settings
 from ngramloss.cli.options import ALL_METRICS, Verbs, metric_options, verb
+from ngramloss.errors import UserError
 from ngramloss.generation.search import HOW
 from ngramloss.output.console import logger, print_result
 
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.generation import candidates
     from ngramloss.generation.job import check_model, job
     from ngramloss.storage.run_folder import RunFolder
+    from ngramloss.systems.registry import system_of
 
     given = settings(options)
     own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task="))]
@@ -93,6 +95,11 @@ def run(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
         verb="candidates",
     )
+    if system := system_of(work.model):
+        raise UserError(
+            f"{work.model} is a run of {system.name}, which writes one text of each source. Candidates are written by "
+            "a run without a system, or a model."
+        )
     chosen = candidates.plan(
         work,
         how=options.how,
@@ -129,7 +136,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _gain(work: Job, name: str | None, options: list[str]) -> Gain:
     """What makes the gains, from the name of a metric and ``--set METRIC.OPTION=VALUE``."""
-    from ngramloss.errors import UserError
     from ngramloss.metrics import gains
 
     name = name or gains.BY_TASK[work.task]

@@ -171,17 +171,19 @@ def run(options: argparse.Namespace) -> int:
     )
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
-        searches = [setting for setting in settings(options) if setting.startswith("generation.")]
-        if asked != Options() or searches or options.preset:
-            raise UserError(
-                f"{work.model} is a run of {system.name}, which has no search of its own: leave options of a search "
-                "out."
-            )
         keys = [setting.partition("=")[0].strip() for setting in settings(options)]
-        if system.entry.settable and (others := [key for key in keys if key not in system.entry.settable]):
+        own = [f"generation.{key}" for key in system.entry.search]
+        searches = [key for key in keys if key.startswith("generation.") and key not in own]
+        if asked != Options() or searches or options.preset:
+            has = f"whose search has only {', '.join(own)}" if own else "which has no search of its own"
+            raise UserError(
+                f"{work.model} is a run of {system.name}, {has}: leave {'other ' * bool(own)}options of a search out."
+            )
+        settable = [*system.entry.settable, *own]
+        if system.entry.settable and (others := [key for key in keys if key not in settable]):
             raise UserError(
                 f"{work.model} is a run of {system.name}, which keeps the {', '.join(others)} of its training. It "
-                f"accepts --set for {', '.join(system.entry.settable)}."
+                f"accepts --set for {', '.join(settable)}."
             )
         print_result(system.entry.function("generate")(work, folder))
         return 0

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
+from ngramloss.loss import Loss
 from ngramloss.recipe import Train
 from ngramloss.steps.padding import Batch, Pad
 from ngramloss.steps.plan import Plan
@@ -52,10 +53,14 @@ class Task(NamedTuple):
         pad: rows → a batch.
         terms: the names of the parts of the loss.
         loss: a batch on the device, and the labels and rows of the whole step, [2] → the batch's share of each part of
-            the step's loss, weighted, [parts].
+            the step's loss, weighted, [parts]; or the share of the loss, and of its parts without their weights.
         validate: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
         identity: what the training may only be continued with.
         used: what is used of the data, in sentences.
+        optimiser: the model → its optimiser; None: AdamW.
+        before_step: called before each step with its number, the number of all steps and the optimiser → what else the
+            log has. What changes in the course of a training must be a function of these, so that a training that is
+            continued changes at the same step.
     """
 
     model: Any
@@ -63,10 +68,12 @@ class Task(NamedTuple):
     examples: Any
     pad: Pad
     terms: Sequence[str]
-    loss: Callable[[Batch, Tensor], Tensor]
+    loss: Callable[[Batch, Tensor], Tensor | Loss]
     validate: Callable[[], dict[str, float]] | None
     identity: Mapping[str, Any]
     used: Sequence[str] = ()
+    optimiser: Callable[[Any], torch.optim.Optimizer] | None = None
+    before_step: Callable[[int, int, torch.optim.Optimizer], Mapping[str, float]] = lambda number, total, optimiser: {}
 
 
 class Job(NamedTuple):
@@ -86,14 +93,17 @@ def run(job: Job, here: Processes) -> State:
     """Train. ``job.higher`` says whether higher values of ``train.best`` are better. Returns how far it came."""
     task, settings = job.task, job.settings
     model = task.model.to(here.device).train()
-    optimiser = optimiser_of(model, settings, here.device)
+    optimiser = task.optimiser(model) if task.optimiser else optimiser_of(model, settings, here.device)
     autocast = autocast_of(settings, here.device)
 
     def share(batch: Batch, counts: Tensor) -> Tensor:
         """Run forward and backward of a micro-batch's share of the step. Returns its loss and terms, [1 + parts]."""
         with autocast():
-            parts = task.loss(batch, counts)  # [parts]
-        loss = parts.sum()  # []
+            found = task.loss(batch, counts)
+        if isinstance(found, Loss):
+            loss, parts = found.total, torch.stack([*found.parts.values()])  # [], [parts]
+        else:
+            loss, parts = found.sum(), found  # [], [parts]
         loss.backward()
         return torch.cat([loss.detach()[None], parts.detach()])
 
@@ -114,6 +124,7 @@ def run(job: Job, here: Processes) -> State:
             rate, _ = learning_rates(settings, state.updates, warmups, steps.total)
             for group in optimiser.param_groups:
                 group["lr"] = rate
+            more = task.before_step(step.number, steps.total, optimiser)
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
             norm = runner.clip(settings.clip)  # []
             optimiser.step()
@@ -128,7 +139,7 @@ def run(job: Job, here: Processes) -> State:
             line: dict[str, float] = {}
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
-                    line = log.write(step.number, norm=norm, rate=rate, more={})
+                    line = log.write(step.number, norm=norm, rate=rate, more=more)
                     raise_if_diverged(line["loss"], step.number, log, fp16=False)
             if evaluates and task.validate is not None:
                 with log.paused(), torch.no_grad(), autocast():
@@ -184,10 +195,10 @@ def planned_steps(task: Task, settings: Train, here: Processes) -> PlannedSteps:
     return PlannedSteps(task.examples, epochs, plan, task.pad, lengths=lengths, total=total, pin=cuda)
 
 
-def batches(rows: Any, pad: Pad, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
-    """All rows in batches of similar length, on a device, with their numbers."""
+def batches(rows: Any, pad: Pad, device: torch.device, *, most: int = MOST_ROWS) -> Iterator[tuple[list[int], Batch]]:
+    """All rows in batches of similar length, of at most this many rows, on a device, with their numbers."""
     lengths = lengths_of(rows)
-    plan = Plan(lengths.sources, lengths.targets, MOST_ROWS, TOKENS, texts=lengths.texts)
+    plan = Plan(lengths.sources, lengths.targets, most, TOKENS, texts=lengths.texts)
     for piece in plan.cut(range(len(rows))):
         batch = pad([rows[row] for row in piece.rows], piece.size)
         yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}

@@ -8,6 +8,7 @@ A new system is one file and one entry here. ``train``, ``generate`` and ``list`
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.plugins import Registry
-from ngramloss.recipe import LAST, TASKS, Model, Recipe, Train, load
+from ngramloss.recipe import LAST, TASKS, Generation, Model, Recipe, Train, load
 from ngramloss.settings import Setting
 from ngramloss.storage.run_folder import RunFolder
 
@@ -37,6 +38,8 @@ class System:
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
         settable: what ``generate --set`` may change; empty: every setting of ``data``, and the task.
         takes_objective: whether it trains on the recipe's objective; otherwise it has one of its own.
+        search: the settings of ``generation`` that its search reads, which ``generate --set`` may change; empty: it has
+            no search.
         first: what ``reproduce`` makes before it: setting → its value, with {ROW} for the run of another system or
             objective, and {ROW:SPLIT} for candidates that this run writes; ``system.OPTION`` is one of its options.
         beyond_cnndm: settings of its first recipe on other data than CNN/DailyMail, as published for XSum.
@@ -52,6 +55,7 @@ class System:
     bests: Mapping[str, bool] = field(default_factory=dict)
     settable: tuple[str, ...] = ()
     takes_objective: bool = False
+    search: tuple[str, ...] = ()
     first: Mapping[str, str] = field(default_factory=dict)
     beyond_cnndm: tuple[str, ...] = ()
     task: str = ""
@@ -61,6 +65,18 @@ class System:
         loaded: Callable[..., Any] = getattr(import_module(self.module), name)
         return loaded
 
+
+_WHICH_DATA = (
+    "task",
+    "data.name",
+    "data.source",
+    "data.target",
+    "data.id",
+    "data.source_language",
+    "data.target_language",
+    "data.on_bad_row",
+)
+"""Settings that say which documents there are, and not how they are read."""
 
 _BUILTIN = {
     "simcls": System(
@@ -75,16 +91,7 @@ _BUILTIN = {
         },
         after="ngramloss rerank apply {run} CANDIDATES --out DIR",
         bests={"gain": True, "loss": False},
-        settable=(
-            "task",
-            "data.name",
-            "data.source",
-            "data.target",
-            "data.id",
-            "data.source_language",
-            "data.target_language",
-            "data.on_bad_row",
-        ),
+        settable=_WHICH_DATA,
         first={"data.candidates": "train={ce:train},validation={ce:validation}"},
         beyond_cnndm=("data.max_target=80",),
     ),
@@ -105,6 +112,26 @@ _BUILTIN = {
         not_used=("prompt", "instruction", "prefix", "candidates"),
         bests={"loss": False, "gain": True},
         task=TASKS[0],
+    ),
+    "pointer_generator": System(
+        "Pointer-generator with coverage (See et al. 2017): an LSTM that writes words and copies unknown ones",
+        ("pointer-generator", "pointer-generator-demo"),
+        "ngramloss.systems.pointer_generator",
+        options={
+            "embeddings": Setting(128, least=1, most=2**16, help="width of a word's embedding"),
+            "lowercase": Setting(False, help="read and write without capitals"),
+            "coverage": Setting(1.0, least=0, most=1000, help="weight of the coverage loss"),
+            "coverage_from": Setting(
+                0.987, least=0, most=1, help="the share of steps after which coverage begins; 1 is never"
+            ),
+            "optimizer": Setting("adagrad", choices=("adagrad", "adamw"), help="what changes the weights"),
+            "accumulator": Setting(0.1, above=0, most=1000, help="where Adagrad's sums of squares begin"),
+        },
+        not_used=("prompt", "instruction", "prefix", "candidates"),
+        bests={"ce": False, "loss": False},
+        settable=(*_WHICH_DATA, "data.max_source", "data.language"),
+        takes_objective=True,
+        search=("num_beams", "min_length", "max_length"),
     ),
     "bertsum_abs": System(
         "BertSumAbs, and with the encoder of a bertsum_ext run BertSumExtAbs (Liu and Lapata 2019): an encoder, a new "
@@ -199,9 +226,16 @@ def check_recipe(settings: Recipe) -> Written:
     if settings.model.encoder:
         mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
     if settings.model.lora != Model().lora:
-        mistakes.append(f"model.lora: is not a setting of {name}, which trains the whole encoder.")
+        mistakes.append(f"model.lora: is not a setting of {name}, which trains all weights.")
     if settings.objective != "ce" and not system.entry.takes_objective:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
+    if system.entry.search:
+        plain_search, own = Generation(), system.entry.search
+        mistakes += [
+            f"generation.{key}: is not a setting of {name}, whose search reads {', '.join(own)}."
+            for key, value in dataclasses.asdict(settings.generation).items()
+            if key not in own and value != getattr(plain_search, key)
+        ]
     if settings.train.best not in (*system.entry.bests, LAST):
         mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")
     if settings.train.precision == "fp16":

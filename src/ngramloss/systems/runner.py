@@ -75,7 +75,7 @@ def _run(settings: Recipe, run_folder: RunFolder, system: Written, task: Task, n
     began = checkpoints.step(newest) if newest else 0
     if newest is not None:
         logger.info(f"continuing {run_folder.path} from step {began}.")
-    shown = [*task.terms, *system.entry.bests]
+    shown = list(dict.fromkeys([*task.terms, *system.entry.bests]))
     with open_logs(settings, run_folder, here, terms=shown, score="", steps=steps, since=began) as logs:
         job = Job(
             task,
@@ -130,9 +130,10 @@ def _card(settings: Recipe, system: Written, used: Sequence[str], why: str) -> s
     lines = [
         f"# {in_markdown(settings.slug)}",
         "",
-        f"{in_markdown(system.entry.about)}. Encoder: {as_code(settings.model.name)}{why}.",
+        f"{in_markdown(system.entry.about)}. Model: {as_code(settings.model.name)}{why}.",
         "",
         *(f"* {in_markdown(sentence)}" for sentence in used),
+        *([f"* objective = {as_code(settings.objective)}"] if system.entry.takes_objective else []),
         *(f"* {name} = {as_code(str(value))}" for name, value in system.options.items()),
         *(
             f"* {name} = {as_code(str(train_settings[name]))}"

@@ -115,7 +115,7 @@ def prepare(
         What is prepared, and the validation examples for which texts are generated.
     """
     candidates = read_candidates(Path(settings.data.candidates)) if _terms_of_candidates(settings) else None
-    splits = _read_splits(settings)
+    splits = read_splits(settings)
     judged = _judged(settings, splits.get("validation"))
     if judged and splits["train"].column == MESSAGES:
         raise UserError(
@@ -134,7 +134,7 @@ def prepare(
     shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column)
     tokens = _tokenise(settings, splits, tokenizer, shape)
     used = _overview(settings, splits, tokens, shape)
-    _recommend_ce(settings)
+    recommend_ce(settings)
     compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
     folders = {name: rows.folder for name, rows in tokens.items()}
     if compared is not None:
@@ -174,7 +174,8 @@ def _read(settings: Recipe, split: str, limit: int, on_bad_row: str) -> Split:
     )
 
 
-def _read_splits(settings: Recipe) -> dict[str, Split]:
+def read_splits(settings: Recipe) -> dict[str, Split]:
+    """Read the training split and, if there are validations, the validation split. Skipped rows are shown."""
     data = settings.data
     splits = {"train": _read(settings, "train", data.limit, data.on_bad_row)}
     if settings.train.eval_every:
@@ -224,7 +225,8 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
     return sentences
 
 
-def _recommend_ce(settings: Recipe) -> None:
+def recommend_ce(settings: Recipe) -> None:
+    """Say so if an objective has no term for each token."""
     if not any(OBJECTIVES.entry(term.name).per == "token" for term in parse(settings.objective)):
         logger.info(
             f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "

@@ -1,0 +1,361 @@
+"""documents and summaries → a model that writes words and copies them, also unknown ones, and the texts it writes.
+
+The pointer-generator with coverage of See, Liu and Manning (2017); :mod:`ngramloss.systems.pointer_model` is the
+network with its search, and :mod:`ngramloss.systems.pointer_words` its vocabulary. It is trained on any objective of
+tokens and windows, from its log-probabilities over the extended vocabulary: those are logits whose log-sum-exp is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ngramloss import recipe
+from ngramloss.data import Example
+from ngramloss.data.sentences import sentences
+from ngramloss.data.tokens import tokenizer_fingerprint
+from ngramloss.errors import UserError
+from ngramloss.generation import shares
+from ngramloss.generation.job import Job, read_split
+from ngramloss.generation.predictions import write_texts
+from ngramloss.loss import JointLoss, Loss
+from ngramloss.models import loading
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import LAST, Model, Recipe
+from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps.padding import Batch, padded
+from ngramloss.steps.plan import Size
+from ngramloss.storage.files import fingerprint
+from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
+from ngramloss.systems.loop import Task, batches
+from ngramloss.systems.pointer_model import (
+    END_ID,
+    PADDING_ID,
+    START_ID,
+    UNKNOWN_ID,
+    PointerGenerator,
+    load_model,
+    search,
+)
+from ngramloss.systems.pointer_words import UNKNOWN, cached_tokenizer, extended_ids, join_words, split_words
+from ngramloss.terms.parser import parse
+from ngramloss.terms.term import plugin_sources
+from ngramloss.training.loop import scheduled_weights
+from ngramloss.training.prepare import read_splits, recommend_ce
+
+COVERAGE = "coverage"
+"""The part of the loss besides the objective's."""
+TOGETHER = 32
+"""Documents that are searched at a time, unless another number is asked for."""
+
+
+# Rows
+
+
+class Row(NamedTuple):
+    """A document and its summary as ids.
+
+    Attributes:
+        input_ids: of the document's first words, in its extended vocabulary.
+        labels: of the summary's first words and, unless it is cut, the end.
+        unknown: the document's own words, in the order of their ids.
+        cut: whether the document and the summary lost their end.
+    """
+
+    input_ids: list[int]
+    labels: list[int]
+    unknown: list[str]
+    cut: tuple[bool, bool]
+
+
+def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: Example, *, longest: tuple[int, int]) -> Row:
+    """An example as ids. A document without words is read as one unknown word.
+
+    Args:
+        tokenizer: of words.
+        vocabulary: its words → ids.
+        example: with a target or an empty one.
+        longest: the most words of a document and the most tokens of a summary, with its end.
+    """
+    source, target = split_words(tokenizer, example.source), split_words(tokenizer, example.target)
+    unknown: dict[str, int] = {}
+    ids = extended_ids(source[: longest[0]], vocabulary, unknown, grow=True) or [UNKNOWN_ID]
+    labels = extended_ids(target[: longest[1]], vocabulary, unknown, grow=False)
+    ends = [END_ID] if len(target) < longest[1] else []
+    return Row(ids, [*labels, *ends], list(unknown), (len(source) > longest[0], len(target) >= longest[1]))
+
+
+def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
+    """Rows → a batch: ids and their mask, [B, S], labels, [B, T], and which unknown words each document has, [B, U].
+
+    Args:
+        most_unknown: U, the most unknown words that a document can have. All batches have as many, so that a row's loss
+            does not depend on the rows beside it.
+        vocabulary: the first unknown word's id.
+        rows: with ``input_ids`` and ``labels``.
+        size: is not read; batches are as long as their longest row.
+    """
+    longest, widest = (max((len(row[name]) for row in rows), default=1) for name in ("input_ids", "labels"))
+    ids, mask = padded([row["input_ids"] for row in rows], len(rows), longest, PADDING_ID)  # [B, S]
+    labels, _ = padded([row["labels"] for row in rows], len(rows), widest, IGNORE_INDEX)  # [B, T]
+    counts = (ids.max(-1, initial=0) + 1 - vocabulary).clip(0)  # [B]
+    unknown = np.arange(most_unknown) < counts[:, None]  # [B, U]
+    arrays = {"input_ids": ids, "attention_mask": mask, "labels": labels, "unknown": unknown}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+# Training
+
+
+def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: bool = False) -> Task:
+    """What ``ngramloss train pointer-generator`` trains: documents and summaries as words, and the model."""
+    _check(settings, options)
+    objective = JointLoss(settings.objective).with_ce()
+    splits = read_splits(settings)
+    train, data = splits["train"], settings.data
+    tokenizer = cached_tokenizer(
+        lambda: loading.iterate_texts(train.readable),
+        2 * len(train.readable),
+        train.fingerprint,
+        settings.model.vocabulary,
+        lowercase=options["lowercase"],
+    )
+    vocabulary = tokenizer.get_vocab()
+    rows, used = {}, []
+    for name, split in splits.items():
+        made = list(_rows(tokenizer, vocabulary, split.readable, (data.max_source, data.max_target)))
+        rows[name] = [{"input_ids": np.array(row.input_ids), "labels": np.array(row.labels)} for row in made]
+        used.append(_described(name, made, settings, len(vocabulary)))
+    recommend_ce(settings)
+    used += _coverage_remarks(settings, options)
+    model = PointerGenerator(vocabulary=len(vocabulary), width=settings.model.width, embeddings=options["embeddings"])
+
+    def pad(rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
+        return pad_rows(data.max_source, len(vocabulary), rows, size)
+
+    def loss(batch: Batch, counts: Tensor) -> Loss:
+        """The objective, and coverage as another part; before its phase coverage is measured but has no weight."""
+        predicted, labels = model(batch), batch["labels"]
+        found = objective.with_parts(predicted.logp, labels, num_tokens=counts[0], num_sequences=counts[1])
+        penalty = predicted.penalty.where(labels != IGNORE_INDEX, 0.0).sum() / counts[0]  # []
+        total = found.total + options["coverage"] * penalty if model.coverage else found.total  # []
+        return Loss(total, found.parts | {COVERAGE: penalty.detach()})
+
+    def before_step(number: int, total: int, optimiser: torch.optim.Optimizer) -> dict[str, float]:
+        """Set what depends on the step: scheduled weights, and whether the model has coverage."""
+        objective.progress = (number - 1) / total
+        objective.refresh_weights()
+        first = first_step_with_coverage(options, total)
+        model.coverage = number >= first
+        if number == first and options["optimizer"] == "adagrad":
+            for state in optimiser.state.values():
+                state["sum"].fill_(options["accumulator"])
+        return {**scheduled_weights(objective), f"weight/{COVERAGE}": options["coverage"] * model.coverage}
+
+    def validate() -> dict[str, float]:
+        """The loss with its parts on the validation split."""
+        device, most = next(model.parameters()).device, settings.train.eval_batch_size or settings.train.batch_size
+        labels = sum(len(row["labels"]) for row in rows["validation"])
+        counts = torch.tensor([labels, len(rows["validation"])], dtype=torch.float32, device=device)  # [2]
+        sums = torch.zeros(1 + len(objective.parts) + 1, device=device)  # [1 + parts]
+        for _, batch in batches(rows["validation"], pad, device, most=most):
+            found = loss(batch, counts)
+            sums += torch.stack([found.total, *found.parts.values()])  # [1 + parts]
+        return dict(zip(["loss", *found.parts], sums.tolist(), strict=True))
+
+    return Task(
+        model,
+        tokenizer,
+        rows["train"],
+        pad,
+        [*(part.name for part in objective.parts), COVERAGE],
+        loss,
+        validate if "validation" in splits else None,
+        {
+            **{name: split.fingerprint for name, split in splits.items()},
+            "words": tokenizer_fingerprint(tokenizer),
+            "plugins": plugin_sources(parse(settings.objective)),
+        },
+        used,
+        (lambda model: _adagrad(model, settings, options)) if options["optimizer"] == "adagrad" else None,
+        before_step,
+    )
+
+
+def first_step_with_coverage(options: Mapping[str, Any], total: int) -> int:
+    """The number of the first step with coverage, in a training of this many; beyond the last if there is none.
+
+    >>> first_step_with_coverage({"coverage_from": 0.75}, 8), first_step_with_coverage({"coverage_from": 1}, 8)
+    (7, 9)
+    """
+    share: float = options["coverage_from"]
+    return ceil(round(share * total, 6)) + 1
+
+
+def _adagrad(model: PointerGenerator, settings: Recipe, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.Adagrad(
+        trained, lr=settings.train.learning_rate, initial_accumulator_value=options["accumulator"]
+    )
+
+
+NOT_MODEL = (
+    "architecture",
+    "encoder_layers",
+    "decoder_layers",
+    "heads",
+    "feed_forward",
+    "dropout",
+    "init_std",
+    "copying",
+)
+"""Settings of ``model`` that the network does not have."""
+
+
+def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
+    """Raise if settings ask for what the system does not have, all mistakes at once."""
+    name, plain = "pointer_generator", Recipe("")
+    mistakes = [
+        f"model.{key}: is not a setting of {name}. Leave it out."
+        for key in NOT_MODEL
+        if getattr(settings.model, key) != getattr(plain.model, key)
+    ]
+    if settings.model.name != "scratch":
+        mistakes.append(f'model.name: {name} is trained from scratch. Set model.name = "scratch".')
+    if settings.data.separator not in ("auto", "none"):
+        mistakes.append(f"data.separator: {name} puts nothing between sentences. Leave it out.")
+    if options["optimizer"] == "adagrad":
+        mistakes += [
+            f"train.{key}: is a setting of AdamW, and {name} trains with Adagrad. {instead}"
+            for key, value, instead in (
+                ("weight_decay", 0.0, "Set it to 0, or choose optimizer=adamw."),
+                ("beta1", plain.train.beta1, "Leave it out, or choose optimizer=adamw."),
+                ("beta2", plain.train.beta2, "Leave it out, or choose optimizer=adamw."),
+                ("epsilon", plain.train.epsilon, "Leave it out, or choose optimizer=adamw."),
+            )
+            if getattr(settings.train, key) != value
+        ]
+    try:
+        objective = JointLoss(settings.objective)
+    except UserError as mistake:
+        mistakes.append(f"objective: {mistake}")
+    else:
+        mistakes += [
+            f"objective: {part.name} compares candidates, which {name} does not have. Leave it out."
+            for part in objective.parts
+            if part.reads == "candidates"
+        ]
+        if any(part.name == COVERAGE for part in objective.parts):
+            mistakes.append(
+                f"objective: a term is called {COVERAGE}, which is the name of a part of {name}. Rename it."
+            )
+    if mistakes:
+        raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+
+
+def _rows(
+    tokenizer: Any, vocabulary: Mapping[str, int], examples: Sequence[Example], longest: tuple[int, int]
+) -> Iterator[Row]:
+    with Progress("splitting words", total=len(examples), unit="examples") as progress:
+        for example in examples:
+            yield row_of(tokenizer, vocabulary, example, longest=longest)
+            progress.update(1)
+
+
+def _described(name: str, rows: Sequence[Row], settings: Recipe, vocabulary: int) -> str:
+    """What is used of a split, as a sentence. Raises if the model would know none of its words."""
+    labels = [label for row in rows for label in row.labels if label != END_ID]
+    copied, lost = sum(label >= vocabulary for label in labels), sum(label == UNKNOWN_ID for label in labels)
+    words = sum(len(row.input_ids) for row in rows)
+    unknown = sum(token >= vocabulary for row in rows for token in row.input_ids)
+    sentence = (
+        f"{name}: {len(rows):,} documents of {words / len(rows):.1f} words. Beyond the vocabulary of {vocabulary:,} "
+        f"are {unknown / words:.1%} of their words and {(copied + lost) / max(len(labels), 1):.1%} of those of their "
+        f"targets, of which {copied:,} can be copied and {lost:,} are {UNKNOWN}."
+    )
+    for place, (key, longest) in enumerate(
+        (("max_source", settings.data.max_source), ("max_target", settings.data.max_target))
+    ):
+        if cut := sum(row.cut[place] for row in rows):
+            what = ("documents", "targets")[place]
+            sentence += f" {cut:,} {what} are longer than data.{key} = {longest} and lost their end."
+    return sentence
+
+
+def _coverage_remarks(settings: Recipe, options: Mapping[str, Any]) -> list[str]:
+    """What could keep coverage from the model, in sentences."""
+    remarks = []
+    if options["coverage_from"] < 1 and settings.train.best != LAST and settings.train.eval_every:
+        remarks.append(
+            f"train.best = {settings.train.best} may choose weights from before coverage begins, and the model then "
+            f"has none. {LAST} takes the last ones."
+        )
+    if options["coverage_from"] < 1 and settings.train.early_stopping:
+        remarks.append("train.early_stopping may end the training before coverage begins.")
+    return remarks
+
+
+# Writing
+
+
+def generate(work: Job, folder: Path) -> Path:
+    """Write the texts of a run's model, as ``ngramloss generate`` writes predictions.
+
+    Args:
+        work: a job whose model is a run of this system.
+        folder: where the predictions go.
+    """
+    run = RunFolder(Path(work.model))
+    settings = recipe.load(str(run.recipe), objective=False)
+    tokenizer, _ = loading.load_tokenizer(Model(name=str(run.model)), lambda: (), "")
+    model = load_model(run.model, tokenizer)
+    device = torch.device(shares.device() or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model.to(device).eval()
+    how = work.generation or settings.generation
+    found = {"num_beams": how.num_beams, "min_length": how.min_length, "max_length": how.max_length}
+    vocabulary, longest = tokenizer.get_vocab(), (work.data.max_source, 1)
+    words = sorted(vocabulary, key=vocabulary.__getitem__)
+    count = cut = unknown = 0
+
+    def write(examples: Sequence[Example]) -> list[str]:
+        nonlocal count, cut, unknown
+        rows = [row_of(tokenizer, vocabulary, example._replace(target=""), longest=longest) for example in examples]
+        batch = pad_rows(longest[0], len(vocabulary), [row._asdict() for row in rows])
+        batch = {name: value.to(device) for name, value in batch.items()}
+        texts = search(model, batch, beams=how.num_beams, least=how.min_length, most=how.max_length)
+        count, cut = count + len(rows), cut + sum(row.cut[0] for row in rows)
+        unknown += sum(UNKNOWN_ID in text for text in texts)
+        return [_text(tokenizer, [*words, *row.unknown], text, work) for row, text in zip(rows, texts, strict=True)]
+
+    facts = {
+        "system": settings.system,
+        "weights": fingerprint(weight_files(run.model)),
+        "model_files": model_files(run.model),
+        "max_source": work.data.max_source,
+        "generation": found,
+        "sentence_a_line": work.has_lines,
+        **({"language": work.data.language} if work.has_lines else {}),
+    }
+    together = work._replace(batch_size=work.batch_size or TOGETHER)
+    path = write_texts(together, folder, read_split(work), write, facts, has_sentences=work.has_lines)
+    if cut:
+        logger.info(
+            f"{cut:,} of {count:,} documents are longer than data.max_source = {work.data.max_source} words and lost "
+            "their end."
+        )
+    if unknown:
+        logger.info(f"{unknown:,} of {count:,} texts have {UNKNOWN}: a word that the model neither knew nor copied.")
+    return path
+
+
+def _text(tokenizer: Any, words: Sequence[str], ids: Sequence[int], work: Job) -> str:
+    """The text of ids, without start and padding; one sentence per line where that is usual for the data."""
+    text = join_words(tokenizer, [words[token] for token in ids if token not in (START_ID, PADDING_ID)])
+    return "\n".join(sentences(text, language=work.data.language)) if work.has_lines else text
