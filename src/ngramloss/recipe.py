@@ -77,8 +77,8 @@ class Data:
     """A file of candidates of the training examples, or a folder with one, as ``ngramloss candidates`` writes it. Terms
     that compare candidates, such as ``rank``, need it."""
     language_model: str = ""
-    """A language model of the targets alone, which ``margin`` reads: the run of ``ngramloss train lm``, or any folder or
-    hub id of a decoder-only model with the tokenizer of the model that is trained."""
+    """A language model of the targets alone, which ``margin`` reads: a run of ``ngramloss train lm``, or any
+    decoder-only model with the tokenizer of the model that is trained, by its folder or hub id."""
     on_bad_row: str = setting("error", choices=("error", "skip"))
 
 

@@ -402,7 +402,7 @@ def tokenizer_behaviour(tokenizer: Any) -> str:
 
 
 def same_ids(tokenizer: Any, other: Any) -> bool:
-    """Whether two tokenizers have the same ids, and give texts the same ids: special tokens around a text may differ."""
+    """Whether two tokenizers have the same ids and give them to the same texts. Tokens around a text may differ."""
     texts = list(PROBES)
     same_vocabulary = tokenizer.get_vocab() == other.get_vocab()
     return bool(same_vocabulary) and bare_ids(tokenizer, texts) == bare_ids(other, texts)

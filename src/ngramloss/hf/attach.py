@@ -94,8 +94,8 @@ def attach(
     are. In evaluation without candidates, the loss and its parts are those of the other terms. A stock Trainer passes
     such inputs on with ``remove_unused_columns=False``.
 
-    ``margin`` needs one more input, ``lm_logp``: a log-probability for each label, in the shape of ``labels``. ``future``
-    reads the further streams of a ProphetNet, which the model itself computes.
+    ``margin`` needs one more input, ``lm_logp``: a log-probability for each label, in the shape of ``labels``.
+    ``future`` reads the further streams of a ProphetNet, which the model itself computes.
 
     Args:
         model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
@@ -337,23 +337,17 @@ class _State:
         else:
             if positions is not None:
                 positions = positions.to(made.device)  # [N]
-            score = functools.partial(
-                loss_fn.from_hidden_with_parts,
-                made,
-                **head._asdict(),
-                candidates=compared,
-                positions=positions,
-                **given,
-            )
+            settings: dict[str, Any] = {**head._asdict(), "candidates": compared, "positions": positions, **given}
+            score = functools.partial(loss_fn.from_hidden_with_parts, made, **settings)
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
         aligned = aligned.to(made.device)  # [B, T]
         loss = self.loss(score, aligned, packed, **counts)  # []
         if asks_for_router_loss:
-            given = next(
+            counted = next(
                 (counts[name] for name in ("num_tokens", "num_items_in_batch") if counts[name] is not None), None
             )
-            loss = loss + _router_loss(model, outputs, aligned, given)
+            loss = loss + _router_loss(model, outputs, aligned, counted)
         self.ran.note(loss)
         replaced = type(outputs)(**{**fields, "loss": loss})
         if wants_dict is None:

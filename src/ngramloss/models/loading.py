@@ -291,6 +291,8 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     config = AutoConfig.for_model(_family(settings), **ids, **_sizes(settings))
     kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
     model = kind.from_config(config)
+    if settings.architecture == "prophetnet":  # with a cache, transformers counts its positions from a padding id of 0
+        model.generation_config.use_cache = False
     if settings.copying:
         _open_copying_path(model)
         _order_positions(model, settings.init_std)

@@ -33,8 +33,8 @@ class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
     If rows have ``candidates``, lists of ids, and ``gains``, the batch has ``candidates`` [B, K, T], with −100 where
-    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If they have numbers beside their labels, such as
-    ``lm_logp``, the batch has them in the shape of the labels, with 0 where there is none.
+    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If they have numbers beside their labels, such
+    as ``lm_logp``, the batch has them in the shape of the labels, with 0 where there is none.
 
     Args:
         pad: padding id for sources.

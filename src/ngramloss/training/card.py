@@ -29,8 +29,8 @@ ALWAYS = (
 )
 
 FES = (
-    "Of FES, which `margin` is from, only this term is here. Its questions and answers and its coverage of entities are "
-    "left out: the preprocessed graphs that they read were not released."
+    "Of FES, which `margin` is from, only this term is here. Its questions and answers and its coverage of entities "
+    "are left out: the preprocessed graphs that they read were not released."
 )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +48,8 @@ def resolve_language_model(settings: Recipe, run: RunFolder) -> Recipe:
     named, terms = settings.data.language_model, terms_of_language_model(settings)
     if terms and not named:
         raise UserError(
-            f"{terms[0]} reads a language model of the targets alone, but data.language_model is empty. Train one, such "
-            "as with ngramloss train lm, and name its run: --set data.language_model=FOLDER."
+            f"{terms[0]} reads a language model of the targets alone, but data.language_model is empty. Train one, "
+            "such as with ngramloss train lm, and name its run: --set data.language_model=FOLDER."
         )
     if not named:
         return settings
@@ -129,31 +130,27 @@ def prepare_numbers(
         what = [FORMAT, tokens_fingerprint(rows.folder), lm.fingerprint, lm.start]
         key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
         folder = (cache or cache_folder()) / "language_models" / key
-        files[split] = cached_folder(folder, _Filler(lm, rows), what="cache of a language model") / f"{NAME}.npy"
+        fill = partial(_write_numbers, lm, rows)
+        files[split] = cached_folder(folder, fill, what="cache of a language model") / f"{NAME}.npy"
     numbers = np.load(files["train"])
     mean = float(numbers[numbers != 0].mean(dtype=np.float64))  # without start tokens
     return files, math.exp(min(-mean, 700.0))
 
 
-class _Filler(NamedTuple):
-    """Writes the numbers of a split into a folder."""
-
-    lm: LanguageModel
-    rows: Tokens
-
-    def __call__(self, folder: Path) -> None:
-        lengths = self.rows.target_lengths
-        ends = np.cumsum(lengths)
-        numbers = np.zeros(int(lengths.sum()), np.float32)
-        order = np.argsort(lengths, kind="stable")[::-1]  # rows of one length need the least padding
-        with Progress("language model", total=len(order), unit="examples") as progress:
-            for first in range(0, len(order), CHUNK):
-                chunk = order[first : first + CHUNK].tolist()
-                labels = [self.rows[row]["labels"].tolist() for row in chunk]
-                for row, own in zip(chunk, label_logp(self.lm, labels), strict=True):
-                    numbers[ends[row] - lengths[row] : ends[row]] = own
-                progress.update(len(chunk))
-        np.save(folder / f"{NAME}.npy", numbers)
+def _write_numbers(lm: LanguageModel, rows: Tokens, folder: Path) -> None:
+    """Write the numbers of a split into a folder: those of all labels, one row after the other."""
+    lengths = rows.target_lengths
+    ends = np.cumsum(lengths)
+    numbers = np.zeros(int(lengths.sum()), np.float32)
+    order = np.argsort(lengths, kind="stable")[::-1]  # rows of one length need the least padding
+    with Progress("language model", total=len(order), unit="examples") as progress:
+        for first in range(0, len(order), CHUNK):
+            chunk = order[first : first + CHUNK].tolist()
+            labels = [rows[row]["labels"].tolist() for row in chunk]
+            for row, own in zip(chunk, label_logp(lm, labels), strict=True):
+                numbers[ends[row] - lengths[row] : ends[row]] = own
+            progress.update(len(chunk))
+    np.save(folder / f"{NAME}.npy", numbers)
 
 
 def label_logp(lm: LanguageModel, labels: list[list[int]]) -> list[list[float]]:

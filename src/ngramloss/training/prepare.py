@@ -36,13 +36,7 @@ from ngramloss.training.identity import raise_unless_same
 from ngramloss.training.language_model import NAME as LM_LOGP
 from ngramloss.training.language_model import load_language_model, prepare_numbers, terms_of_language_model
 from ngramloss.training.loop import precision_of
-from ngramloss.training.prepared import (
-    Machine,
-    Prepared,
-    PreparedCandidates,
-    PreparedLanguageModel,
-    PreparedSplit,
-)
+from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedLanguageModel, PreparedSplit
 from ngramloss.training.processes import Processes
 from ngramloss.training.validation import notes_on
 
@@ -157,9 +151,7 @@ def prepare(
         tokens={name: tokens_fingerprint(folder) for name, folder in folders.items()},
         plugins=plugin_sources(parse(settings.objective)),
         metrics=_metric_source(settings),
-        tokenizer=str(
-            tokenizer_folder or settings.model.tokenizer or settings.model.encoder or settings.model.name
-        ),
+        tokenizer=str(tokenizer_folder or settings.model.tokenizer or settings.model.encoder or settings.model.name),
         column=train.column,
         continued_from=newest,
         trust_remote_code=trust_remote_code,

@@ -16,7 +16,7 @@ def margin(stats: TokenStats, labels: Tensor, *, power: int = 5) -> Tensor:
 
     with k the power, whose sign is that of Δ. A model that is no better than one that has not read the source relies on
     what texts usually say, and invents. The factor 1 − p leaves out tokens that are learnt already. The formula is that
-    of Miao et al. (2021), for translation; FES, Chen et al. (2022), adds it to cross-entropy with weight 1, and in their
+    of Miao et al. (2021), for translation. FES, Chen et al. (2022), adds it to cross-entropy with weight 1; in their
     code both factors have a gradient, and the language model has none.
 
     Departures from FES's code: the language model runs once, when the data are prepared, and without dropout, which
