@@ -48,13 +48,15 @@ class Loss(NamedTuple):
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``) are averaged over
-    tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
-    A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the
-    loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and
-    adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
+    ``ce`` and other terms of tokens (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``margin``,
+    ``future``) are averaged over tokens, every other term over sequences. Both denominators are arguments. They default
+    to this batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches
+    and processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
+    counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so
+    does NaN in a candidate.
 
-    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``.
+    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``margin``
+    reads what a language model says of each label, which is passed as ``lm_logp``.
 
     If a row contains several texts, as trainers of decoder-only models pack them, ``segments`` says which position
     belongs to which. Then every text is a sequence of its own, as if it had a row to itself.
