@@ -145,6 +145,15 @@ _BUILTIN = {
             "generation.length_penalty=0.9",
         ),
     ),
+    "fes": System(
+        "FES (Chen et al. 2022), its margin alone: the term margin, which reads a language model of the targets; the "
+        "questions and the coverage of entities are left out, because the graphs that they read were not released",
+        ("fes", "fes-demo"),
+    ),
+    "prophetnet": System(
+        "ProphetNet (Qi et al. 2020): a ProphetNet with the term future, trained on all of its streams",
+        ("prophetnet", "prophetnet-demo"),
+    ),
 }
 
 SYSTEMS: Registry[System] = Registry("system", System, _BUILTIN)
@@ -223,6 +232,10 @@ def check_recipe(settings: Recipe) -> Written:
         for key in system.entry.not_used
         if getattr(settings.data, key)
     ]
+    if settings.data.language_model:
+        mistakes.append(f"data.language_model: is not read by {name}. Leave it out.")
+    if settings.model.tokenizer:
+        mistakes.append(f"model.tokenizer: is not read by {name}. Leave it out.")
     if settings.model.encoder:
         mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
     if settings.model.lora != Model().lora:
