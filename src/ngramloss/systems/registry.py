@@ -149,6 +149,7 @@ _BUILTIN = {
         "FES (Chen et al. 2022), its margin alone: the term margin, which reads a language model of the targets; the "
         "questions and the coverage of entities are left out, because the graphs that they read were not released",
         ("fes", "fes-demo"),
+        first={"data.language_model": "{lm}"},
     ),
     "prophetnet": System(
         "ProphetNet (Qi et al. 2020): a ProphetNet with the term future, trained on all of its streams",
