@@ -368,7 +368,7 @@ def beside_the_paper(table: Table, result: results.Result, plan: Plan) -> Table:
     names = [head.name for head in heads]
     baselines = [_row(Row(name, name, (), "baseline"), _scores(result, name, names), plan) for name in plan.baselines]
     if plan.paper_data is not None:
-        heads.append(Head(paper.TITLES[plan.paper_data]))
+        heads.append(Head(paper.title(plan.paper_data, systems=bool(plan.systems))))
         heads += [Head(f"paper {name}", name) for name in ("R-1", "R-2", "R-L")]
     return Table(heads, systems, baselines, corner=table.corner, intervals=True)
 

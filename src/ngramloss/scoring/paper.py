@@ -96,7 +96,7 @@ TABLE2 = {
 }
 """Data set → rows, in the paper's order."""
 
-TITLES = {"cnn_dailymail": "the paper, BART-base on CNN/DailyMail", "xsum": "the paper, BART-base on XSum"}
+_DATA = {"cnn_dailymail": "CNN/DailyMail", "xsum": "XSum"}
 
 _BASE = (43.26, 20.49, 40.40)
 
@@ -129,6 +129,15 @@ TABLE3 = {
     ),
 }
 """Part of the table → rows of label, objective and (R-1, R-2, R-L)."""
+
+
+def title(data: str, *, systems: bool = False) -> str:
+    """What is above the paper's scores on a data set; ``systems``: whether other models than BART-base are among them.
+
+    >>> title("xsum"), title("xsum", systems=True)
+    ('the paper, BART-base on XSum', 'the paper, on XSum')
+    """
+    return f"the paper, {'' if systems else 'BART-base '}on {_DATA[data]}"
 
 
 def score_names(data: str) -> tuple[str, ...]:
