@@ -6,7 +6,7 @@ import oracle
 import torch
 from hypothesis import strategies as st
 
-from ngramloss import Term
+from ngramloss import Term, token_stats
 from ngramloss.stats import LOGITS_ONLY
 
 
@@ -64,6 +64,25 @@ CASES = [
     case("eaft", oracle.eaft_released, 0, INFINITY, variant="released"),
     case("eaft", oracle.eaft_released, 0, INFINITY, variant="released", alpha=2.0),
 ]
+GIVEN_CASES = [
+    *(case("margin", oracle.margin, 0, INFINITY, **options) for options in ({}, {"power": 1}, {"power": 2})),
+    case("future", oracle.future, 0, INFINITY),
+    case("future", oracle.future, 0, INFINITY, smoothing=0.1),
+]
+"""Those that read what the logits do not have, which :func:`given` gives."""
+
+
+def given(term, logits, labels):
+    """What the oracles take for a language model and a further stream, as far as the term reads it."""
+    stream = token_stats(logits / 2, labels, needs=("mean_logp",))
+    found = {
+        "lm_logp": oracle.language_model(labels.clamp_min(0).double()).log(),
+        "future_logp": stream.label_logp,
+        "future_mean_logp": stream.mean_logp,
+    }
+    return {name: value for name, value in found.items() if name in term.needs}
+
+
 FROM_HIDDEN = [each for each in CASES if not each.term.needs & LOGITS_ONLY]
 
 

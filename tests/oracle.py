@@ -239,6 +239,27 @@ def eaft_released(p, labels, alpha=1.0):
     return eaft(p, labels, alpha, most=20, unit=3)
 
 
+def language_model(label):
+    """A language model that knows nothing but the token itself."""
+    return (label + 1) / 8
+
+
+def margin(p, labels, power=5):
+    total = 0.0 * p[0][0]
+    for row, label in zip(p, labels, strict=True):
+        if label != -100:
+            gap = row[label] - language_model(label)
+            size = gap if gap.item() > 0 else -gap
+            total = total + (1 - row[label]) * (1 - size**power * (1 if gap.item() > 0 else -1)) / 2
+    return total
+
+
+def future(p, labels, smoothing=0.0):
+    """The further stream is less sure than the first: its logits are half as large."""
+    roots = [[x**0.5 for x in row] for row in p]
+    return ce([[x / sum(row) for x in row] for row in roots], labels, smoothing)
+
+
 def by_gain(gain, length):
     """Places of the candidates, the best first; those that tie stay in their order, absent ones are left out."""
     return sorted((k for k in range(len(gain)) if length[k]), key=lambda k: -gain[k])

@@ -42,6 +42,7 @@ PREPARED = Prepared(
     },
     used=("train: 24,000 rows.",),
     candidates=None,
+    language_model=None,
     model_files={},
     tokens={"train": "1", "validation": "2"},
     plugins={},

@@ -326,10 +326,12 @@ SETTINGS = {
     "data.limit": (5, "tokens"),
     "data.validation_limit": (2, "tokens"),
     "data.candidates": ("others", "tokens", *RANKED),
+    "data.language_model": ("other", "training"),
     "data.on_bad_row": ("skip", "nothing"),  # which rows are read is in the fingerprint
     "model.name": ("other", "tokens texts"),
     "model.revision": ("v1", "training"),
     "model.encoder": ("base", "training", "model.name=scratch"),
+    "model.tokenizer": ("base", "tokens", "model.name=scratch"),
     "model.architecture": ("mbart", "training"),
     "model.width": (32, "training"),
     "model.encoder_layers": (2, "training"),

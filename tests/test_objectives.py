@@ -5,19 +5,25 @@ import math
 import oracle
 import pytest
 import torch
-from cases import CASES, batches
+from cases import CASES, GIVEN_CASES, batches
+from cases import given as given_beside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramloss import OBJECTIVES, JointLoss, Term, TokenStats, token_stats
 from ngramloss.objectives import ngrams
 
-each = pytest.mark.parametrize("case", CASES, ids=repr)
+each = pytest.mark.parametrize("case", [*CASES, *GIVEN_CASES], ids=repr)
 NEEDS = ("cross_logp", "mean_logp", "entropy", "top_entropy")
 
 
 def values(case, logits, labels):
-    return case.part.function(token_stats(logits, labels, needs=case.term.needs), labels)
+    stats = token_stats(logits, labels, needs=case.term.needs)
+    return case.part.function(stats._replace(**given_beside(case.term, logits, labels)), labels)
+
+
+def loss_of(case, logits, labels):
+    return JointLoss([case.term])(logits, labels, **given_beside(case.term, logits, labels))
 
 
 @each
@@ -43,6 +49,7 @@ def test_gradcheck(case):
 
     def frozen(x):  # weights without gradient stay as they were at the first point
         stats = token_stats(x, labels, needs=case.term.needs)
+        stats = stats._replace(**given_beside(case.term, x, labels))
         stats = stats._replace(
             **entropies.setdefault("first", {"entropy": stats.entropy, "top_entropy": stats.top_entropy})
         )
@@ -101,14 +108,13 @@ def test_low_precision_is_as_close_to_the_truth_as_cross_entropy_is(case, dtype)
     exact.scatter_add_(-1, top, torch.full((B, T, 1), 0.1).double())  # a margin that rounding cannot cross
     rounded = exact.to(dtype)
     assert torch.equal(rounded.argmax(-1), exact.argmax(-1))
-    loss_fn = JointLoss([case.term])
-    error = (loss_fn(rounded, labels) - loss_fn(exact, labels)).abs()
+    error = (loss_of(case, rounded, labels) - loss_of(case, exact, labels)).abs()
 
     def cross_entropy(logits):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     allowed = (cross_entropy(rounded).double() - cross_entropy(exact)).abs()
-    assert loss_fn(rounded, labels).dtype == torch.float32
+    assert loss_of(case, rounded, labels).dtype == torch.float32
     assert error <= allowed + 3e-6  # fp32 itself: sums of 640 numbers near 3
 
 
@@ -117,7 +123,7 @@ def test_backward_works_where_there_is_no_window_and_gives_zero(case):
     for labels in ([[-100, -100, -100]], [[]]):
         labels = torch.tensor(labels, dtype=torch.long)
         logits = torch.randn(*labels.shape, 5, requires_grad=True)
-        loss = JointLoss([case.term])(logits, labels)
+        loss = loss_of(case, logits, labels)
         loss.backward()
         assert loss.item() == 0
         assert not logits.grad.any()
@@ -202,10 +208,10 @@ def test_a_label_of_probability_zero_gives_no_nan(case):
     logits = torch.zeros(1, 4, 5)
     logits[..., 3] = -torch.inf
     logits.requires_grad_()
-    loss = JointLoss([case.term])(logits, torch.tensor([[1, 3, 1, 2]]))
+    loss = loss_of(case, logits, torch.tensor([[1, 3, 1, 2]]))
     loss.backward()
     assert not loss.isnan()
-    if case.term.name != "ce":
+    if case.term.name not in ("ce", "future"):
         assert logits.grad.isfinite().all()
 
 
@@ -213,9 +219,9 @@ def test_a_label_of_probability_zero_gives_no_nan(case):
 def test_nan_goes_through_to_the_loss(case):
     logits = torch.zeros(2, 4, 5)
     logits[1, 2, 0] = torch.nan
-    assert JointLoss([case.term])(logits, torch.tensor([[1, 3, 1, 2], [0, 4, 4, 3]])).isnan()
+    assert loss_of(case, logits, torch.tensor([[1, 3, 1, 2], [0, 4, 4, 3]])).isnan()
     ignored = torch.tensor([[1, 3, 1, 2], [0, 4, -100, 3]])
-    assert JointLoss([case.term])(logits, ignored).isfinite()
+    assert loss_of(case, logits, ignored).isfinite()
 
 
 @pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if "cross_logp" in objective.needs])

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, GIVEN_CASES, given
 
 from ngramloss import JointLoss, token_stats
 from ngramloss.gpu import replay
@@ -19,17 +19,18 @@ def example(seed=0):
     return logits.requires_grad_(), labels
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", [*CASES, *GIVEN_CASES], ids=repr)
 def test_value_and_gradient_together_are_those_of_the_loss(case, monkeypatch):
     loss_fn, (logits, labels) = JointLoss([case.term]), example()
-    for counts in ({}, {"num_tokens": 9, "num_sequences": torch.tensor(4)}):
+    beside = given(case.term, logits, labels)
+    for counts in ({**beside}, {"num_tokens": 9, "num_sequences": torch.tensor(4), **beside}):
         expected, parts = loss_fn.with_parts(logits, labels, **counts)
         with monkeypatch.context() as patch:
             patch.setattr(replay, "suits", lambda stats: True)
             got, replayed = loss_fn.with_parts(logits, labels, **counts)
         torch.testing.assert_close(got, expected)
         torch.testing.assert_close(replayed, parts)
-        one, two = (torch.autograd.grad(3 * loss, logits)[0] for loss in (got, expected))
+        one, two = (torch.autograd.grad(3 * loss, logits, retain_graph=True)[0] for loss in (got, expected))
         torch.testing.assert_close(one, two)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from ngramloss.objectives import ngrams
 from ngramloss.objectives.windows.matches import matched
 from ngramloss.objectives.windows.rewards import placed
-from ngramloss.stats import IGNORE_INDEX, Packing, TokenStats, token_stats, unpack
+from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, TokenStats, token_stats, unpack, with_given
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    loss_fn: JointLoss, logits: Tensor, labels: Tensor, packed: Packing | None = None
+    loss_fn: JointLoss, logits: Tensor, labels: Tensor, packed: Packing | None = None,
+    given: Mapping[str, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
     """Numbers to log with the loss, as detached 0-d tensors.
 
@@ -36,8 +37,8 @@ def diagnose(
     For each part, ``gradient/part``: the norm of its weighted gradient with respect to the logits, as a share of the
     sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
-    Parts that read candidates are left out: their gradient does not pass through these logits. In packed rows the
-    windows are those of the texts.
+    Parts that read candidates, or streams of a ProphetNet, are left out: their gradient does not pass through these
+    logits. In packed rows the windows are those of the texts. ``given`` has what ``JointLoss`` takes beside labels.
 
     Example:
         >>> from ngramloss import JointLoss
@@ -47,8 +48,10 @@ def diagnose(
         {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
          'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
     """
-    if loss_fn.needs_candidates:
-        loss_fn = loss_fn.without_candidates()
+    given = {name: value for name, value in (given or {}).items() if value is not None and name in loss_fn.needs}
+    absent = GIVEN.keys() - given.keys()
+    if loss_fn.needs_candidates or loss_fn.needs & absent:
+        loss_fn = loss_fn.only(lambda term: term.reads != "candidates" and not term.needs & absent)
     labels = labels.long()                                               # [B, T]
     with torch.no_grad():
         stats, own = token_stats(logits, labels), labels
@@ -56,7 +59,7 @@ def diagnose(
             stats, own = unpack(stats, packed), packed.labels            # [S, U]
         lengths = dict.fromkeys(n for term in loss_fn.terms for n in term.n)
         shares = {name: value for n in lengths for name, value in match_shares(stats, own, n=n).items()}
-        return shares | floors(loss_fn, own) | gradient_shares(loss_fn, logits, labels, packed)
+        return shares | floors(loss_fn, own) | gradient_shares(loss_fn, logits, labels, packed, given)
 
 
 def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tensor]:
@@ -81,7 +84,7 @@ def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
 def certain(labels: Tensor, *, cross: bool) -> TokenStats:
     """The statistics of a model that predicts exactly the reference, with certainty."""
     sure = torch.zeros(labels.shape, device=labels.device)               # [B, T]
-    others = {"mean_logp": sure, "entropy": sure, "top_entropy": sure}
+    others = {"mean_logp": sure, "entropy": sure, "top_entropy": sure} | dict.fromkeys(GIVEN, sure)
     if not cross:
         return TokenStats(sure, labels, sure, sure, **others)
     same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]
@@ -90,13 +93,15 @@ def certain(labels: Tensor, *, cross: bool) -> TokenStats:
 
 
 def gradient_shares(
-    loss_fn: JointLoss, logits: Tensor, labels: Tensor, packed: Packing | None = None
+    loss_fn: JointLoss, logits: Tensor, labels: Tensor, packed: Packing | None = None,
+    given: Mapping[str, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
     """``gradient/part`` of each part."""
     norms = {}
     with torch.inference_mode(False), torch.enable_grad():
         leaf = (logits.clone() if logits.is_inference() else logits.detach()).requires_grad_()   # [B, T, V]
         stats = token_stats(leaf, labels, needs=loss_fn.needs, texts=packed and packed.texts)
+        stats = with_given(stats, labels, given or {})
         values = loss_fn.part_values(stats, labels, packed=packed)       # [parts]
         for part, weight, value in zip(loss_fn.parts, loss_fn.weights, values.unbind(), strict=True):
             (gradient,) = torch.autograd.grad(weight * value, leaf, retain_graph=True)   # [B, T, V]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Never
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 from ngramloss import diagnostics
 from ngramloss.errors import UserError
 from ngramloss.gpu import replay
+from ngramloss.settings import nearest
 from ngramloss.stats import (
+    GIVEN,
     IGNORE_INDEX,
     LOGITS_ONLY,
     CandidateStats,
@@ -23,6 +25,7 @@ from ngramloss.stats import (
     token_stats,
     token_stats_from_hidden,
     unpack,
+    with_given,
 )
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import Part, Term, check_names
@@ -45,13 +48,15 @@ class Loss(NamedTuple):
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``) are averaged over
-    tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
-    A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the
-    loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and
-    adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
+    ``ce`` and other terms of tokens (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``margin``,
+    ``future``) are averaged over tokens, every other term over sequences. Both denominators are arguments. They default
+    to this batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches
+    and processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
+    counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so
+    does NaN in a candidate.
 
-    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``.
+    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``margin``
+    reads what a language model says of each label, which is passed as ``lm_logp``.
 
     If a row contains several texts, as trainers of decoder-only models pack them, ``segments`` says which position
     belongs to which. Then every text is a sequence of its own, as if it had a row to itself.
@@ -105,7 +110,7 @@ class JointLoss(torch.nn.Module):
 
     def forward(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        candidates: CandidateStats | None = None, segments: Segments = None, **given: Tensor | None,
     ) -> Tensor:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
@@ -120,18 +125,21 @@ class JointLoss(torch.nn.Module):
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
                 ``dft``, ``tailr``, ``mixce``, ``eaft``) count them. Finding the texts reads two numbers on the host;
                 compiled or captured code takes them ready made, from ``ngramloss.stats.packing(labels, segments)``.
+            given: numbers of each label that the logits do not have, [B, T]: ``lm_logp``, which ``margin`` reads.
         """
         return self.with_parts(
-            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, segments=segments
+            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
+            segments=segments, **given,
         ).total
 
     def with_parts(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        candidates: CandidateStats | None = None, segments: Segments = None, **given: Tensor | None,
     ) -> Loss:
         """Compute the loss from logits, with its parts. Arguments are those of :meth:`forward`."""
         packed = packing_of(labels, segments)
         stats = token_stats(logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts)
+        stats = self._with_given(stats, labels, given)
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
@@ -141,6 +149,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
+        **given: Tensor | None,
     ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -158,7 +167,7 @@ class JointLoss(torch.nn.Module):
         return self.from_hidden_with_parts(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
             num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
-            low_rank=low_rank,
+            low_rank=low_rank, **given,
         ).total
 
     def from_hidden_with_parts(
@@ -166,6 +175,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
+        **given: Tensor | None,
     ) -> Loss:
         """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
@@ -175,6 +185,7 @@ class JointLoss(torch.nn.Module):
             backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
             low_rank=low_rank,
         )
+        stats = self._with_given(stats, labels, given)
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
@@ -188,6 +199,7 @@ class JointLoss(torch.nn.Module):
 
         Statistics of packed rows have the ``cross_logp`` of their texts.
         """
+        self._refuse_missing(stats)
         labels = labels.long()                                           # [B, T]
         if not torch.compiler.is_compiling():
             self.refresh_weights()
@@ -279,7 +291,11 @@ class JointLoss(torch.nn.Module):
 
     def without_candidates(self) -> JointLoss:
         """The terms that do not read candidates, with the same options; ``0*ce`` if none is left. For validation."""
-        terms = [term for term in self.terms if term.reads != "candidates"]
+        return self.only(lambda term: term.reads != "candidates")
+
+    def only(self, keeps: Callable[[Term], bool]) -> JointLoss:
+        """Some of the terms, with the same options; ``0*ce`` if none is left."""
+        terms = [term for term in self.terms if keeps(term)]
         rest = JointLoss(terms or "0*ce", check=self.check, backend=self.backend, memory=self.memory,
                          reduction=self.reduction)
         rest.progress = self.progress
@@ -288,6 +304,23 @@ class JointLoss(torch.nn.Module):
     def with_ce(self) -> JointLoss:
         """The terms, plus ``ce`` with weight 0 if it is not among them, so that validation always reports it."""
         return self if any(part.name == "ce" for part in self.parts) else JointLoss(f"{self} + 0*ce")
+
+    def _with_given(self, stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | None]) -> TokenStats:
+        """The statistics with those that were given. Raises if no term reads one of them."""
+        for name, value in given.items():
+            if name not in GIVEN:
+                raise TypeError(f"JointLoss takes no argument {name!r}. {nearest(name, GIVEN)}".rstrip())
+            if value is not None and name not in self.needs:
+                raise UserError(f"{name} was given, but no term of {str(self)!r} reads it: leave it out, or add a term "
+                                "that does, such as margin for lm_logp.")
+        return with_given(stats, labels, given)
+
+    def _refuse_missing(self, stats: TokenStats) -> None:
+        """Raise if a term reads what only can be given, and was not."""
+        for name in GIVEN:
+            if name in self.needs and getattr(stats, name) is None:
+                term = next(term for term in self.terms if name in term.needs)
+                raise UserError(f"{term.names[0]} reads {GIVEN[name]}.")
 
     def _checked_candidates(
         self, candidates: CandidateStats | None, labels: Tensor, packed: Packing | None
@@ -322,9 +355,11 @@ class JointLoss(torch.nn.Module):
             f"labels) or compute_loss_func(...), or write {term.name} without its variant."
         )
 
-    def diagnose(self, logits: Tensor, labels: Tensor, *, segments: Segments = None) -> dict[str, Tensor]:
+    def diagnose(
+        self, logits: Tensor, labels: Tensor, *, segments: Segments = None, **given: Tensor | None
+    ) -> dict[str, Tensor]:
         """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""
-        return diagnostics.diagnose(self, logits, labels, packing_of(labels, segments))
+        return diagnostics.diagnose(self, logits, labels, packing_of(labels, segments), given)
 
 
 INSTEAD = {

@@ -21,6 +21,10 @@ from ngramloss.storage.files import parse_toml
 
 SOURCE, CHAT = "{source}", "chat"
 """In ``data.prompt``: where the source is put, and the tokenizer's chat template."""
+NO_SOURCE = "none"
+"""The value of ``data.prompt`` with which a decoder-only model reads no source: a language model of the targets."""
+ARCHITECTURES = ("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "prophetnet", "llama")
+"""What a model from scratch may be; llama is decoder-only."""
 LAST = "last"
 """The value of ``train.best`` with which the last weights become the model."""
 NOTHING_IMPROVES = f"train.early_stopping: needs something that becomes better, but train.best is {LAST}."
@@ -59,7 +63,8 @@ class Data:
     prefix: str = ""
     """Text before every source, such as ``summarize: `` for T5."""
     prompt: str = ""
-    """What a decoder-only model reads: a template with ``{source}``, or ``chat`` for the tokenizer's chat template;
+    """What a decoder-only model reads: a template with ``{source}``, ``chat`` for the tokenizer's chat template, or
+    ``none`` for nothing, which makes it a language model of the targets alone;
     empty: the source and ``Summary:`` or ``Translation:``, or a column ``prompt`` or ``messages`` as it is."""
     instruction: str = ""
     """Text before the source in the message of a user, for ``prompt = "chat"``."""
@@ -71,6 +76,9 @@ class Data:
     candidates: str = ""
     """A file of candidates of the training examples, or a folder with one, as ``ngramloss candidates`` writes it. Terms
     that compare candidates, such as ``rank``, need it."""
+    language_model: str = ""
+    """A language model of the targets alone, which ``margin`` reads: a run of ``ngramloss train lm``, or any
+    decoder-only model with the tokenizer of the model that is trained, by its folder or hub id."""
     on_bad_row: str = setting("error", choices=("error", "skip"))
 
 
@@ -85,7 +93,10 @@ class Model:
     """Only for ``name = "scratch"``: a pretrained encoder, by its hub id or folder, such as ``model/`` of a run of
     bertsum_ext. The decoder is new, a BERT as wide as the encoder, with the encoder's tokenizer; ``decoder_layers``,
     ``heads``, ``feed_forward``, ``dropout`` and ``init_std`` are its."""
-    architecture: str = setting("bart", choices=("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "llama"))
+    tokenizer: str = ""
+    """Only for ``name = "scratch"``: take the tokenizer of this model, by its hub id or folder, instead of one that is
+    trained on the corpus with ``vocabulary`` tokens."""
+    architecture: str = setting("bart", choices=ARCHITECTURES)
     width: int = setting(256, least=4, most=2**16)
     encoder_layers: int = setting(3, least=1, most=2**10)
     decoder_layers: int = setting(3, least=1, most=2**10)
@@ -517,12 +528,17 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.',
         ),
         (
+            not recipe.model.tokenizer or (recipe.model.name == "scratch" and not recipe.model.encoder),
+            'model.tokenizer: is for a model from scratch, model.name = "scratch" without model.encoder. Others have '
+            "their own.",
+        ),
+        (
             recipe.data.validation_fraction + recipe.data.test_fraction < 1,
             "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
         ),
         (
-            recipe.data.prompt in ("", CHAT) or recipe.data.prompt.count(SOURCE) == 1,
-            f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}", got '
+            recipe.data.prompt in ("", CHAT, NO_SOURCE) or recipe.data.prompt.count(SOURCE) == 1,
+            f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}" or "{NO_SOURCE}", got '
             f"{recipe.data.prompt!r}.",
         ),
         *(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data import measurement
+from ngramloss.data import has_split, measurement
 from ngramloss.data.origins import canonical
 from ngramloss.errors import UserError
 from ngramloss.generation import predictions
@@ -25,6 +25,8 @@ from ngramloss.study import run as running
 from ngramloss.study import tables
 from ngramloss.study.plan import METRICS_OF, TEST, DataSet, Study, Training, check_data
 from ngramloss.study.results import MARKER, ResultFolder, claim, raise_unless_same_study
+from ngramloss.systems.registry import SYSTEMS
+from ngramloss.systems.rows import PASSED_ON, belongs_to, system_rows, with_needed
 from ngramloss.training import runner
 
 SMALL = "newswire"
@@ -45,6 +47,10 @@ SMALL_NOTE = (
     "templates, then fine-tuned with each objective for the same number of steps. Compare scores with the two "
     "baselines. Gains or losses here say nothing about real news."
 )
+SYSTEMS_NOTE = (
+    "Systems are trained with recipes and models of their own, and write as their recipes say. A difference to the "
+    "first row is one of systems, not of objectives."
+)
 ONE_SEED = "One run of each row says nothing about variation between runs: there is no test over seeds."
 
 
@@ -59,6 +65,8 @@ class Plan(NamedTuple):
         study: the rows, each trained with every seed, and tested without a choice.
         baselines: systems without a model.
         metrics: the metrics of the report.
+        systems: the names of the rows that are systems, after the objectives.
+        settings: what was asked to be changed, each ``key=value``.
     """
 
     table: str
@@ -68,6 +76,8 @@ class Plan(NamedTuple):
     study: Study
     baselines: tuple[str, ...]
     metrics: tuple[str, ...]
+    systems: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def set(self) -> DataSet:
@@ -86,7 +96,17 @@ class Plan(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """What a reader should know first."""
-        return [self._scale, *([ONE_SEED] if len(self.study.confirmation) == 1 else [])]
+        one_seed = [ONE_SEED] if len(self.study.confirmation) == 1 else []
+        return [self._scale, *([SYSTEMS_NOTE, *self._not_passed_on] if self.systems else []), *one_seed]
+
+    @property
+    def _not_passed_on(self) -> list[str]:
+        """Which settings systems do not take."""
+        known = with_needed(self.systems)
+        kept = [text for text in self.settings if not belongs_to(text, known) and _key(text) not in PASSED_ON]
+        if not kept:
+            return []
+        return [f"Not passed on to systems: {', '.join(kept)}. For one of them: --set {self.systems[0]}.{kept[0]}"]
 
     @property
     def _scale(self) -> str:
@@ -94,6 +114,8 @@ class Plan(NamedTuple):
             return SMALL_NOTE
         part = f"the first {self.set.limit} documents of " if self.set.limit else ""
         model, runs = self.set.base.model.name, len(self.trainings)
+        if self.systems:
+            return f"Trained on {self.data}, objectives with {model}; {runs} runs, scored on {part}the test split."
         return f"{model} fine-tuned on {self.data}, {runs} runs, scored on {part}the test split."
 
     @property
@@ -110,7 +132,7 @@ class Plan(NamedTuple):
     def title(self) -> str:
         """Of the study and of the page."""
         if self.paper_data is None:
-            return f"Objectives compared on {self.data}"
+            return f"Objectives {'and systems ' if self.systems else ''}compared on {self.data}"
         tables = {"table2": "Results (Table 2)", "table3": "Ablation (Table 3)"}
         return f"{tables.get(self.table, 'Results and cases (Tables 4 to 6)')} on {self.data}"
 
@@ -144,6 +166,7 @@ def make_plan(
     overrides: Sequence[str] = (),
     metrics: Sequence[str] = (),
     limit: int = 0,
+    systems: Sequence[str] = (),
 ) -> Plan:
     """Plan the trainings and scores of a table.
 
@@ -155,14 +178,21 @@ def make_plan(
         model: a folder or hub id to fine-tune; by default the recipe's. On newswire a model is trained first.
         seeds: number of runs of each objective, with seeds 1, 2, ….
         objectives: only these rows.
-        overrides: ``key=value`` settings of the recipe.
+        overrides: ``key=value`` settings of the recipe, and ``SYSTEM.key=value`` of the recipe of a system.
         metrics: metrics besides ROUGE, BLEU, chrF and the shape of the texts.
         limit: maximum number of test documents; 0 means all.
+        systems: further rows of ``table2``: names of ``ngramloss list systems``.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more, got {seeds}.")
-    if any(setting.partition("=")[0].strip() == "data.name" for setting in overrides):
+    if any(_key(setting) == "data.name" for setting in overrides):
         raise UserError("choose the data with --data, not with --set data.name.")
+    if systems and table != "table2":
+        raise UserError(f"--systems adds rows to table2, and {table} has none of them. Use table2, or leave it out.")
+    asked, known = tuple(overrides), with_needed(systems)
+    if stray := [text for text in asked if belongs_to(text, SYSTEMS) and not belongs_to(text, known)]:
+        raise UserError(f"--set {stray[0]}: {belongs_to(stray[0], SYSTEMS)} is not one of --systems.")
+    overrides = [setting for setting in asked if not belongs_to(setting, known)]
     name = canonical(data or chosen_data())
     base = None
     if name == SMALL and model is None:
@@ -181,7 +211,16 @@ def make_plan(
     called = re.sub(r"[^\w.+-]", "-", Path(name).name, flags=re.ASCII)
     called += "-data" if called in (BASE, RESULTS) else ""
     compared = DataSet(called, first, "rouge2" if is_summary else "bleu", writing, METRICS_OF[first.task], limit)
-    names = tuple(dict.fromkeys(row.objective for row in rows))
+    names = (*dict.fromkeys(row.objective for row in rows), *systems)
+    others = system_rows(
+        systems,
+        folder,
+        data=name,
+        task=first.task,
+        overrides=asked,
+        small=name == SMALL,
+        validation=not systems or has_split(first.data, "validation"),
+    )
     study = Study(
         f"reproduce-{called}",
         f"{table} on {name}",
@@ -193,16 +232,23 @@ def make_plan(
         tuple(range(1, seeds + 1)),
         len(names) - 1,
         grows=True,
+        systems=others,
     )
-    baselines = (("lead-2", "random-facts") if name == SMALL else ("lead-3",)) if is_summary else ()
+    ruled = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
+    baselines = (*ruled, *(["ext-oracle"] if systems else [])) if is_summary else ()
     shown = (*(["rouge"] if is_summary else []), "bleu", "chrf", "shape", *(["facts"] if name == SMALL else []))
-    return Plan(table, name, folder, base, study, baselines, tuple(dict.fromkeys([*shown, *metrics])))
+    scored = tuple(dict.fromkeys([*shown, *metrics]))
+    return Plan(table, name, folder, base, study, baselines, scored, tuple(systems), asked)
 
 
 def _task(data: str, overrides: Sequence[str]) -> str:
     """The task that the settings name, or else that of a known data set."""
-    given = [setting for setting in overrides if setting.partition("=")[0].strip() == "task"]
+    given = [setting for setting in overrides if _key(setting) == "task"]
     return recipe.load("xsum", given or [f"task={TASKS[data in TRANSLATIONS]}"]).task
+
+
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].strip()
 
 
 def chosen_data() -> str:
@@ -260,8 +306,10 @@ def _report(
         raise UserError(f"{', '.join(lost)} has no texts any more. Delete {folder.path}: they are written again then.")
     for baseline in plan.baselines:
         predictions.write_predictions(_baseline(plan, baseline), plan.folder / baseline)
-    texts = systems.align(None, [*folders, *(plan.folder / baseline for baseline in plan.baselines)])
-    result = results.score_systems(texts, plan.metrics, options=options)
+    groups = [training.objective if plan.systems else "" for training in written]
+    given = [systems.Given(path, group=group) for path, group in zip(folders, groups, strict=True)]
+    texts = systems.align(None, [*given, *(plan.folder / baseline for baseline in plan.baselines)])
+    result = _with_labels(results.score_systems(texts, plan.metrics, options=options), groups)
     for warning in result.cache_warnings:
         logger.warning(f"warning: {warning}")
     shown = build.build_record(
@@ -271,6 +319,14 @@ def _report(
     others = [each._replace(table=beside_the_paper(each.table, result, plan)) for each in of_set.others]
     failed = len(written) < len(plan.trainings)
     return Reproduced([of_set._replace(others=others)], result, texts, page.write_page(shown, page_folder), failed)
+
+
+def _with_labels(result: results.Result, groups: Sequence[str]) -> results.Result:
+    """A result whose first runs are called as their rows are: the recipe of a system names only its objective."""
+    named = [
+        run._replace(label=group) if run and group else run for run, group in zip(result.runs, groups, strict=False)
+    ]
+    return result._replace(runs=[*named, *result.runs[len(named) :]])
 
 
 def deviations(plan: Plan) -> list[str]:
@@ -287,6 +343,15 @@ def deviations(plan: Plan) -> list[str]:
     ]
     if sentences:
         sentences.insert(0, f"settings: the paper's for {theirs} → used here")
+    for system in plan.systems:
+        published, *small = SYSTEMS[system].recipes
+        if plan.data == SMALL and small:
+            sentences.append(f"{system}: the recipe {small[-1]}, not {published}, with the objective of {published}")
+    sentences += [f"{text.strip()}, not its recipe's" for text in plan.settings if belongs_to(text, plan.study.systems)]
+    if "simcls" in plan.systems:
+        sentences.append(
+            "simcls: candidates of the row ce, which has read their documents; the authors' are BART-large's"
+        )
     if plan.set.limit:
         sentences.append(f"scored on the first {plan.set.limit} test documents")
     return sentences
@@ -303,7 +368,7 @@ def beside_the_paper(table: Table, result: results.Result, plan: Plan) -> Table:
     names = [head.name for head in heads]
     baselines = [_row(Row(name, name, (), "baseline"), _scores(result, name, names), plan) for name in plan.baselines]
     if plan.paper_data is not None:
-        heads.append(Head(paper.TITLES[plan.paper_data]))
+        heads.append(Head(paper.title(plan.paper_data, systems=bool(plan.systems))))
         heads += [Head(f"paper {name}", name) for name in ("R-1", "R-2", "R-L")]
     return Table(heads, systems, baselines, corner=table.corner, intervals=True)
 
@@ -327,11 +392,12 @@ def _scores(result: results.Result, label: str, names: Sequence[str]) -> list[Ce
 
 
 def _printed(plan: Plan) -> dict[str, tuple[str, tuple[float | None, ...]]]:
-    """Objective → the paper's label, R-1, R-2 and R-L."""
+    """Objective or system → the paper's label, R-1, R-2 and R-L."""
     if plan.paper_data is None:
         return {}
     if plan.table != "table3":
-        return {row.objective: (row.label, row.scores[:3]) for row in paper.TABLE2[plan.paper_data] if row.objective}
+        rows = paper.TABLE2[plan.paper_data]
+        return {row.objective or row.system: (row.label, row.scores[:3]) for row in rows if row.objective or row.system}
     return {
         objective: (f"{label} {part.split()[1]}" if objective != "ce" else label, printed)
         for part, rows in paper.TABLE3.items()

@@ -12,7 +12,7 @@ Reproduce a table of the paper: train, generate and score, print the table next 
 HTML page. Finished steps are not repeated; to continue after a stop, run the same command again.
 
   table1  statistics of the data sets
-  table2  every objective
+  table2  every objective; with --systems also the systems that the paper compares with
   table3  each n alone, and several n together
   cases   every objective, and the documents where the summaries differ most
 
@@ -29,6 +29,8 @@ examples:
   ngramloss reproduce cases --data newswire --objectives ce "ce + matches(2,3,4)"
   ngramloss reproduce table3 --data newswire --seeds 1
   ngramloss reproduce table2 --data xsum --seeds 3 --runs runs/xsum
+  ngramloss reproduce table2 --data newswire --objectives ce "ce + matches(2,3,4)" --systems all --seeds 2
+  ngramloss reproduce table2 --data xsum --systems simcls,bertsum_abs --set simcls.train.epochs=2
   ngramloss reproduce table2 --data my/folder --model facebook/bart-base --set train.epochs=3
 """
 
@@ -51,6 +53,13 @@ def add(verbs: Verbs) -> None:
         metavar="OBJECTIVE",
         help="train only these objectives (default: all of the table)",
     )
+    parser.add_argument(
+        "--systems",
+        default="",
+        metavar="NAMES",
+        help="for table2: also train these systems, separated by commas, or all (see ngramloss list systems). Each has "
+        "a recipe of its own, on newswire a small one, and takes of --set what says how data are read",
+    )
     parser.add_argument("--runs", metavar="DIR", help="folder for the runs (default: runs/reproduce-DATA)")
     parser.add_argument(
         "-o", "--out", default="report", metavar="DIR", help="folder for the page (default: %(default)s)"
@@ -61,7 +70,8 @@ def add(verbs: Verbs) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting of the recipe, or METRIC.OPTION of a metric in --metrics; repeatable",
+        help="change a setting of the recipe, METRIC.OPTION of a metric in --metrics, or SYSTEM.KEY of a system in "
+        "--systems; repeatable",
     )
     parser.add_argument(
         "--metrics",
@@ -80,9 +90,11 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss import reproduce
     from ngramloss.metrics.registry import METRICS
     from ngramloss.study.tables import as_text
+    from ngramloss.systems.rows import chosen as chosen_systems
 
+    systems = chosen_systems(options.systems)
     data = options.data or reproduce.chosen_data()
-    if options.table == "table1":
+    if options.table == "table1" and not systems:
         names = [data] if options.data or data == reproduce.SMALL else ["cnn_dailymail", "xsum"]
         print_result(reproduce.table1(names, limit=options.limit))
         return 0
@@ -101,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
         overrides=[setting for setting in options.set if setting not in of_metrics],
         metrics=chosen,
         limit=options.limit,
+        systems=systems,
     )
     done = reproduce.reproduce(
         plan, Path(options.out), options=metric_options(of_metrics, chosen), passed_on=passed_on(options)

@@ -15,7 +15,7 @@ from ngramloss.data.messages import ASSISTANT, MESSAGES
 from ngramloss.data.rows import needed
 from ngramloss.data.word_ids import bare_ids
 from ngramloss.errors import UserError
-from ngramloss.recipe import CHAT, SOURCE, Data
+from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Data
 
 DEFAULTS = {"summarisation": "{source}\n\nSummary:", "translation": "{source}\n\nTranslation:"}
 """Task → the template if none is given."""
@@ -42,6 +42,7 @@ class Prompt:
         stop: ids at which generation stops.
         chat_template: what writes messages as one text; empty if there are none.
         messages: whether sources are messages, as :func:`ngramloss.data.messages.split_messages` writes them.
+        reads_source: False for a language model of the targets alone, whose prompt is the start token.
     """
 
     before: str
@@ -51,6 +52,7 @@ class Prompt:
     stop: tuple[int, ...]
     chat_template: str = ""
     messages: bool = False
+    reads_source: bool = True
 
     @property
     def eos_token_id(self) -> int | list[int]:
@@ -76,10 +78,13 @@ def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequenc
         raise UserError(f"data.{key}: the messages of the data are the prompt. Leave the setting out.")
     if column == MESSAGES or data.prompt == CHAT:
         return _chat(data.instruction, tokenizer, stops, messages=column == MESSAGES)
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else stops[0]
+    stop = tuple(dict.fromkeys([end, *stops]))
+    if data.prompt == NO_SOURCE:
+        return Prompt("", "", "", (end,), stop, reads_source=False)
     template = data.prompt or (SOURCE if column in AS_THEY_ARE else DEFAULTS[task])
     before, after = template.split(SOURCE)
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else stops[0]
-    return Prompt(before, after, None, (end,), tuple(dict.fromkeys([end, *stops])))
+    return Prompt(before, after, None, (end,), stop)
 
 
 def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: bool) -> Prompt:
@@ -143,6 +148,10 @@ def prompt_ids(
         max_source: the most ids of a prompt.
         cut: extended by whether each prompt was too long.
     """
+    if not prompt.reads_source:
+        if cut is not None:
+            cut += [False] * len(sources)
+        return [start_of_text(tokenizer) for _ in sources]
     first = [] if prompt.chat_template else _first(tokenizer)
     made = []
     for source, ids in zip(
@@ -287,6 +296,15 @@ def _first(tokenizer: Any) -> Ids:
     framed = list(tokenizer("a")["input_ids"])
     at = next(at for at in range(len(framed)) if framed[at : at + len(bare)] == bare)
     return framed[:at]
+
+
+def start_of_text(tokenizer: Any) -> Ids:
+    """The ids that a text without a prompt begins with: the tokenizer's own, or its token for the beginning or end."""
+    tokens = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+    start = _first(tokenizer) or [token for token in tokens if token is not None][:1]
+    if not start:
+        raise UserError("the tokenizer has no token that a text could begin with. Use another one.")
+    return start
 
 
 def _following(texts: Sequence[str], tokenizer: Any) -> list[Ids]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -91,26 +91,35 @@ class Shape:
         return cls(data.separator, data.splitter, data.prefix, data.max_source, data.max_target, data.language)
 
 
-class Tokens(Dataset[dict[str, Ids]]):
+class Tokens(Dataset[dict[str, Any]]):
     """Tokenised examples in a folder, read on demand.
 
     For a decoder-only model ``input_ids`` is the prompt and ``labels`` all that follows it; there a token that is read,
     but not learnt, is stored as ``~id``, which is negative.
+
+    Args:
+        folder: with the arrays.
+        beside: name → file with a number for each label of all rows, one row after the other; rows have these, too.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, beside: Mapping[str, Path] | None = None) -> None:
+        self.folder, self.beside = Path(folder), dict(beside or {})
         flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in NAMES}
         self._flat = {name: np.asarray(ids) for name, ids in flat.items()}  # parts of a memmap are slow to make
         self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in self._flat}
+        for name, file in self.beside.items():
+            self._flat[name] = np.asarray(np.load(file, mmap_mode="r"))
+            self._ends[name] = self._ends["labels"]
+            if len(self._flat[name]) != len(self._flat["labels"]):
+                raise ValueError(f"{file} has {len(self._flat[name])} numbers for {len(self._flat['labels'])} labels.")
 
-    def __reduce__(self) -> tuple[type[Tokens], tuple[Path]]:
-        return Tokens, (self.folder,)  # another process reads the files itself
+    def __reduce__(self) -> tuple[type[Tokens], tuple[Path, dict[str, Path]]]:
+        return Tokens, (self.folder, self.beside)  # another process reads the files itself
 
     def __len__(self) -> int:
         return len(self._ends["labels"])
 
-    def __getitem__(self, row: int) -> dict[str, Ids]:
+    def __getitem__(self, row: int) -> dict[str, Any]:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
@@ -390,6 +399,13 @@ def tokenizer_behaviour(tokenizer: Any) -> str:
     ]
     decoded = [tokenizer.batch_decode(bare, skip_special_tokens=skipped) for skipped in (False, True)]
     return _hash([sorted(tokenizer.get_vocab().items()), encoded, decoded])
+
+
+def same_ids(tokenizer: Any, other: Any) -> bool:
+    """Whether two tokenizers have the same ids and give them to the same texts. Tokens around a text may differ."""
+    texts = list(PROBES)
+    same_vocabulary = tokenizer.get_vocab() == other.get_vocab()
+    return bool(same_vocabulary) and bare_ids(tokenizer, texts) == bare_ids(other, texts)
 
 
 def tokens_fingerprint(folder: Path) -> str:

@@ -17,7 +17,7 @@ from ngramloss.objectives.candidates import by_gain, rank, risk
 from ngramloss.objectives.tokens import unlikelihood
 from ngramloss.objectives.windows import bag, bleu, eisl, gated, matches, near, precision, rewards, soft
 from ngramloss.output.tabular import aligned
-from ngramloss.stats import CandidateStats, TokenStats, packing, token_stats
+from ngramloss.stats import GIVEN, CandidateStats, TokenStats, packing, token_stats
 from ngramloss.terms import OBJECTIVES, Term
 
 FILLER = "_"
@@ -176,7 +176,13 @@ def _total(loss_fn: JointLoss, loss: Tensor, parts: Mapping[str, Tensor]) -> str
 
 
 def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]) -> None:
-    """Raise if there are other outputs and no objective that compares them."""
+    """Raise if there are other outputs and no objective that compares them, or one reads what words do not have."""
+    for loss_fn in objectives:
+        if loss_fn.needs & GIVEN.keys():
+            raise UserError(
+                f"{str(loss_fn)!r} reads a second model's probabilities or further streams, which a pair of sentences "
+                "does not have. Leave out margin and future."
+            )
     if others and not any(loss_fn.needs_candidates for loss_fn in objectives):
         listed = " or ".join(repr(str(loss_fn)) for loss_fn in objectives)
         raise UserError(f"no term of {listed} compares outputs: add rank, risk or prefer, or leave --others out.")

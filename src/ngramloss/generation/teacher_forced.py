@@ -107,14 +107,28 @@ def _joined_text_logp(
         for source, own in zip(sources, texts, strict=True)
         for row in own
     ]
-    count = _joined_at_once(model, rows)
-    found: list[float] = []
-    for start in range(0, len(rows), count):
-        batch = JoinedPadder(pad)(rows[start : start + count])
-        sent: dict[str, Any] = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        found += token_stats(logits_of(model, {**sent, "use_cache": False}), sent["labels"]).label_logp.sum(-1).tolist()
-    sums = iter(found)
+    sums = map(sum, joined_label_logp(model, rows, pad=pad))
     return [[next(sums) for _ in own] for own in texts]
+
+
+@torch.inference_mode()
+def joined_label_logp(model: Any, rows: Sequence[dict[str, Any]], *, pad: int) -> list[list[float]]:
+    """The log-probability of every label of each row of a decoder-only model.
+
+    Args:
+        model: a Hugging Face decoder-only model.
+        rows: with ``input_ids``, the prompt, of one token or more, and ``labels``, the text behind it.
+        pad: the id that fills batches up.
+    """
+    model.eval()
+    count = _joined_at_once(model, rows)
+    found: list[list[float]] = []
+    for start in range(0, len(rows), count):
+        chunk = rows[start : start + count]
+        sent: dict[str, Any] = {name: tensor.to(model.device) for name, tensor in JoinedPadder(pad)(chunk).items()}
+        logp = token_stats(logits_of(model, {**sent, "use_cache": False}), sent["labels"]).label_logp  # [B, T]
+        found += [own[: len(row["labels"])] for row, own in zip(chunk, logp.tolist(), strict=True)]
+    return found
 
 
 def _joined_at_once(model: Any, rows: Sequence[dict[str, Any]]) -> int:

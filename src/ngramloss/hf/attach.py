@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from types import FunctionType
 from typing import Any, TypeVar
@@ -39,10 +39,12 @@ from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, shifted, step_lo
 from ngramloss.hf.unmasked import unmasked
 from ngramloss.loss import JointLoss
 from ngramloss.stats import (
+    BESIDE_LABELS,
     IGNORE_INDEX,
     CandidateStats,
     Labelled,
     Packing,
+    TokenStats,
     at_positions,
     labelled,
     packing,
@@ -92,6 +94,9 @@ def attach(
     are. In evaluation without candidates, the loss and its parts are those of the other terms. A stock Trainer passes
     such inputs on with ``remove_unused_columns=False``.
 
+    ``margin`` needs one more input, ``lm_logp``: a log-probability for each label, in the shape of ``labels``.
+    ``future`` reads the further streams of a ProphetNet, which the model itself computes.
+
     Args:
         model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
         objective: as in :class:`JointLoss`.
@@ -116,6 +121,7 @@ def attach(
     _refuse_decoder_that_looks_ahead(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
+    _refuse_missing_streams(inner, loss_fn)
     causal = not has_encoder(inner)
     decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and not causal else None
     check_unit(segments)
@@ -185,6 +191,13 @@ def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
     return _known_state(model).aligned(inputs["labels"]) if given is None else given
 
 
+def aligned_given(model: Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The numbers beside the labels of a batch, aligned like these, [B, T] each."""
+    found = {name: inputs[name] for name in BESIDE_LABELS if inputs.get(name) is not None}
+    shifts = _known_state(model).shift and inputs.get(POSITIONS) is None
+    return {name: shifted(value, 0.0) for name, value in found.items()} if shifts else found
+
+
 def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
     """Where the texts of a batch with packed rows are; None if every row is one text."""
     if inputs.get(POSITIONS) is not None:
@@ -194,7 +207,8 @@ def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
-    inputs = {name: value for name, value in without_candidates(inputs).items() if name not in ("shift_labels", KEY)}
+    own = ("shift_labels", KEY, *BESIDE_LABELS)
+    inputs = {name: value for name, value in without_candidates(inputs).items() if name not in own}
     labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
     if has_encoder(bare(model)):
         _add_decoder_inputs(bare(model), inputs, labels)
@@ -285,6 +299,9 @@ class _State:
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
         loss_fn = self.objective(model, inputs)
+        given = aligned_given(model, inputs)  # [B, T] each
+        for name in BESIDE_LABELS:
+            inputs.pop(name, None)
         places = inputs.pop(POSITIONS, None)  # [S, T]
         candidates = candidate_rows(model, inputs, labels, decoder_inputs)
         _refuse_router_loss(model, inputs)
@@ -301,33 +318,36 @@ class _State:
         if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
             outputs = forward(model, **inputs, return_dict=True)
             fields, made, head = dict(outputs), outputs.logits, None  # [B, T, V]
+            streams = outputs.get("logits_ngram")  # [B, n − 1, T, V]
         else:
-            outputs, made, head = self._captured(model, forward, inputs)  # [B, T, D]
+            outputs, made, streams, head = self._captured(model, forward, inputs)  # [B, T, D], [B, n − 1, T, D]
             fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
         compared: CandidateStats | None = None
         if candidates is not None:
             made, others = candidates.split(made, labels.shape[-1], places)  # [B, T, …], [B·K, T', …]
-            compared = candidates.stats(_label_logp(loss_fn, others, candidates.labels.flatten(0, 1), head))
+            compared = candidates.stats(
+                _row_stats(loss_fn, others, candidates.labels.flatten(0, 1), head, memory="lean").label_logp
+            )
         elif places is not None:
             made = at_positions(made, places)  # [S, T, …]
+        given |= _stream_stats(loss_fn, streams, aligned, head)
         if head is None:
             fields["logits"] = made
-            score = functools.partial(loss_fn.with_parts, made, candidates=compared)
+            score = functools.partial(loss_fn.with_parts, made, candidates=compared, **given)
         else:
             if positions is not None:
                 positions = positions.to(made.device)  # [N]
-            score = functools.partial(
-                loss_fn.from_hidden_with_parts, made, **head._asdict(), candidates=compared, positions=positions
-            )
+            settings: dict[str, Any] = {**head._asdict(), "candidates": compared, "positions": positions, **given}
+            score = functools.partial(loss_fn.from_hidden_with_parts, made, **settings)
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
         aligned = aligned.to(made.device)  # [B, T]
         loss = self.loss(score, aligned, packed, **counts)  # []
         if asks_for_router_loss:
-            given = next(
+            counted = next(
                 (counts[name] for name in ("num_tokens", "num_items_in_batch") if counts[name] is not None), None
             )
-            loss = loss + _router_loss(model, outputs, aligned, given)
+            loss = loss + _router_loss(model, outputs, aligned, counted)
         self.ran.note(loss)
         replaced = type(outputs)(**{**fields, "loss": loss})
         if wants_dict is None:
@@ -336,8 +356,9 @@ class _State:
 
     def _captured(
         self, model: Module, forward: Callable[..., Outputs], inputs: dict[str, Any]
-    ) -> tuple[Outputs, Tensor, Head]:
-        """The model's outputs, with logits of only one position; the head's whole input, [B, T, D]; the head."""
+    ) -> tuple[Outputs, Tensor, Tensor | None, Head]:
+        """The model's outputs, with logits of only one position; the head's whole input, [B, T, D]; that of the further
+        streams of a ProphetNet if the objective reads them, [B, n − 1, T, D]; the head."""
         if getattr(model, "_is_replica", False):
             raise UserError(
                 "attach does not support torch.nn.DataParallel, which runs copies of the model in threads. Start one "
@@ -362,12 +383,15 @@ class _State:
                 "attach cannot read the head's input. Use compute_loss_func(...), or JointLoss on the logits."
             )
         head = head_of(model, module)
+        device, streams = head.weight.device, None
+        if hidden.ndim == 4 and not self.loss.loss_fn.needs.isdisjoint(STREAM_STATS):
+            streams = head_input(module, hidden[:, 1:].to(device))  # [B, n − 1, T, D]
         hidden = hidden[:, 0] if hidden.ndim == 4 else hidden  # [B, T, D], ProphetNet's first stream
         if checks:
             with without_dropout(module):
                 raise_unless_equal(model, outputs.get("logits"), head_input(module, hidden[:, :1]), head)
             self.checked = now
-        return outputs, head_input(module, hidden.to(head.weight.device)), head
+        return outputs, head_input(module, hidden.to(device)), streams, head
 
 
 def _on_the_right(forward: Callable[..., Outputs]) -> Callable[..., Outputs]:
@@ -533,21 +557,61 @@ def _router_loss(model: Any, outputs: Outputs, labels: Tensor, num_tokens: Any) 
     return loss * float(_router_weight(model) or 0.0)
 
 
-def _label_logp(loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None) -> Tensor:
-    """Log-probabilities of the candidates' labels, [B·K, T]; from hidden states without ever having all logits.
+def _row_stats(
+    loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None, *, memory: str, needs: Collection[str] = ()
+) -> TokenStats:
+    """Statistics of further rows: candidates, or streams; from hidden states without ever having all logits.
 
     Args:
         loss_fn: has the settings of the head's computation.
-        rows: hidden states, or logits if there is no head, [B·K, T, …].
-        labels: ids, −100 where they do not count, [B·K, T].
+        rows: hidden states, or logits if there is no head, [N, T, …].
+        labels: ids, −100 where they do not count, [N, T].
+        head: the output head.
+        memory: as in :class:`JointLoss`.
+        needs: optional statistics.
+    """
+    labels = labels.to(rows.device)  # [N, T]
+    if head is None:
+        return token_stats(rows, labels, needs=needs, check=loss_fn.check)
+    settings: dict[str, Any] = {"check": loss_fn.check, "backend": loss_fn.backend, "memory": memory}
+    return token_stats_from_hidden(rows, labels=labels, **head._asdict(), needs=needs, **settings)
+
+
+STREAM_STATS = {"future_logp": "label_logp", "future_mean_logp": "mean_logp"}
+"""What objectives read of a ProphetNet's further streams → the statistic of each stream that it is the sum of."""
+
+
+def _stream_stats(loss_fn: JointLoss, streams: Tensor | None, labels: Tensor, head: Head | None) -> dict[str, Tensor]:
+    """What the objective reads of the further streams, summed over them, [B, T] each; nothing if it reads none.
+
+    Args:
+        loss_fn: the objective.
+        streams: hidden states, or logits if there is no head, [B, n − 1, T, …].
+        labels: ids, −100 where they do not count, [B, T].
         head: the output head.
     """
-    labels = labels.to(rows.device)  # [B·K, T]
-    if head is None:
-        return token_stats(rows, labels, check=loss_fn.check).label_logp
-    return token_stats_from_hidden(
-        rows, labels=labels, **head._asdict(), check=loss_fn.check, backend=loss_fn.backend, memory="lean"
-    ).label_logp
+    wanted = {name: own for name, own in STREAM_STATS.items() if name in loss_fn.needs}
+    if not wanted or streams is None:
+        return {}
+    further = streams.shape[1]
+    repeated = labels.repeat_interleave(further, 0)  # [B·(n − 1), T]
+    stats = _row_stats(
+        loss_fn, streams.flatten(0, 1), repeated, head, memory=loss_fn.memory, needs=[*wanted.values()]
+    )  # [B·(n − 1), T]
+    return {name: getattr(stats, own).unflatten(0, (-1, further)).sum(1) for name, own in wanted.items()}
+
+
+def _refuse_missing_streams(model: Any, loss_fn: JointLoss) -> None:
+    """Raise if the objective reads further streams, and the model has none."""
+    if loss_fn.needs.isdisjoint(STREAM_STATS):
+        return
+    config = model.config
+    if not ("prophetnet" in config.model_type and has_encoder(model) and config.ngram > 1):
+        raise UserError(
+            f"{str(loss_fn)!r} reads streams that look further ahead, which this {type(model).__name__} does not have. "
+            "future is for an encoder-decoder ProphetNet with an ngram of 2 or more, such as "
+            "microsoft/prophetnet-large-uncased. Leave it out for other models."
+        )
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:

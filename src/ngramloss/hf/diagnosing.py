@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ngramloss.hf.attach import aligned_labels, aligned_packing, attached_loss, logits_of
+from ngramloss.hf.attach import aligned_given, aligned_labels, aligned_packing, attached_loss, logits_of
 from ngramloss.hf.segments import POSITIONS
 from ngramloss.loss import JointLoss
+from ngramloss.stats import BESIDE_LABELS
 
 DIAGNOSED_ROWS = 4
 """Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
@@ -35,7 +36,8 @@ def diagnostics(
         # Compiled layers would be compiled again for these few rows.
         with torch.no_grad(), autocast(), torch.compiler.set_stance("force_eager"):
             labels, packed = aligned_labels(model, rows), aligned_packing(model, rows)
-            values = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed)
+            given = aligned_given(model, rows)
+            values = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed, **given)
     finally:
         model.train(was_training)
     return {name: value.item() for name, value in values.items()}
@@ -47,7 +49,8 @@ def _first_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     if size <= DIAGNOSED_ROWS:
         return batch
     if POSITIONS in batch:  # text s is in a row that comes no later than row s
-        rows = {name: batch[name][:DIAGNOSED_ROWS] for name in ("labels", POSITIONS)}
+        beside = [name for name in BESIDE_LABELS if name in batch]
+        rows = {name: batch[name][:DIAGNOSED_ROWS] for name in ("labels", POSITIONS, *beside)}
         inputs = {name: batch[name][:DIAGNOSED_ROWS] for name in ("input_ids", "attention_mask") if name in batch}
         return inputs | rows
     return {

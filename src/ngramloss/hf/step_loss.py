@@ -18,7 +18,7 @@ from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
 from ngramloss.hf.heads import bare
 from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
 from ngramloss.loss import JointLoss, Loss
-from ngramloss.stats import IGNORE_INDEX, Packing, packing
+from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, packing
 from ngramloss.terms import Term
 
 Outputs = Any
@@ -55,6 +55,11 @@ def compute_loss_func(
             f"{str(loss_fn)!r} compares candidates, but a compute_loss_func gets only the logits of the "
             "reference. Use attach(model, ...) or NgramTrainer, and batches with candidates."
         )
+    if missing := sorted(loss_fn.needs & GIVEN.keys()):
+        raise UserError(
+            f"{str(loss_fn)!r} reads {missing[0]}, but a compute_loss_func gets only logits and labels. Use "
+            "attach(model, ...) or NgramTrainer."
+        )
     return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift, segments, _Inputs(model))
 
 
@@ -71,9 +76,12 @@ def see_inputs(function: Any, model: Any) -> None:
         inputs.see(model)
 
 
-def shifted(labels: Tensor) -> Tensor:
-    """Labels for a decoder-only model: position t predicts token t + 1, the last position nothing, [B, T]."""
-    return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+def shifted(labels: Tensor, fill: float = IGNORE_INDEX) -> Tensor:
+    """Labels for a decoder-only model: position t predicts token t + 1, the last position nothing, [B, T].
+
+    Numbers beside the labels are shifted with them; ``fill`` is what they have where there is no label.
+    """
+    return F.pad(labels, (0, 1), value=fill)[..., 1:]
 
 
 class _Inputs:

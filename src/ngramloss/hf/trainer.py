@@ -13,6 +13,7 @@ from ngramloss.hf import candidates
 from ngramloss.hf.exact_steps import ExactSteps
 from ngramloss.hf.heads import bare, has_encoder
 from ngramloss.hf.segments import Unit
+from ngramloss.stats import BESIDE_LABELS
 from ngramloss.steps.plan import LengthGrouped, data_seed
 from ngramloss.terms import Term
 
@@ -87,6 +88,12 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
             raise UserError(
                 "predict_with_generate cannot generate from rows with candidates. Leave them out of the "
                 "rows for evaluation."
+            )
+        beside = next((name for name in BESIDE_LABELS if name in inputs), "")
+        if beside and getattr(args, "predict_with_generate", False) and not prediction_loss_only:
+            raise UserError(
+                f"predict_with_generate cannot generate from rows with {beside}. Remove it, and add "
+                "callbacks=[ng.ScoreTexts(examples)], which writes from the sources alone."
             )
         if self.loss_fn.needs_candidates and self._has_candidates not in (None, has_candidates):
             raise UserError(

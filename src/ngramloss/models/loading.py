@@ -194,7 +194,7 @@ def hub_answers() -> bool:
 
 def loading_options(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
     """Options for ``from_pretrained``. Without the hub only its cache is used: the client would retry for a minute."""
-    offline = not Path(settings.encoder or settings.name).is_dir() and not hub_answers()
+    offline = not Path(settings.tokenizer or settings.encoder or settings.name).is_dir() and not hub_answers()
     return {"revision": settings.revision, "trust_remote_code": trust_remote_code, "local_files_only": offline}
 
 
@@ -220,8 +220,8 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    if settings.name != "scratch" or settings.encoder:
-        name = settings.encoder or settings.name
+    if settings.name != "scratch" or settings.encoder or settings.tokenizer:
+        name = settings.tokenizer or settings.encoder or settings.name
         options = loading_options(settings, trust_remote_code)
         with explained(name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
@@ -273,8 +273,9 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
 
     With ``copying``, the value and output projections of cross-attention start as the identity. t5 is refused, because
     its inner width may differ. Positions start as sinusoids in bart and mbart; m2m100, pegasus and marian always have
-    fixed sinusoids. ``init_std`` applies to all except t5, which scales each matrix by its size. llama is decoder-only:
-    it has ``decoder_layers`` alone, and no dropout.
+    fixed sinusoids. ``init_std`` applies to all except t5, which scales each matrix by its size. prophetnet has two
+    streams; its cross-attention has other names, so ``copying`` is refused. llama is decoder-only: it has
+    ``decoder_layers`` alone, and no dropout.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -290,6 +291,8 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     config = AutoConfig.for_model(_family(settings), **ids, **_sizes(settings))
     kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
     model = kind.from_config(config)
+    if settings.architecture == "prophetnet":  # with a cache, transformers counts its positions from a padding id of 0
+        model.generation_config.use_cache = False
     if settings.copying:
         _open_copying_path(model)
         _order_positions(model, settings.init_std)
@@ -335,6 +338,22 @@ def _sizes(settings: Model) -> dict[str, Any]:
             "initializer_range": settings.init_std,
             "max_position_embeddings": 4096,
             "tie_word_embeddings": True,
+        }
+    if settings.architecture == "prophetnet":
+        return {
+            "hidden_size": settings.width,
+            "num_encoder_layers": settings.encoder_layers,
+            "num_decoder_layers": settings.decoder_layers,
+            "num_encoder_attention_heads": settings.heads,
+            "num_decoder_attention_heads": settings.heads,
+            "encoder_ffn_dim": settings.feed_forward,
+            "decoder_ffn_dim": settings.feed_forward,
+            "dropout": settings.dropout,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "init_std": settings.init_std,
+            "max_position_embeddings": 1024,
+            "ngram": 2,
         }
     if settings.architecture == "t5":
         return {

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_SYSTEMS = {
+    "Pointer + covg.": "pointer_generator",
+    "BertSumExtAbs": "bertsum_abs",
+    "ProphetNet": "prophetnet",
+    "GSum": "gsum",
+    "SimCLS": "simcls",
+    "FES": "fes",
+}
+"""Row of Table 2 → the name of the system in ``ngramloss list systems``."""
 SCORES = ("rouge1", "rouge2", "rougeL", "bertscore", "wmd", "factcc", "summac_conv")
 
 
 class Row(NamedTuple):
-    """A system of Table 2; ``objective`` is empty if it uses none of ours. None stands for a dash."""
+    """A system of Table 2; ``objective`` is empty if it uses none of ours. None stands for a dash.
+
+    ``system`` is the name in ``ngramloss list systems`` of one that the paper compares with.
+    """
 
     label: str
     objective: str
     scores: tuple[float | None, ...]
     docs_per_second: float | None = None
     ratio: float | None = None
+    system: str = ""
 
 
 def _others(label: str, *scores: float | None) -> Row:
-    return Row(label, "", (*scores, *[None] * (len(SCORES) - len(scores))))
+    return Row(label, "", (*scores, *[None] * (len(SCORES) - len(scores))), system=_SYSTEMS.get(label, ""))
 
 
 TABLE2 = {
@@ -83,7 +96,7 @@ TABLE2 = {
 }
 """Data set → rows, in the paper's order."""
 
-TITLES = {"cnn_dailymail": "the paper, BART-base on CNN/DailyMail", "xsum": "the paper, BART-base on XSum"}
+_DATA = {"cnn_dailymail": "CNN/DailyMail", "xsum": "XSum"}
 
 _BASE = (43.26, 20.49, 40.40)
 
@@ -116,6 +129,15 @@ TABLE3 = {
     ),
 }
 """Part of the table → rows of label, objective and (R-1, R-2, R-L)."""
+
+
+def title(data: str, *, systems: bool = False) -> str:
+    """What is above the paper's scores on a data set; ``systems``: whether other models than BART-base are among them.
+
+    >>> title("xsum"), title("xsum", systems=True)
+    ('the paper, BART-base on XSum', 'the paper, on XSum')
+    """
+    return f"the paper, {'' if systems else 'BART-base '}on {_DATA[data]}"
 
 
 def score_names(data: str) -> tuple[str, ...]:

@@ -39,7 +39,8 @@ class TokenStats(NamedTuple):
 
     Every log-probability is at most 0, in every precision, because all of them come from the same stored logits. At
     positions whose label does not count, log-probabilities are 0 and have no gradient, and ``lse`` and ``best_token``
-    are undefined. Entropies are 0 there. The attributes from ``cross_logp`` on are ``None`` unless requested.
+    are undefined. Entropies are 0 there. The attributes from ``cross_logp`` on are ``None`` unless requested, and those
+    from ``lm_logp`` on unless given: the logits do not have them.
     """
 
     lse: Tensor
@@ -59,6 +60,12 @@ class TokenStats(NamedTuple):
     """Entropy of the prediction over the whole vocabulary, in nats, without gradient, [B, T]."""
     top_entropy: Tensor | None = None
     """Entropy of the 20 most probable tokens, renormalised, without gradient, [B, T]. Only from logits."""
+    lm_logp: Tensor | None = None
+    """Log-probability of the reference token under a language model of the targets alone, without gradient, [B, T]."""
+    future_logp: Tensor | None = None
+    """``label_logp`` of a ProphetNet's further streams, summed over them, [B, T]."""
+    future_mean_logp: Tensor | None = None
+    """``mean_logp`` of these streams, summed over them, [B, T]."""
 
 
 def token_stats(

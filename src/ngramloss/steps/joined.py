@@ -7,7 +7,7 @@ before the batch is made, so nothing is read from the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.steps.padding import Batch, candidates_of
+from ngramloss.steps.padding import Batch, candidates_of, names_beside, numbers_beside
 from ngramloss.steps.plan import Size, copies
 
 Ids = NDArray[np.int64]
@@ -44,16 +44,19 @@ class JoinedPadder:
     A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
     ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
     also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]; their rows follow those
-    of the references.
+    of the references. Numbers beside the labels of rows, such as ``lm_logp``, are in the shape of the labels.
 
     Args:
         pad: padding id.
         multiple: where no size is given, lengths are rounded up to a multiple of this.
         always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
+        beside: as in :class:`Padder`.
     """
 
-    def __init__(self, pad: int, *, multiple: int = 1, always_mask: bool = False) -> None:
-        self.pad, self.multiple, self.always_mask = pad, multiple, always_mask
+    def __init__(
+        self, pad: int, *, multiple: int = 1, always_mask: bool = False, beside: Collection[str] | None = None
+    ) -> None:
+        self.pad, self.multiple, self.always_mask, self.beside = pad, multiple, always_mask, beside
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them."""
@@ -70,6 +73,7 @@ class JoinedPadder:
             own = np.concatenate([np.arange(B)[:, None], B + np.arange(B * (K - 1)).reshape(B, K - 1)], 1)  # [B, K]
             places = own.reshape(-1, 1) * L + np.minimum(np.arange(T), L - 1)  # [S, T]
         gains = np.zeros((B, K - 1), np.float32)  # [B, K − 1]
+        beside = {name: np.zeros((B * K, T), np.float32) for name in names_beside(rows, self.beside)}  # [S, T] each
         for b, (row, (text, turns)) in enumerate(zip(rows, parts, strict=True)):
             prompt = np.asarray(row["input_ids"], np.int64)
             texts = [(text, turns)]
@@ -88,10 +92,14 @@ class JoinedPadder:
                     s, length = b * K + k + turn, span.stop - first
                     labels[s, :length] = tokens[first : span.stop]
                     places[s, :length] = r * L + len(prompt) + np.arange(first, span.stop) - 1
+                    if k == 0:  # candidates have no such numbers
+                        for name, numbers in beside.items():
+                            numbers[s, :length] = numbers_beside(row, name)[first : span.stop]
         batch = {"input_ids": torch.from_numpy(ids)}
         if self.always_mask:
             batch["attention_mask"] = torch.from_numpy(mask)
         both = {"labels": torch.from_numpy(labels), "label_positions": torch.from_numpy(places)}  # [S, T] each
+        both |= {name: torch.from_numpy(numbers) for name, numbers in beside.items()}
         if not compared:
             return batch | both
         of_texts = {name: value.view(B, K, T) for name, value in both.items()}

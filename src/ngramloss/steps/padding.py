@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.stats import IGNORE_INDEX
+from ngramloss.stats import BESIDE_LABELS, IGNORE_INDEX
 from ngramloss.steps.plan import Size
 
 Batch = dict[str, Tensor]
@@ -33,7 +33,8 @@ class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
     If rows have ``candidates``, lists of ids, and ``gains``, the batch has ``candidates`` [B, K, T], with −100 where
-    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K].
+    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If they have numbers beside their labels, such
+    as ``lm_logp``, the batch has them in the shape of the labels, with 0 where there is none.
 
     Args:
         pad: padding id for sources.
@@ -42,12 +43,21 @@ class Padder:
         always_mask: False leaves out the ``attention_mask`` of a batch without padding, so that attention takes its
             fastest kernel. While a CUDA graph is captured, transformers replaces a missing mask by one of ones, with
             which attention takes its slowest.
+        beside: the names of numbers beside the labels that every batch has, also one without rows; without it, those
+            that the rows have.
     """
 
     def __init__(
-        self, pad: int, decoder_inputs: Callable[[Tensor], Tensor], *, multiple: int = 1, always_mask: bool = False
+        self,
+        pad: int,
+        decoder_inputs: Callable[[Tensor], Tensor],
+        *,
+        multiple: int = 1,
+        always_mask: bool = False,
+        beside: Collection[str] | None = None,
     ) -> None:
         self.pad, self.decoder_inputs, self.multiple, self.always_mask = pad, decoder_inputs, multiple, always_mask
+        self.beside = beside
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them.
@@ -60,6 +70,11 @@ class Padder:
         mask[len(rows) :, 0] = 1
         batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         batch["decoder_input_ids"] = self.decoder_inputs(batch["labels"])  # [B, T]
+        for name in names_beside(rows, self.beside):
+            numbers = np.zeros((size.rows, size.target), np.float32)  # [B, T]
+            for index, row in enumerate(rows):
+                numbers[index, : len(row["labels"])] = numbers_beside(row, name)
+            batch[name] = torch.from_numpy(numbers)  # [B, T]
         if size.texts > 1:
             batch |= self._candidates(rows, size)
         if self.always_mask or not mask.all():
@@ -94,6 +109,30 @@ def candidates_of(row: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[float
     if len(texts) != len(gains):
         raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(gains)} gains.")
     return texts, gains
+
+
+def names_beside(rows: Sequence[Mapping[str, Any]], expected: Collection[str] | None) -> list[str]:
+    """The names of the numbers beside the labels of rows. Raises if rows have others than expected.
+
+    Args:
+        rows: of a batch.
+        expected: those that the objective reads; None: what the rows have.
+    """
+    if expected is None:
+        return [name for name in BESIDE_LABELS if any(name in row for row in rows)]
+    if unread := next((name for row in rows for name in BESIDE_LABELS if name in row and name not in expected), ""):
+        raise UserError(f"the rows have {unread}, which no term of the objective reads. Leave it out.")
+    return list(expected)
+
+
+def numbers_beside(row: Mapping[str, Any], name: str) -> NDArray[np.float32]:
+    """The numbers beside the labels of a row. Raises unless there is one for each label."""
+    if name not in row:
+        raise UserError(f"a row has no {name}, which the objective reads: a number for each of its labels.")
+    numbers = np.asarray(row[name], np.float32)  # [T]
+    if len(numbers) != len(row["labels"]):
+        raise UserError(f"lengths differ: a row has {len(row['labels'])} labels and {len(numbers)} numbers of {name}.")
+    return numbers
 
 
 def padded(rows: Sequence[Any], count: int, length: int, fill: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -19,6 +19,7 @@ from ngramloss.recipe import TASKS, Recipe
 from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
 from ngramloss.systems.registry import check_recipe
+from ngramloss.systems.rows import Made, SystemRow, is_recipe
 from ngramloss.terms.parser import parse
 from ngramloss.training.best import best_of
 
@@ -35,6 +36,9 @@ WITHOUT_EFFECT = (
     "train.report_to",
 )
 """Settings that change no score, so that they may differ between the machines that share a study."""
+
+SYSTEM_ROW = "system.row"
+"""In the facts of a result: its row is this system, not an objective."""
 
 _NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
 _TOP = {
@@ -64,7 +68,7 @@ class Training(NamedTuple):
 
     Attributes:
         set: the name of its set.
-        objective: its row.
+        objective: its row: an objective, or the name of a system.
         setting: the values that were tuned, each ``key=value``.
         seed: of the training.
         split: ``validation`` to choose by, or ``test`` to confirm.
@@ -79,7 +83,7 @@ class Training(NamedTuple):
     @property
     def name(self) -> str:
         """Its name in file names: row, setting and seed."""
-        row = Recipe("", objective=self.objective).slug.strip("-")
+        row = self.objective if is_recipe(self.objective) else Recipe("", objective=self.objective).slug.strip("-")
         tuned = (re.sub(r"[^\w.+-]", "", text.partition(".")[2]) for text in self.setting)
         return "-".join([row, *tuned, f"seed{self.seed}"])
 
@@ -164,6 +168,7 @@ class Study:
         trainings: the most trainings; 0: no limit.
         grows: whether rows and seeds may change once the test set was used, as nothing was chosen. Results of others
             are left alone.
+        systems: row → what it is, if it is a system and not an objective; also of what they need.
     """
 
     name: str
@@ -179,6 +184,7 @@ class Study:
     trainings: int = 0
     always: tuple[str, ...] = ()
     grows: bool = False
+    systems: Mapping[str, SystemRow] = field(default_factory=dict)
     _recipes: dict[Training, Recipe] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -203,9 +209,21 @@ class Study:
     def recipe(self, training: Training) -> Recipe:
         """Every setting of a training."""
         if training not in self._recipes:
-            own = [f"objective={training.objective}", *training.setting, f"train.seed={training.seed}"]
-            self._recipes[training] = recipe.changed(self.data(training.set).base, own)
+            base, own = self.data(training.set).base, [f"objective={training.objective}"]
+            if row := self.systems.get(training.objective):
+                base, own = row.base, row.settings(lambda made: self.made_folder(training, made, row.runs))
+            self._recipes[training] = recipe.changed(base, [*own, *training.setting, f"train.seed={training.seed}"])
         return self._recipes[training]
+
+    def first(self, training: Training) -> list[tuple[Training, str]]:
+        """What is made before a training: others, and the split of which their models write candidates, or none."""
+        row = self.systems.get(training.objective)
+        return [(training._replace(objective=made.row), made.split) for made in (row.made if row else ())]
+
+    def made_folder(self, training: Training, made: Made, runs: Path) -> Path:
+        """The folder of something that is made before a training."""
+        other = training._replace(objective=made.row)
+        return other.folder(runs) / f"candidates-{made.split}" if made.split else other.run_folder(runs)
 
     def text_folder(self, training: Training, writing: str, runs: Path) -> Path:
         """Where a training's texts are: beside its run, or in it if they are written as its recipe says."""
@@ -218,11 +236,29 @@ class Study:
         flat = {key: value for key, value in recipe.flat(self.recipe(training)) if key not in WITHOUT_EFFECT}
         return {
             **flat,
+            **self._made_facts(training),
             f"writings.{writing}": list(self.writings[writing]),
             "set.primary": data.primary,
             "set.writing": data.writing,
             "set.limit": data.limit,
         }
+
+    def _made_facts(self, training: Training) -> dict[str, Any]:
+        """Of a system: which one it is, and all that could change what is made before it."""
+        row, usual = self.systems.get(training.objective), dict(recipe.flat(Recipe("")))
+        if row is None:
+            return {}
+        facts: dict[str, Any] = {SYSTEM_ROW: training.objective}
+        for other, split in self.first(training):
+            known = {**dict(recipe.flat(self.recipe(other))), **self._made_facts(other)}
+            facts[f"made.{other.objective}"] = {
+                key: value
+                for key, value in known.items()
+                if key not in WITHOUT_EFFECT
+                and usual.get(key) != value  # a setting that is added later changes nothing
+            }
+            facts |= {f"made.{split}": row.candidate_options(split)} if split else {}
+        return facts
 
 
 def read(path: Path) -> Study:

@@ -20,7 +20,7 @@ from ngramloss.scoring import provenance, systems
 from ngramloss.scoring.score_cache import number
 from ngramloss.storage.files import fingerprint, read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder, weight_files
-from ngramloss.study.plan import DataSet, Study, Training
+from ngramloss.study.plan import SYSTEM_ROW, DataSet, Study, Training
 from ngramloss.version import __version__
 
 MARKER, ALWAYS, CONFIRMED = "study.json", "always.json", "confirmed.json"
@@ -107,9 +107,16 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         if metric == data.metric and writing == data.writing:
             pooled = scores.pooled.get(data.primary)
             documents = pooled.statistics.tolist() if pooled else scores.values[data.primary]
-    model = study.recipe(training).model
-    base = weight_files(Path(model.encoder or model.name))
-    trained = read_object(run.prepared) if run.prepared.is_file() else {}
+    made_of = {training.split: str(about.generation.get("fingerprint", ""))}
+    if training.objective not in study.systems:  # objectives are compared on the same data, from the same base
+        model = study.recipe(training).model
+        base = weight_files(Path(model.encoder or model.name))
+        trained = read_object(run.prepared) if run.prepared.is_file() else {}
+        made_of = {
+            "train": str(trained.get("splits", {}).get("train", {}).get("fingerprint", "")),
+            "base": fingerprint(base) if base else "",
+            **made_of,
+        }
     return Result(
         training,
         writing,
@@ -119,11 +126,7 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         documents=[_rounded(value) for value in documents],
         signatures=signatures,
         generation=provenance.written_by(about._replace(generation={**about.generation, "model": None})),
-        made_of={
-            "train": str(trained.get("splits", {}).get("train", {}).get("fingerprint", "")),
-            "base": fingerprint(base) if base else "",
-            training.split: str(about.generation.get("fingerprint", "")),
-        },
+        made_of=made_of,
         docs_per_second=provenance.docs_per_second(run.path),
     )
 
@@ -267,7 +270,7 @@ def _checked(path: Path, study: Study) -> Result | None:
     """A result from its file. Raises unless the study would make it the same way now.
 
     None: it does not matter. It is of a row or a seed that a growing study does not have now, or a failure with other
-    settings.
+    settings. A system that it does not have now cannot be compared with its settings.
     """
     advice = "Delete it; its texts are scored again."
     content = read_object(path, advice)
@@ -285,10 +288,12 @@ def _checked(path: Path, study: Study) -> Result | None:
             f"{path} is a result of {what}, which the study does not have any more. Put it back, or move the file "
             "out of the folder."
         )
+    if not is_row and SYSTEM_ROW in result.facts:
+        return None
     # A setting that later versions added had its default.
     before = {**dict(recipe.flat(Recipe(""))), **result.facts}
     alike = training if is_row else training._replace(objective=study.baseline)
-    now = study.facts(alike, result.writing) | {"objective": training.objective}
+    now = study.facts(alike, result.writing) | ({} if is_row else {"objective": training.objective})
     changed = [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
     if changed and result.failed:
         return None

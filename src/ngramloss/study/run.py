@@ -28,6 +28,7 @@ from ngramloss.study.plan import TEST, WITHOUT_EFFECT, Study, Training, check_da
 from ngramloss.study.processes import Process
 from ngramloss.study.results import ALWAYS, ELSEWHERE, Result, ResultFolder, Results, check_metrics, score_texts
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
+from ngramloss.systems.rows import Made
 
 POLL = 0.1
 """Seconds between two looks at the processes."""
@@ -43,16 +44,25 @@ class Step(NamedTuple):
     """One process of a job.
 
     Attributes:
-        what: ``train``, or the name of a writing.
+        what: ``train``, the name of a writing, or what is made before a system.
         arguments: of ``ngramloss``.
         folder: the folder that the process writes to, and locks.
         continued: whether it continues work that was stopped.
+        place: the folder of a training, with the log; of another one than the job's if it is made before it.
+        log: the name of the log.
     """
 
     what: str
     arguments: list[str]
     folder: Path
     continued: bool
+    place: Path
+    log: str = ""
+
+    @property
+    def log_file(self) -> Path:
+        """What the process prints."""
+        return self.place / f"{self.log or self.what}.log"
 
 
 Steps = Generator[Step, float | None, None]
@@ -61,14 +71,20 @@ Steps = Generator[Step, float | None, None]
 
 @dataclass
 class Job:
-    """A training in work: its lock, its steps, and the process of the present one."""
+    """A training in work: its lock, its steps, and the process of the present one with the lock of its place."""
 
     training: Training
     lock: ExitStack
     steps: Steps
     step: Step
     process: Process
+    step_lock: ExitStack
     began: float
+
+    def free(self) -> None:
+        """Let others have its folders."""
+        self.step_lock.close()
+        self.lock.close()
 
 
 class Ways(NamedTuple):
@@ -172,13 +188,18 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
     sets = [study.data(name) for name in dict.fromkeys(training.set for training in left)]
     check_data(study, sets)
     check_metrics(sets)
-    for data in sets:
-        if data.base.model.name != "scratch" or data.base.model.encoder:
+    every = [each for training in left for each in (training, *(other for other, _ in study.first(training)))]
+    systems = [study.systems.get(name) for name in dict.fromkeys(training.objective for training in every)]
+    loaded = [row.base for row in systems if row and "model.encoder" not in row.first]
+    for base in [*(data.base for data in sets), *loaded]:
+        if base.model.name != "scratch" or base.model.encoder:
             from ngramloss.models.encoders import load_encoder_config
             from ngramloss.models.loading import load_config
+            from ngramloss.systems.registry import read_system
 
-            check = load_encoder_config if data.base.system else load_config
-            check(data.base.model, trust_remote_code="--trust-remote-code" in ways.options)
+            reads_only = base.system and not read_system(base.system).entry.takes_objective
+            check = load_encoder_config if reads_only else load_config
+            check(base.model, trust_remote_code="--trust-remote-code" in ways.options)
 
 
 # What is left
@@ -240,10 +261,10 @@ def _begin(
         step = next(steps, None)
         if step is None or not _may_start(step, training, study, results, deadline, outcome, running):
             return []
-        process = _start(step, place)
-        if process is None:
+        started = _start(step, place)
+        if started is None:
             return []
-        return [Job(training, stack.pop_all(), steps, step, process, time.monotonic())]
+        return [Job(training, stack.pop_all(), steps, step, *started, time.monotonic())]
 
 
 def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome) -> bool:
@@ -253,42 +274,39 @@ def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline:
     if code in STOPPED:
         outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
         outcome.halted = True
-        job.lock.close()
+        job.free()
         return False
     if code:
-        why = _reason(place / f"{job.step.what}.log", code)
+        why = _reason(job.step.log_file, code)
         logger.warning(f"warning: {job.training}: {job.step.what} failed: {why}")
         _record_failure(study, job.training, folder, f"{job.step.what}: {why}")
-        job.lock.close()
+        job.free()
         return False
+    job.step_lock.close()
     took = None if job.step.continued else time.monotonic() - job.began
     try:
         job.step = job.steps.send(took)
     except StopIteration:
-        job.lock.close()
+        job.free()
         return False
     if _may_start(job.step, job.training, study, folder.read(), deadline, outcome, 0):
-        process = _start(job.step, place)
-        if process is not None:
-            job.process, job.began = process, time.monotonic()
+        started = _start(job.step, place)
+        if started is not None:
+            job.process, job.step_lock = started
+            job.began = time.monotonic()
             return True
-    job.lock.close()
+    job.free()
     return False
 
 
 def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, ways: Ways) -> Steps:
     """The processes of a training, and what is done after each."""
-    settings, run = study.recipe(training), RunFolder(training.run_folder(ways.runs))
-    train_seconds = None
-    raise_unless_same_settings(study, settings, run)
-    if not run.finished:
-        file = place / "settings.toml"
-        write_whole(file, recipe.dump(settings))
-        continued = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
-        train_seconds = yield Step(
-            "train", ["train", str(file), "--run", str(run.path), *ways.options], run.path, continued
-        )
-    remove(run.checkpoints)  # of the finished training: the model is beside them
+    run = RunFolder(training.run_folder(ways.runs))
+    for other, split in study.first(training):
+        yield from _train(study, other, ways, f"train {other.objective}")
+        if split:
+            yield from _candidates(study, training, other, split, ways)
+    train_seconds = yield from _train(study, training, ways, "train")
     limit = study.data(training.set).limit
     for writing, changes in study.writings.items():
         known = folder.read().get((training, writing))
@@ -302,16 +320,52 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
         if not texts.predictions.exists():
             write_whole(file, json.dumps(options))
             arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
-            write_seconds = yield Step(writing, arguments, texts.path, texts.has_predictions)
-        elif not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
-            raise UserError(
-                f"the texts in {texts.path} were not written with {' '.join(options)}, as the study says now. Delete "
-                f"{texts.predictions}: they are written again then."
-            )
+            write_seconds = yield Step(writing, arguments, texts.path, texts.has_predictions, place)
+        else:
+            _raise_unless_written_with(options, file, texts.predictions)
         result = score_texts(study, training, writing, run, texts)
         folder.write(replace(result, train_seconds=train_seconds, write_seconds=write_seconds, parallel=ways.parallel))
     if ways.delete_models:
         remove(run.model)
+
+
+def _train(study: Study, training: Training, ways: Ways, what: str) -> Generator[Step, float | None, float | None]:
+    """The process of a training, unless it is finished. Returns its seconds, None if they are not known."""
+    settings, run, place = study.recipe(training), RunFolder(training.run_folder(ways.runs)), training.folder(ways.runs)
+    seconds = None
+    raise_unless_same_settings(study, settings, run)
+    if not run.finished:
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / "settings.toml"
+        write_whole(file, recipe.dump(settings))
+        continued = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
+        arguments = ["train", str(file), "--run", str(run.path), *ways.options]
+        seconds = yield Step(what, arguments, run.path, continued, place, "train")
+    remove(run.checkpoints)  # of the finished training: the model is beside them
+    return seconds
+
+
+def _candidates(study: Study, training: Training, writer: Training, split: str, ways: Ways) -> Steps:
+    """The process in which the model of another training writes candidates for this one, unless they are there."""
+    folder = RunFolder(study.made_folder(training, Made(writer.objective, split), ways.runs))
+    options, place = study.systems[training.objective].candidate_options(split), writer.folder(ways.runs)
+    file = place / f"candidates-{split}.json"
+    if folder.candidates.exists():
+        _raise_unless_written_with(options, file, folder.candidates)
+        return
+    write_whole(file, json.dumps(options))
+    run = str(writer.run_folder(ways.runs))
+    arguments = ["candidates", run, "--out", str(folder.path), *options, *ways.options]
+    yield Step(f"candidates of {writer.objective}", arguments, folder.path, False, place, f"candidates-{split}")
+
+
+def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
+    """Raise if texts were written with other options than those of the study."""
+    if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
+        raise UserError(
+            f"the texts in {texts.parent} were not written with {' '.join(options)}, as the study says now. Delete "
+            f"{texts}: they are written again then."
+        )
 
 
 def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFolder) -> None:
@@ -351,15 +405,21 @@ def _may_start(
     return True
 
 
-def _start(step: Step, place: Path) -> Process | None:
-    """Start a step; None if a process of a killed study is still at it."""
-    if step.folder.is_dir():
+def _start(step: Step, own: Path) -> tuple[Process, ExitStack] | None:
+    """Start a step, and lock its place if it is not the job's own.
+
+    None if another loop has that place, or if a process of a killed study is still at it.
+    """
+    with ExitStack() as stack:
         try:
-            with lock_folder(step.folder, wait=False):
-                pass
+            if step.place != own:
+                stack.enter_context(lock_folder(step.place, wait=False))
+            if step.folder.is_dir():
+                with lock_folder(step.folder, wait=False):
+                    pass
         except BlockingIOError:
             return None
-    return Process(step.arguments, place / f"{step.what}.log")
+        return Process(step.arguments, step.log_file), stack.pop_all()
 
 
 def _record_failure(study: Study, training: Training, folder: ResultFolder, why: str) -> None:
@@ -406,7 +466,7 @@ def _stop(jobs: Sequence[Job]) -> None:
             time.sleep(POLL)
         if job.process.poll() is None:
             job.process.kill()
-        job.lock.close()
+        job.free()
 
 
 @contextmanager

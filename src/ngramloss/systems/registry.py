@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.plugins import Registry
-from ngramloss.recipe import LAST, Generation, Model, Recipe, Train, load
+from ngramloss.recipe import LAST, TASKS, Generation, Model, Recipe, Train, load
 from ngramloss.settings import Setting
 from ngramloss.storage.run_folder import RunFolder
 
@@ -40,6 +40,10 @@ class System:
         takes_objective: whether it trains on the recipe's objective; otherwise it has one of its own.
         search: the settings of ``generation`` that its search reads, which ``generate --set`` may change; empty: it has
             no search.
+        first: what ``reproduce`` makes before it: setting → its value, with {ROW} for the run of another system or
+            objective, and {ROW:SPLIT} for candidates that this run writes; ``system.OPTION`` is one of its options.
+        beyond_cnndm: settings of its first recipe on other data than CNN/DailyMail, as published for XSum.
+        task: the only task that it is for; empty: any.
     """
 
     about: str
@@ -52,6 +56,9 @@ class System:
     settable: tuple[str, ...] = ()
     takes_objective: bool = False
     search: tuple[str, ...] = ()
+    first: Mapping[str, str] = field(default_factory=dict)
+    beyond_cnndm: tuple[str, ...] = ()
+    task: str = ""
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -85,6 +92,8 @@ _BUILTIN = {
         after="ngramloss rerank apply {run} CANDIDATES --out DIR",
         bests={"gain": True, "loss": False},
         settable=_WHICH_DATA,
+        first={"data.candidates": "train={ce:train},validation={ce:validation}"},
+        beyond_cnndm=("data.max_target=80",),
     ),
     "bertsum_ext": System(
         "BertSumExt (Liu and Lapata 2019): takes sentences of the document that an encoder marks",
@@ -102,6 +111,7 @@ _BUILTIN = {
         },
         not_used=("prompt", "instruction", "prefix", "candidates"),
         bests={"loss": False, "gain": True},
+        task=TASKS[0],
     ),
     "pointer_generator": System(
         "Pointer-generator with coverage (See et al. 2017): an LSTM that writes words and copies unknown ones",
@@ -127,6 +137,23 @@ _BUILTIN = {
         "BertSumAbs, and with the encoder of a bertsum_ext run BertSumExtAbs (Liu and Lapata 2019): an encoder, a new "
         "decoder and two learning rates; any objective",
         ("bertsum-abs", "bertsum-abs-demo"),
+        first={"model.encoder": "{bertsum_ext}/model"},
+        beyond_cnndm=(
+            "data.max_target=100",
+            "generation.min_length=20",
+            "generation.max_length=100",
+            "generation.length_penalty=0.9",
+        ),
+    ),
+    "fes": System(
+        "FES (Chen et al. 2022), its margin alone: the term margin, which reads a language model of the targets; the "
+        "questions and the coverage of entities are left out, because the graphs that they read were not released",
+        ("fes", "fes-demo"),
+        first={"data.language_model": "{lm}"},
+    ),
+    "prophetnet": System(
+        "ProphetNet (Qi et al. 2020): a ProphetNet with the term future, trained on all of its streams",
+        ("prophetnet", "prophetnet-demo"),
     ),
 }
 
@@ -206,6 +233,10 @@ def check_recipe(settings: Recipe) -> Written:
         for key in system.entry.not_used
         if getattr(settings.data, key)
     ]
+    if settings.data.language_model:
+        mistakes.append(f"data.language_model: is not read by {name}. Leave it out.")
+    if settings.model.tokenizer:
+        mistakes.append(f"model.tokenizer: is not read by {name}. Leave it out.")
     if settings.model.encoder:
         mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
     if settings.model.lora != Model().lora:

@@ -192,6 +192,17 @@ _BUILTIN = {
             "released": "As eaft, but with the entropy of the 20 most probable tokens. Only from logits.",
         },
     ),
+    "margin": Objective(
+        f"{_FORMULAS}.tokens.margin:margin", least_n=None, per="token", by_position=True, needs=("lm_logp",),
+        options={"power": Setting(5, least=1, most=MOST_N, help="exponent of the margin, which keeps its sign")},
+        about={"": "FES: penalty for tokens that a language model of the targets finds as likely. Reads one."},
+    ),
+    "future": Objective(
+        f"{_FORMULAS}.tokens.future:future", least_n=None, per="token", by_position=True, needs=("future_logp",),
+        options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
+        option_needs={"smoothing": "future_mean_logp"},
+        about={"": "ProphetNet: cross-entropy of the streams that look further ahead. Only for a ProphetNet."},
+    ),
     "rank": Objective(
         f"{_FORMULAS}.candidates.rank:rank", least_n=None, reads="candidates",
         options={

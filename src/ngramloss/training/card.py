@@ -12,9 +12,10 @@ from ngramloss import recipe
 from ngramloss.data.origins import canonical
 from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
+from ngramloss.terms.parser import parse
 from ngramloss.training import checkpoints
 from ngramloss.training.best import best_of
-from ngramloss.training.prepared import Prepared, PreparedCandidates
+from ngramloss.training.prepared import Prepared, PreparedCandidates, PreparedLanguageModel
 from ngramloss.version import __version__, installed
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex", "pysbd")
@@ -25,6 +26,11 @@ ALWAYS = (
     "Sources of similar length share an optimiser step if `train.group_by_length` is on; the paper does not say how it "
     "builds batches.",
     "Denominators are counted over the whole optimiser step; the authors' code averages the means of micro-batches.",
+)
+
+FES = (
+    "Of FES, which `margin` is from, only this term is here. Its questions and answers and its coverage of entities "
+    "are left out: the preprocessed graphs that they read were not released."
 )
 
 
@@ -70,6 +76,7 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
             )
         ),
         *_candidates(prepared.candidates),
+        *_language_model(prepared.language_model),
         "",
         "## Deviations from the paper",
         "",
@@ -107,6 +114,17 @@ def _candidates(compared: PreparedCandidates | None) -> list[str]:
     ]
 
 
+def _language_model(asked: PreparedLanguageModel | None) -> list[str]:
+    """Which language model the objective reads."""
+    if asked is None:
+        return []
+    return [
+        "",
+        f"The objective reads what the language model {as_code(asked.name)} says of the targets, fingerprint "
+        f"`{asked.fingerprint}`. Its perplexity on the training targets is {asked.perplexity:.4g}.",
+    ]
+
+
 def _direction(settings: Recipe) -> str:
     languages = (settings.data.source_language, settings.data.target_language)
     return f" ({' → '.join(map(as_code, languages))})" if all(languages) else ""
@@ -120,6 +138,7 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         "task",
         "model",
         "data.candidates",
+        "data.language_model",
         "train.log_every",
         "train.keep",
         "train.report_to",
@@ -149,6 +168,8 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
             )
     if settings.task != paper.task:
         differences.insert(0, f"The task is {settings.task}; the paper's is {paper.task}.")
+    if any(term.name == "margin" for term in parse(settings.objective)):
+        differences.append(FES)
     if precision == "fp32":
         differences.append("Trained in fp32; the paper trains in mixed precision.")
     return [

@@ -31,10 +31,11 @@ def raise_unless_same(folder: Path, checkpoint: Path, prepared: Prepared) -> Non
 def _raise_unless_same_data(folder: Path, saved: Mapping[str, Any], prepared: Prepared) -> None:
     for name, fingerprint in prepared.fingerprints.items():
         if saved.get(name) != fingerprint:
-            what = name if name == "candidates" else f"{name} data"
+            what = {"candidates": "candidates have", "language_model": "language model has"}.get(name)
+            restored = "it" if name == "language_model" else "them"
             raise UserError(
-                f"the {what} have changed since {folder} was started (fingerprint {fingerprint}, not "
-                f"{saved.get(name)}). Restore them to continue, or start over with --fresh."
+                f"the {what or f'{name} data have'} changed since {folder} was started (fingerprint {fingerprint}, not "
+                f"{saved.get(name)}). Restore {restored} to continue, or start over with --fresh."
             )
 
 

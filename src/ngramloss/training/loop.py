@@ -26,6 +26,7 @@ from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
 from ngramloss.recipe import LAST, NOTHING_IMPROVES, Train
+from ngramloss.stats import BESIDE_LABELS
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
 from ngramloss.steps.joined import JoinedPadder
@@ -100,8 +101,9 @@ class Job(NamedTuple):
     Attributes:
         model: a Hugging Face encoder-decoder or decoder-only model, to which the objective is attached.
         tokenizer: saved with each checkpoint.
-        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``. For a decoder-only
-            model, ``input_ids`` are the prompt, and ``labels`` what follows it.
+        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``, or ``lm_logp``, a
+            number for each label. For a decoder-only model, ``input_ids`` are the prompt, and ``labels`` what follows
+            it.
         settings: how to train.
         objective: what to train on.
         validation: rows to validate on, if any.
@@ -454,11 +456,19 @@ def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False)
         (x.pad_token_id for x in (job.tokenizer, model.config) if getattr(x, "pad_token_id", None) is not None), None
     )
     multiple = MULTIPLE if here.device.type == "cuda" else 1
+    beside = [name for name in BESIDE_LABELS if name in attached_loss(model).needs]
     if _joined(model):  # padding follows the text, so any id will do
-        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=hasattr(model.config, "output_router_logits"))
+        routed = hasattr(model.config, "output_router_logits")
+        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=routed, beside=beside)
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
-    return Padder(int(pad), lambda labels: decoder_inputs(model, labels), multiple=multiple, always_mask=always_mask)
+    return Padder(
+        int(pad),
+        lambda labels: decoder_inputs(model, labels),
+        multiple=multiple,
+        always_mask=always_mask,
+        beside=beside,
+    )
 
 
 def _plan(

@@ -33,8 +33,10 @@ from ngramloss.terms.registry import OBJECTIVES
 from ngramloss.terms.term import plugin_sources
 from ngramloss.training.best import best_of
 from ngramloss.training.identity import raise_unless_same
+from ngramloss.training.language_model import NAME as LM_LOGP
+from ngramloss.training.language_model import load_language_model, prepare_numbers, terms_of_language_model
 from ngramloss.training.loop import precision_of
-from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedSplit
+from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedLanguageModel, PreparedSplit
 from ngramloss.training.processes import Processes
 from ngramloss.training.validation import notes_on
 
@@ -136,18 +138,20 @@ def prepare(
     used = _overview(settings, splits, tokens, shape)
     recommend_ce(settings)
     compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
+    lm, beside = _ask_language_model(settings, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
     folders = {name: rows.folder for name, rows in tokens.items()}
     if compared is not None:
         folders["candidates"] = compared.tokens
     prepared = Prepared(
-        splits={name: _described(splits[name], rows) for name, rows in tokens.items()},
+        splits={name: _described(splits[name], rows, beside.get(name, {})) for name, rows in tokens.items()},
         used=tuple(used),
         candidates=compared,
+        language_model=lm,
         model_files=model_identity(settings.model, config),
         tokens={name: tokens_fingerprint(folder) for name, folder in folders.items()},
         plugins=plugin_sources(parse(settings.objective)),
         metrics=_metric_source(settings),
-        tokenizer=str(tokenizer_folder or settings.model.encoder or settings.model.name),
+        tokenizer=str(tokenizer_folder or settings.model.tokenizer or settings.model.encoder or settings.model.name),
         column=train.column,
         continued_from=newest,
         trust_remote_code=trust_remote_code,
@@ -205,9 +209,9 @@ def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, sha
     return {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
 
 
-def _described(split: Split, tokens: Tokens) -> PreparedSplit:
+def _described(split: Split, tokens: Tokens, beside: Mapping[str, Path]) -> PreparedSplit:
     skipped = tuple(str(bad) for bad in split.skipped)
-    return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve())
+    return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve(), beside)
 
 
 def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape) -> list[str]:
@@ -255,6 +259,20 @@ def _compare(
     )
 
 
+def _ask_language_model(
+    settings: Recipe, tokens: Mapping[str, Tokens], tokenizer: Any, here: Processes, *, trust_remote_code: bool
+) -> tuple[PreparedLanguageModel | None, dict[str, dict[str, Path]]]:
+    """The language model, if a term reads one, and the numbers beside the labels of each split."""
+    if not terms_of_language_model(settings):
+        return None, {}
+    name = settings.data.language_model
+    lm = load_language_model(name, tokenizer, here.device, trust_remote_code=trust_remote_code)
+    files, perplexity = prepare_numbers(lm, tokens)
+    logger.info(f"the language model {name} has a perplexity of {perplexity:.4g} on the training targets.")
+    described = PreparedLanguageModel(name, lm.fingerprint, perplexity)
+    return described, {split: {LM_LOGP: file.resolve()} for split, file in files.items()}
+
+
 def _metric_of_candidates(about: Mapping[str, Any]) -> str:
     """The scores that the gains are, if the file that ``ngramloss candidates`` writes beside candidates says it."""
     metric = about.get("metric")
@@ -268,7 +286,7 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 def model_identity(model: Model, config: Any) -> dict[str, str]:
     """Hashes of the files that model and tokenizer are loaded from; of a model on the hub, its commit."""
     if model.name == "scratch" and not model.encoder:
-        return {}
+        return model_files(Path(model.tokenizer)) if model.tokenizer else {}
     if files := model_files(Path(model.encoder or model.name)):
         return files
     return {"commit": str(config._commit_hash)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -26,6 +26,18 @@ class PreparedSplit:
     skipped: tuple[str, ...]
     fingerprint: str
     tokens: Path
+    beside: Mapping[str, Path] = field(default_factory=dict)
+    """Name → file of numbers beside the labels, such as ``lm_logp``."""
+
+
+@dataclass(frozen=True)
+class PreparedLanguageModel:
+    """The language model of the targets whose numbers are beside the labels."""
+
+    name: str
+    fingerprint: str
+    perplexity: float
+    """Of the training targets."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ class Prepared:
     used: tuple[str, ...]
     """What is used of the data, in sentences."""
     candidates: PreparedCandidates | None
+    language_model: PreparedLanguageModel | None
     model_files: Mapping[str, str]
     tokens: Mapping[str, str]
     """Split, or "candidates" → the fingerprint of its tokens."""
@@ -77,8 +90,9 @@ class Prepared:
     @property
     def fingerprints(self) -> dict[str, str]:
         """What the run is trained on → its fingerprint."""
-        compared = {} if self.candidates is None else {"candidates": self.candidates.fingerprint}
-        return {name: split.fingerprint for name, split in self.splits.items()} | compared
+        more = {name: getattr(self, name) for name in ("candidates", "language_model")}
+        given = {name: part.fingerprint for name, part in more.items() if part is not None}
+        return {name: split.fingerprint for name, split in self.splits.items()} | given
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from ngramloss.training import card, checkpoints, loop
 from ngramloss.training.best import best_of, loss_note, tie_note
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import IDENTITY
+from ngramloss.training.language_model import resolve_language_model
 from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.prepare import prepare_once, resolve_candidates
 from ngramloss.training.prepared import Prepared
@@ -64,7 +65,7 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run = RunFolder(folder)
-    settings = resolve_candidates(settings, run)
+    settings = resolve_language_model(resolve_candidates(settings, run), run)
     known = settings.model.name != "scratch" or bool(settings.model.encoder)
     if rank == 0 and known and not run.finished:  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
@@ -151,7 +152,7 @@ def _run(
 def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model with its first weights, and its tokenizer."""
     tokenizer, _ = loading.load_tokenizer(
-        dataclasses.replace(settings.model, name=prepared.tokenizer, encoder=""),
+        dataclasses.replace(settings.model, name=prepared.tokenizer, encoder="", tokenizer=""),
         lambda: (),
         "",
         trust_remote_code=trust_remote_code,
@@ -192,7 +193,10 @@ def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
 
 def _load_rows(prepared: Prepared) -> tuple[Any, Tokens | None]:
     """The training rows, with their candidates if there are any, and the validation rows."""
-    splits = {name: Tokens(_present(split.tokens)) for name, split in prepared.splits.items()}
+    splits = {
+        name: Tokens(_present(split.tokens), {beside: _present(file) for beside, file in split.beside.items()})
+        for name, split in prepared.splits.items()
+    }
     examples: Any = splits["train"]
     if prepared.candidates is not None:
         examples = WithCandidates(examples, CandidateTokens(_present(prepared.candidates.tokens)))

@@ -1,0 +1,161 @@
+"""a language model of the targets, and tokens → the log-probability of every label under it, computed once and cached.
+
+The language model is not trained further, so what it says of a label never changes. It runs when the data are prepared,
+and its numbers travel beside the labels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ngramloss.data.prompts import start_of_text
+from ngramloss.data.tokens import Tokens, same_ids, tokens_fingerprint
+from ngramloss.errors import UserError
+from ngramloss.generation.teacher_forced import joined_label_logp
+from ngramloss.models import loading
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import Model, Recipe
+from ngramloss.storage.checksums import cached_folder
+from ngramloss.storage.files import cache_folder, fingerprint
+from ngramloss.storage.run_folder import RunFolder, weight_files
+from ngramloss.terms.parser import parse
+
+NAME = "lm_logp"
+FORMAT = 1
+"""Part of the cache key: increased when the same language model gives other numbers."""
+CHUNK = 256
+"""Rows that are computed at a time, or fewer if they are long."""
+
+
+def terms_of_language_model(settings: Recipe) -> list[str]:
+    """The names of the terms that read a language model."""
+    return [name for term in parse(settings.objective) if NAME in term.needs for name in term.names]
+
+
+def resolve_language_model(settings: Recipe, run: RunFolder) -> Recipe:
+    """The recipe with the whole path of its language model. Raises if the objective needs one and none is named."""
+    named, terms = settings.data.language_model, terms_of_language_model(settings)
+    if terms and not named:
+        raise UserError(
+            f"{terms[0]} reads a language model of the targets alone, but data.language_model is empty. Train one, "
+            "such as with ngramloss train lm, and name its run: --set data.language_model=FOLDER."
+        )
+    if not named:
+        return settings
+    if not terms:
+        logger.info(f"data.language_model is not used: no term of {settings.objective!r} reads one.")
+    path = Path(named).expanduser()
+    if not path.exists():  # a model on the hub
+        return settings
+    path = RunFolder(path).model if RunFolder(path).recipe.is_file() else path
+    if path.resolve().is_relative_to(run.path.resolve()):
+        raise UserError(
+            f"data.language_model is in the run's own folder {run.path}, where --fresh would delete it. Choose "
+            "another --run."
+        )
+    return dataclasses.replace(settings, data=dataclasses.replace(settings.data, language_model=str(path.resolve())))
+
+
+class LanguageModel(NamedTuple):
+    """A decoder-only model that has not read any source."""
+
+    name: str
+    model: Any
+    start: list[int]
+    """The ids that it begins with."""
+    pad: int
+    fingerprint: str
+    """Of its configuration and weights."""
+
+
+def load_language_model(name: str, tokenizer: Any, device: torch.device, *, trust_remote_code: bool) -> LanguageModel:
+    """Load a language model for the labels of a tokenizer. Raises unless both have the same tokens.
+
+    Args:
+        name: a folder or hub id.
+        tokenizer: of the model that is trained.
+        device: where it runs.
+        trust_remote_code: whether code that comes with it may run.
+    """
+    named = Model(name=name)
+    config = loading.load_config(named, trust_remote_code=trust_remote_code)
+    if not loading.is_causal(config):
+        raise UserError(
+            f"data.language_model: {name} is an encoder-decoder, and a language model of the targets is decoder-only: "
+            "it reads no source. Train one with ngramloss train lm."
+        )
+    own, _ = loading.load_tokenizer(named, list, "", trust_remote_code=trust_remote_code)
+    if not same_ids(own, tokenizer):
+        raise UserError(
+            f"data.language_model: {name} has another tokenizer than the model, so it would be asked about other "
+            "words. Train one with the tokenizer of the model: ngramloss train lm --set model.tokenizer=MODEL. If both "
+            "are from scratch, their data and their model.vocabulary must be the same."
+        )
+    model = loading.load(named, own, trust_remote_code=trust_remote_code).to(device).eval()
+    files = [*weight_files(Path(name)), *Path(name).glob("config.json")]
+    mark = fingerprint(files) if files else str(config._commit_hash)
+    return LanguageModel(name, model, start_of_text(own), int(own.pad_token_id), mark)
+
+
+def prepare_numbers(
+    lm: LanguageModel, tokens: Mapping[str, Tokens], *, cache: Path | None = None
+) -> tuple[dict[str, Path], float]:
+    """The file of numbers of each split, one for each label, and the perplexity of the training split.
+
+    Numbers of the same tokens and the same language model are read from the cache.
+
+    Args:
+        lm: the language model.
+        tokens: split → its tokens.
+        cache: folder for prepared data, :func:`cache_folder` by default.
+    """
+    files = {}
+    for split, rows in tokens.items():
+        if rows.has_turns:
+            raise UserError(
+                "a language model of the targets reads one text after the start token, and these rows have several "
+                "turns. Leave out margin, or use columns prompt and completion."
+            )
+        what = [FORMAT, tokens_fingerprint(rows.folder), lm.fingerprint, lm.start]
+        key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+        folder = (cache or cache_folder()) / "language_models" / key
+        fill = partial(_write_numbers, lm, rows)
+        files[split] = cached_folder(folder, fill, what="cache of a language model") / f"{NAME}.npy"
+    numbers = np.load(files["train"])
+    mean = float(numbers[numbers != 0].mean(dtype=np.float64))  # without start tokens
+    return files, math.exp(min(-mean, 700.0))
+
+
+def _write_numbers(lm: LanguageModel, rows: Tokens, folder: Path) -> None:
+    """Write the numbers of a split into a folder: those of all labels, one row after the other."""
+    lengths = rows.target_lengths
+    ends = np.cumsum(lengths)
+    numbers = np.zeros(int(lengths.sum()), np.float32)
+    order = np.argsort(lengths, kind="stable")[::-1]  # rows of one length need the least padding
+    with Progress("language model", total=len(order), unit="examples") as progress:
+        for first in range(0, len(order), CHUNK):
+            chunk = order[first : first + CHUNK].tolist()
+            labels = [rows[row]["labels"].tolist() for row in chunk]
+            for row, own in zip(chunk, label_logp(lm, labels), strict=True):
+                numbers[ends[row] - lengths[row] : ends[row]] = own
+            progress.update(len(chunk))
+    np.save(folder / f"{NAME}.npy", numbers)
+
+
+def label_logp(lm: LanguageModel, labels: list[list[int]]) -> list[list[float]]:
+    """The log-probability of every label of each text. A start token at its beginning is not predicted: it has 0."""
+    begins = [len(lm.start) if ids[: len(lm.start)] == lm.start else 0 for ids in labels]
+    rows = [{"input_ids": lm.start, "labels": ids[skipped:]} for ids, skipped in zip(labels, begins, strict=True)]
+    found = joined_label_logp(lm.model, rows, pad=lm.pad)
+    return [[0.0] * skipped + own for skipped, own in zip(begins, found, strict=True)]
