@@ -172,9 +172,19 @@ def run(options: argparse.Namespace) -> int:
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
         searches = [setting for setting in settings(options) if setting.startswith("generation.")]
-        if asked != Options() or searches or options.preset:
+        if not system.entry.searches and (asked != Options() or searches or options.preset):
             raise UserError(
                 f"{work.model} is a run of {system.name}, which has no search of its own: leave options of a search "
+                "out."
+            )
+        if asked != Options():
+            raise UserError(
+                f"{work.model} is a run of {system.name}, which writes the best text of each document: leave samples, "
+                "groups and several texts out."
+            )
+        if work.system and not system.entry.options_in_generate:
+            raise UserError(
+                f"{work.model} is a run of {system.name}, which keeps the options of its training: leave --set system "
                 "out."
             )
         keys = [setting.partition("=")[0].strip() for setting in settings(options)]

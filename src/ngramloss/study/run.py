@@ -176,8 +176,10 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
         if data.base.model.name != "scratch" or data.base.model.encoder:
             from ngramloss.models.encoders import load_encoder_config
             from ngramloss.models.loading import load_config
+            from ngramloss.systems.registry import read_system
 
-            check = load_encoder_config if data.base.system else load_config
+            reads_only = data.base.system and not read_system(data.base.system).entry.takes_objective
+            check = load_encoder_config if reads_only else load_config
             check(data.base.model, trust_remote_code="--trust-remote-code" in ways.options)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
+from ngramloss.loss import JointLoss
 from ngramloss.recipe import Train
 from ngramloss.steps.padding import Batch, Pad
 from ngramloss.steps.plan import Plan
@@ -56,6 +57,7 @@ class Task(NamedTuple):
         validate: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
         identity: what the training may only be continued with.
         used: what is used of the data, in sentences.
+        objective: the joint loss that ``loss`` computes, if it does; the loop tells it the progress.
     """
 
     model: Any
@@ -67,6 +69,7 @@ class Task(NamedTuple):
     validate: Callable[[], dict[str, float]] | None
     identity: Mapping[str, Any]
     used: Sequence[str] = ()
+    objective: JointLoss | None = None
 
 
 class Job(NamedTuple):
@@ -114,6 +117,8 @@ def run(job: Job, here: Processes) -> State:
             rate, _ = learning_rates(settings, state.updates, warmups, steps.total)
             for group in optimiser.param_groups:
                 group["lr"] = rate
+            if task.objective is not None:
+                task.objective.progress = state.step / steps.total
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
             norm = runner.clip(settings.clip)  # []
             optimiser.step()

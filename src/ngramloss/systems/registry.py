@@ -37,6 +37,8 @@ class System:
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
         settable: what ``generate --set`` may change; empty: every setting of ``data``, and the task.
         takes_objective: whether it trains on the recipe's objective; otherwise it has one of its own.
+        searches: whether ``generate`` searches for its texts, with the settings in ``generation``.
+        options_in_generate: whether ``generate --set system=…`` may give other options than its training had.
     """
 
     about: str
@@ -48,6 +50,8 @@ class System:
     bests: Mapping[str, bool] = field(default_factory=dict)
     settable: tuple[str, ...] = ()
     takes_objective: bool = False
+    searches: bool = False
+    options_in_generate: bool = False
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -100,6 +104,23 @@ _BUILTIN = {
         "BertSumAbs, and with the encoder of a bertsum_ext run BertSumExtAbs (Liu and Lapata 2019): an encoder, a new "
         "decoder and two learning rates; any objective",
         ("bertsum-abs", "bertsum-abs-demo"),
+    ),
+    "gsum": System(
+        "GSum (Dou et al. 2021): a BART that reads a guidance beside the document, such as sentences of it; any "
+        "objective",
+        ("gsum", "gsum-demo"),
+        "ngramloss.systems.gsum",
+        options={
+            "guidance": Setting("guidance", help="the column with the guidance, or oracle, which makes it in training"),
+            "extractor": Setting("", help="a run of bertsum_ext, whose summaries are the guidance in generate"),
+            "sentences": Setting(3, least=1, most=1000, help="most sentences that the oracle takes"),
+        },
+        after="ngramloss generate {run} --set 'system=\"gsum(extractor=EXTRACTOR)\"', with a run of bertsum_ext",
+        not_used=("prompt", "instruction", "prefix", "candidates"),
+        bests={"loss": False},
+        takes_objective=True,
+        searches=True,
+        options_in_generate=True,
     ),
 }
 
@@ -180,9 +201,9 @@ def check_recipe(settings: Recipe) -> Written:
         if getattr(settings.data, key)
     ]
     if settings.model.encoder:
-        mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
+        mistakes.append(f"model.encoder: is not a setting of {name}. Give its model as model.name.")
     if settings.model.lora != Model().lora:
-        mistakes.append(f"model.lora: is not a setting of {name}, which trains the whole encoder.")
+        mistakes.append(f"model.lora: is not a setting of {name}, which trains all of its weights.")
     if settings.objective != "ce" and not system.entry.takes_objective:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
     if settings.train.best not in (*system.entry.bests, LAST):

@@ -130,10 +130,11 @@ def _card(settings: Recipe, system: Written, used: Sequence[str], why: str) -> s
     lines = [
         f"# {in_markdown(settings.slug)}",
         "",
-        f"{in_markdown(system.entry.about)}. Encoder: {as_code(settings.model.name)}{why}.",
+        f"{in_markdown(system.entry.about)}. Model: {as_code(settings.model.name)}{why}.",
         "",
         *(f"* {in_markdown(sentence)}" for sentence in used),
-        *(f"* {name} = {as_code(str(value))}" for name, value in system.options.items()),
+        *([f"* objective = {as_code(settings.objective)}"] if system.entry.takes_objective else []),
+        *(f"* {name} = {as_code(str(value))}" for name, value in system.options.items() if value != ""),
         *(
             f"* {name} = {as_code(str(train_settings[name]))}"
             for name in ("batch_size", "accumulate", "learning_rate", "schedule", "warmup_steps", "seed")
