@@ -393,7 +393,7 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
     with pytest.raises(
         FileNotFoundError,
         match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
-        r"bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'xsum'\?",
+        r"bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, gsum, gsum-demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'xsum'\?",
     ):
         recipe.load(path)
 
@@ -401,12 +401,12 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
 def test_an_unknown_recipe_is_told_with_the_nearest():
     with pytest.raises(
         FileNotFoundError,
-        match=r"no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'\?",
+        match=r"no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, gsum, gsum-demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'\?",
     ):
         recipe.load("demmo")
     with pytest.raises(
         FileNotFoundError,
-        match=r"one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum\.$",
+        match=r"one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, gsum, gsum-demo, newswire, sft, sft-lora, simcls, simcls-demo, translation, xsum\.$",
     ):
         recipe.load("qqqq.toml")
 

@@ -116,7 +116,7 @@ def read_column(split: Split, data: Data, task: str, column: str) -> list[str]:
         found = load(
             data.name,
             "train" if is_part else split.split,
-            **{**columns_of(data, task), "target": column},
+            **{**columns_of(data, task), "source": split.column, "target": column},
             on_bad_row="skip",
             limit=0 if is_part or split.skipped else len(split.examples),
         )
