@@ -248,6 +248,21 @@ def test_a_term_may_have_a_schedule_and_validation_measures_the_end(here):
     assert task.objective.progress == 0.75
 
 
+def test_the_loop_tells_the_objective_how_far_it_is(here, tmp_path):
+    scheduled = [
+        "--set",
+        "objective=ce + matches(2)@from(0.5)",
+        "--set",
+        "train.eval_every=0",
+        "--set",
+        "train.best=last",
+    ]
+    assert cli.main(["train", "tiny.toml", "--run", str(tmp_path / "run"), *scheduled]) == 0
+    lines = rows_of(tmp_path / "run" / "log.jsonl")
+    weighted = {line["step"]: value for line in lines for name, value in line.items() if name.startswith("matches(2)")}
+    assert [step for step in sorted(weighted) if weighted[step] > 0] == [4, 5, 6]
+
+
 def test_validation_is_the_objective_over_all_rows_at_once(here):
     task = task_of(here)
     task.model.eval()
@@ -375,7 +390,7 @@ def test_the_oracle_never_guides_unless_it_is_named(by_oracle, here, tmp_path, c
     assert "made with other settings (guidance." in capsys.readouterr().err
 
 
-def test_an_extractor_guides_with_what_it_takes(by_oracle, extractor, here, tmp_path, monkeypatch):
+def test_an_extractor_guides_with_what_it_takes(by_oracle, extractor, here, tmp_path, monkeypatch, capsys):
     seen = []
 
     def spy(ids, count, pad, whole=gsum.pad_guidance):
@@ -384,6 +399,7 @@ def test_an_extractor_guides_with_what_it_takes(by_oracle, extractor, here, tmp_
 
     monkeypatch.setattr(gsum, "pad_guidance", spy)
     assert generate(here, "oracle", tmp_path / "texts", "--set", "system=gsum(extractor=ext)")[0] == 0
+    assert "5 of 5 documents are longer than the 96 tokens that ext reads" in capsys.readouterr().err
     code, taken = generate(here, "ext", tmp_path / "taken")
     assert code == 0
     tokenizer = ng.models.loading.load_tokenizer(recipe.Model(name="oracle/model"), lambda: (), "")[0]

@@ -92,7 +92,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting in generation.* or data.*, or task"
+        help="change a setting in generation.* or data.*, or task; for a run of gsum also system"
         + ("" if model == "MODEL" else ", or an option of the metric")
         + "; repeatable",
     )

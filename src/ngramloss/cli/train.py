@@ -17,9 +17,9 @@ Train a model with the settings of a recipe. To continue a stopped run, run the 
 
 RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
 (the paper's settings), brio-cnndm or brio-xsum (training on candidates), translation (a small model from scratch), sft
-or sft-lora (a decoder-only model, or adapters of it), simcls, bertsum-ext or bertsum-abs (other systems; with -demo,
-small ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo), or a TOML file of your own. Your file may begin with
-base = "xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
+or sft-lora (a decoder-only model, or adapters of it), simcls, bertsum-ext, bertsum-abs or gsum (other systems; with
+-demo, small ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo, gsum-demo), or a TOML file of your own. Your file
+may begin with base = "xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:

@@ -25,7 +25,7 @@ from ngramloss.storage.files import FULL, cache_folder, read_object
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 GUIDED = "guided_bart"
 """The type of a BART that reads a guidance, :mod:`ngramloss.models.guided_bart`. It is not ``bart``: everything else
-that loads a BART would leave the guidance out without a word."""
+that loads a BART would leave the guidance out silently."""
 WEIGHTS = (".safetensors", ".bin")
 """What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
 

@@ -318,8 +318,7 @@ def generate(work: Job, folder: Path) -> Path:
     asked = read_system(work.system) if work.system else own
     if asked.name != NAME:
         raise UserError(f"system: {work.model} is a run of {NAME}, not of {asked.name}.")
-    by_name = bool(work.system)
-    if asked.options["guidance"] == ORACLE and not asked.options["extractor"] and not by_name:
+    if asked.options["guidance"] == ORACLE and not asked.options["extractor"] and not work.system:
         raise UserError(
             f"{work.model} was trained with the guidance of the oracle, which reads the references. Say what guides it "
             f"now: --set 'system=\"{NAME}(extractor=RUN)\"' with a run of bertsum_ext, --set 'system=\"{NAME}("
@@ -354,6 +353,11 @@ def _guidance(work: Job, split: Split, options: Mapping[str, Any]) -> Guidance:
         taken = load_extraction(run, trust_remote_code=work.trust_remote_code)
         logger.info(f"the guidance is what {run} takes of each document.")
         texts = [" ".join(text.split("\n")) for text in taken.write(split.examples)]
+        if lost := sum(taken.lost):
+            logger.info(
+                f"{lost:,} of {len(taken.lost):,} documents are longer than the {taken.facts['max_source']} tokens that "
+                f"{run} reads; it took none of their last sentences."
+            )
         guidance = Guidance(texts, {"extractor": run, **taken.facts}, run)
     else:
         guidance = make_guidance(split, work.data, work.task, options)
