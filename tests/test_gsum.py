@@ -7,16 +7,18 @@ import shutil
 from collections import Counter
 
 import pytest
+import tiny_tokenizers
 import torch
 from commands import assert_equal_runs, finished
 from tiny_encoders import MODEL, STEPS
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
 
 import ngramloss as ng
 from ngramloss import cli, recipe
 from ngramloss.data import Example, load, newswire
 from ngramloss.errors import UserError
 from ngramloss.metrics.oracle import greedy_oracle
+from ngramloss.models.guided_bart import GuidedBart
 from ngramloss.recipe import Data
 from ngramloss.steps.padding import Padder
 from ngramloss.systems import gsum
@@ -298,6 +300,42 @@ def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(short) == 2
     assert "has changed since: guidance (train)" in capsys.readouterr().err
+
+
+def test_any_bart_is_a_beginning(here, tmp_path):
+    """A saved BART with its tokenizer, in which a word after a space has pieces of its own; a run's folder is complete."""
+    tokenizer = tiny_tokenizers.bart_like()
+    config = BartConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_position_embeddings=128,
+        forced_bos_token_id=0,
+    )
+    torch.manual_seed(0)
+    plain = BartForConditionalGeneration(config)
+    plain.save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    settings = [
+        "--set",
+        f"model.name={tmp_path / 'bart'}",
+        "--set",
+        "train.max_steps=1",
+        "--set",
+        "train.learning_rate=0",
+    ]
+    assert cli.main(["train", "tiny.toml", "--run", str(tmp_path / "run"), *settings]) == 0
+    made = GuidedBart.from_pretrained(tmp_path / "run" / "model")
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(made.state_dict()[name], weight)
+    text = "The cat sat on the mat."
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model")(text) == tokenizer(text)
+    assert generate(here, str(tmp_path / "run"), tmp_path / "texts")[0] == 0
 
 
 def test_a_trained_model_is_trained_further(undisturbed, here, tmp_path):

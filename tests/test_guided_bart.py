@@ -9,9 +9,11 @@ from transformers import AutoConfig, BartConfig, BartForConditionalGeneration
 
 import ngramloss as ng
 from ngramloss.errors import UserError
+from ngramloss.generation.engines import hf
+from ngramloss.generation.search import Options
 from ngramloss.models import loading
 from ngramloss.models.guided_bart import GuidedBart, guided, load_guided
-from ngramloss.recipe import Model
+from ngramloss.recipe import Generation, Model
 
 
 def bart(seed=0, **changes):
@@ -205,6 +207,23 @@ def test_a_batch_is_written_as_its_documents_one_by_one(search):
             assert ours[: len(theirs)].tolist() == theirs.tolist()
             assert (ours[len(theirs) :] == 1).all()
     assert len({tuple(text.tolist()) for text in written}) > 1
+
+
+@pytest.mark.parametrize("options", [Options(), Options(texts=2, sample=True, seed=3)], ids=["beams", "samples"])
+def test_the_engine_gives_each_source_its_own_guidance(options):
+    model, given = with_guidance(), batch()
+    search = hf.search_of(model, Generation(num_beams=2, max_length=9), options)
+    write = hf.load(model, search, precision="fp32")
+    documents = [ids[mask == 1].tolist() for ids, mask in zip(given["input_ids"], given["attention_mask"], strict=True)]
+    guidance = {name: value for name, value in given.items() if name.startswith("guidance")}
+    texts = write(documents, **guidance)
+    assert [len(group) for group in texts] == [options.texts] * 3
+    alone = [
+        write([documents[row]], **{name: value[row : row + 1] for name, value in guidance.items()})[0]
+        for row in range(3)
+    ]
+    assert texts == alone
+    assert write(documents, **{name: value.flip(0) for name, value in guidance.items()}) != texts
 
 
 @torch.no_grad()

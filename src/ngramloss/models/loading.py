@@ -179,8 +179,10 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
 
 def is_guided(name: str) -> bool:
     """Whether this is the folder of a BART that reads a guidance."""
-    config = Path(name) / "config.json"
-    return config.is_file() and read_object(config).get("model_type") == GUIDED
+    try:
+        return bool(read_object(Path(name) / "config.json").get("model_type") == GUIDED)
+    except (OSError, ValueError):  # there is none, or it is damaged, which is reported where it is loaded
+        return False
 
 
 def _rewrites_text(config: Any) -> bool:

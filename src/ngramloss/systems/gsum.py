@@ -355,8 +355,8 @@ def _guidance(work: Job, split: Split, options: Mapping[str, Any]) -> Guidance:
         texts = [" ".join(text.split("\n")) for text in taken.write(split.examples)]
         if lost := sum(taken.lost):
             logger.info(
-                f"{lost:,} of {len(taken.lost):,} documents are longer than the {taken.facts['max_source']} tokens that "
-                f"{run} reads; it took none of their last sentences."
+                f"{lost:,} of {len(taken.lost):,} documents are longer than the {taken.facts['max_source']} tokens "
+                f"that {run} reads; it took none of their last sentences."
             )
         guidance = Guidance(texts, {"extractor": run, **taken.facts}, run)
     else:
